@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from paramsync.publishing.job import Job, JobSettings
     from paramsync.publishing.publisher import Publisher
     from paramsync.publishing.schedule import PublishSchedule
+    from paramsync.rpc.tls import TlsFiles
+    from paramsync.store.retention import Retention
     from paramsync.store.store import Store
     from paramsync.version import Version
 
@@ -29,7 +31,9 @@ _MODULES = {
     "PublishSchedule": "publishing.schedule",
     "Publisher": "publishing.publisher",
     "Replica": "following.replica",
+    "Retention": "store.retention",
     "Store": "store.store",
+    "TlsFiles": "rpc.tls",
     "Version": "version",
 }
 __all__ = [
@@ -40,7 +44,9 @@ __all__ = [
     "PublishSchedule",
     "Publisher",
     "Replica",
+    "Retention",
     "Store",
+    "TlsFiles",
     "Version",
 ]
 

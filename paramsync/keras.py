@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from paramsync.errors import PublishError, SettingsError
 from paramsync.program.packages import with_tensorflow
-from paramsync.publishing.publisher import Publisher, PublishOptions, check_options
+from paramsync.publishing.options import PublishOptions, check_options
+from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 
 with with_tensorflow("paramsync.keras"):
@@ -38,12 +39,18 @@ class PublishCallback(keras.callbacks.Callback):
     published only where that says so, at the end of the fit too: the name of a metric that must not get worse, such as
     "val_loss", or a function of Keras' logs. The ends of epochs, where logs are whole, are then asked about as well.
 
-    What `inputs` are is for models that do not say it themselves, as `capture` has it; `keep`, `keep_for`,
-    `keep_every`, `durable`, `on_error`, `allow_nan`, `signing_key`, and `control_port`, where an operator is answered
-    during a fit, with `host`, `tls_cert`, `tls_key` and `tls_client_ca`, are as Publisher has them. With `averages`,
-    the moving averages of an optimizer that has `use_ema` are published in place of the variables that it trains, from
-    its first step on. A fit that is interrupted leaves the store locked until nothing refers to the callback any more,
-    it is used again, or the process ends.
+    A fit that is interrupted leaves the store locked until nothing refers to the callback any more, it is used again,
+    or the process ends.
+
+    Args:
+        store: The directory of the store.
+        every_steps: Publish after this many steps.
+        every_seconds: Publish after this many seconds; 1 if neither steps nor seconds are given.
+        inputs: The inputs of a model that does not know them itself; see `paramsync.graphs.capturing.capture`.
+        averages: Publish the moving averages of an optimizer with `use_ema`, from its first step on, in place of the
+            variables that it trains.
+        at_start: Whether to publish the start; by default only if the store has no version yet.
+        **options: See Publisher.
 
     Raises what Publisher does, when training begins, and SettingsError for `averages` of an optimizer that has none,
     and where Keras runs on another backend than TensorFlow.

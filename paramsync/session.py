@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from paramsync.errors import SettingsError
 from paramsync.program.packages import with_tensorflow
 from paramsync.publishing.metrics import Metrics
-from paramsync.publishing.publisher import Publisher, PublishOptions, check_options
+from paramsync.publishing.options import PublishOptions, check_options
+from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.version import Version
 

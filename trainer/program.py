@@ -25,6 +25,7 @@ from paramsync.publishing.write_behind import device_name
 from paramsync.rpc.access import Access
 from paramsync.rpc.tls import ServerTls
 from paramsync.store.commit import StoreWriter
+from paramsync.store.retention import Retention
 
 from . import job_source
 from .metrics import MetricsPort, TrainerMetrics
@@ -63,9 +64,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
         store = enter(
             StoreWriter(
                 settings.store,
-                keep=settings.keep,
-                keep_for=settings.keep_for,
-                keep_every=settings.keep_every,
+                keep=Retention(keep=settings.keep, keep_for=settings.keep_for, keep_every=settings.keep_every),
                 durable=settings.durable,
                 signing_key=key,
             )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import operator
-import sys
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -12,12 +10,13 @@ from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypedDict, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from paramsync.errors import ParamsyncError, PublishError, SettingsError, StoppedError, StructureError
+from paramsync.errors import ParamsyncError, PublishError, StoppedError, StructureError
 from paramsync.publishing.external_values import ExternalValues, Values
-from paramsync.publishing.metrics import Gate, Meter, Metrics, PublishIf
-from paramsync.publishing.schedule import Moment, PublishSchedule
+from paramsync.publishing.metrics import Gate, Meter, Metrics
+from paramsync.publishing.options import PublishOptions, check_options, read_tls
+from paramsync.publishing.schedule import Moment, PublishSchedule, step_number
 from paramsync.publishing.write_behind import (
     PublisherStatus,
     Snapshot,
@@ -25,11 +24,11 @@ from paramsync.publishing.write_behind import (
     WriteBehind,
     device_name,
     fetch,
+    trace_context,
 )
 from paramsync.rpc.addresses import HOST
 from paramsync.store.commit import StoreWriter
-from paramsync.store.retention import Retention
-from paramsync.version import NUMBERS, Version
+from paramsync.version import Version
 
 if TYPE_CHECKING:
     import keras
@@ -39,40 +38,8 @@ if TYPE_CHECKING:
     from paramsync.graphs.capturing import Capture
     from paramsync.publishing.control_port import ControlPort
     from paramsync.publishing.live_variables import Averages, LiveVariables
-    from paramsync.rpc.tls import TlsFiles
 
 _log = logging.getLogger("paramsync.trainer")
-OnError = Literal["log", "raise"]
-_TLS = ("tls_cert", "tls_key", "tls_client_ca")
-
-
-class PublishOptions(TypedDict, total=False):
-    """What Publisher takes, whatever it publishes."""
-
-    keep: int
-    keep_for: float | None
-    keep_every: float | None
-    durable: bool
-    on_error: OnError
-    allow_nan: bool
-    allow_ops: Collection[str]
-    publish_if: PublishIf | None
-    control_port: int | None
-    host: str
-    tls_cert: str | Path | None
-    tls_key: str | Path | None
-    tls_client_ca: str | Path | None
-    signing_key: str | Path | None
-
-
-def check_options(options: PublishOptions) -> None:
-    """Raises TypeError for others, and SettingsError for what can be seen to be wrong before there is a publisher."""
-    if others := options.keys() - PublishOptions.__annotations__.keys():
-        raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(others))}")
-    if (publish_if := options.get("publish_if")) is not None:
-        Gate(publish_if)
-    Retention(keep=options.get("keep", 5), keep_for=options.get("keep_for"), keep_every=options.get("keep_every"))
-    _port_tls(options.get("control_port"), *(options.get(name) for name in _TLS))
 
 
 @runtime_checkable
@@ -85,7 +52,7 @@ class ValueSource(Protocol):
     def pin(self, values: Any = None) -> dict[str, Any]:
         """The values of this step by their keys in a checkpoint, so that no later step changes them.
 
-        `values` is what the publisher's caller gave, or None. Raises StructureError where the structure has changed and
+        `values` is what the publisher's caller gave, or None. Raises StructureError if the structure has changed and
         cannot be published.
         """
 
@@ -98,48 +65,52 @@ class Publisher:
                 train_step()
                 publisher.publish_if_due(step)
 
-    Leaving the block without an error is the end of training: where the schedule has `at_end`, the step that was seen
-    last is published, with the values that the variables have then. Call `finish` to say another step. Without a
-    `schedule`, the loop calls `publish` when it wants to.
+    Leaving the block without an error is the end of training: if the schedule has `at_end`, the last step is published,
+    with the values that the variables have then. Call `finish` to name another step. Without a `schedule`, the loop
+    calls `publish` when it wants to.
 
     `publish_if_due`, `publish` and `finish` belong to the thread that trains: they pin the values of the step in
-    microseconds a variable, and one thread in the background writes them. Where publications come faster than they can
-    be written, the newest wins and the others count as skipped. `request`, `status` and `subscribe` may be called from
-    any thread.
+    microseconds a variable, and a thread in the background writes them. If publications come faster than they can be
+    written, the newest wins and the others count as skipped. `request`, `status` and `subscribe` may be called from any
+    thread.
 
-    A publication that fails in the background is logged and in the status, and training goes on; with
-    `on_error="raise"` it is raised once, as PublishError at the next call. Parameters that are NaN or infinite are such
-    a failure, NotFiniteError, and count as `refused`: the version before stays the latest, unless `allow_nan`. Metrics
-    may be tensors still being computed; one that is no number is left out with a warning. A step is a whole number,
-    also of another framework, or a variable that holds one; anything else is a SettingsError at the call. One lower
-    than the one before is published under a number that rises all the same, with one warning.
+    A publication that fails in the background is logged and in the status, and training goes on. Metrics may be tensors
+    that are still being computed; a metric that is no number is left out with a warning. A step is a whole number, also
+    of another framework, or a variable that holds one; anything else is a SettingsError at the call. A step lower than
+    the step before is published under a number that rises all the same, with one warning.
 
-    The first step seen is published where the store has no version yet, so that a training that begins anew does not
-    take the place of what was trained before (see PublishSchedule). With `publish_if`, what is due is published only
-    where that says so, the last step too: a metric's name, such as "val_loss", which must not get worse than that of
-    the newest version, or a function of the metrics. What it holds back, and what comes without metrics, stays due, and
-    is in the status. It is asked on the thread that trains, and waits for the metrics it looks at. `publish`, an
-    operator's request, and a start that the schedule says `at_start=True` of are not asked about.
+    The first step is published if the store has no version yet, so that a training that begins anew does not replace
+    what was trained before (see PublishSchedule).
 
-    With `control_port`, an operator is answered there while the publisher is open: `paramsync status`, and
-    `paramsync sync --fresh`, whose request is met at the next call of `publish_if_due`. 0 is any free port, `control`
-    says which; `host` is the address to listen on. With the files `tls_cert` and `tls_key` the port speaks TLS, with
-    `tls_client_ca` callers show a certificate that was signed so; the files are read again when they change. Without
-    `control_port` gRPC is not imported.
-
-    With `durable`, a version is on the disk when it is published, and survives the machine's end too; that costs what
-    the disk takes, in the background. With the file of a `signing_key`, as `paramsync keys new` makes it, versions are
-    signed, for inferencers that serve no others. The `keep` newest versions stay in the store; with `keep_for` older
-    ones stay for as many seconds, with `keep_every` of these one for each period of as many seconds. `store` is its
-    directory, or one open already, with its own `keep`, `keep_for`, `keep_every`, `durable` and `signing_key`.
-
-    What is published is a model, or the Capture of anything else that has variables: a function, several signatures,
-    a model that has to be told its inputs. `averages` gives the variable that is published in place of another, as
-    `tf.train.ExponentialMovingAverage.average` does. For values of other frameworks, see `of_graph`.
+    Args:
+        store: The directory of the store, or a StoreWriter that is open, with its own `keep`, `durable` and
+            `signing_key`.
+        source: A model, or the Capture of anything else that has variables: a function, several signatures, a model
+            whose inputs have to be named. For values of other frameworks see `of_graph`.
+        schedule: When a step is due.
+        averages: Gives the variable that is published in place of another, as
+            `tf.train.ExponentialMovingAverage.average` does.
+        keep: How many of the newest versions stay in the store, or a Retention, which keeps older versions by age.
+        durable: Whether a version is on the disk when it is published, so that it survives a crash of the machine.
+            The background thread waits for the disk.
+        signing_key: A file that `paramsync keys new` made: versions are signed, for inferencers that serve no others.
+        on_error: "log", or "raise": a publication that failed raises PublishError once, at the next call.
+        allow_nan: Whether to publish parameters that are NaN or infinite. Without it such a publication fails with
+            NotFiniteError and counts as `refused`: the version before stays the latest.
+        allow_ops: Ops that followers were told to allow beyond those that only compute.
+        publish_if: Publishes a step that is due only if the gate lets it through: the name of a metric, such as
+            "val_loss", that must not get worse than that of the newest version, or a function of the metrics, called on
+            the thread that trains. A step that the gate holds back, or that comes without metrics, stays due, and is in
+            the status. The gate is not asked about `publish`, an operator's request, and a start with `at_start=True`.
+        control_port: Where an operator is answered while the publisher is open: `paramsync status`, and `paramsync sync
+            --fresh`, whose request is met at the next call of `publish_if_due`. 0 is any free port; `control` has the
+            address. Without it gRPC is not imported.
+        host: The address that the control port listens on.
+        tls: The certificate that the control port shows; see TlsFiles.
 
     Raises, when made: SettingsError, StoreError (StoreLockedError for a second publisher), GraphError for a model that
-    cannot be captured, such as one not built yet, and UnsafeGraphError for one with ops that followers refuse, such as
-    a function in Python. Where followers were told to allow an op, `allow_ops` does so here.
+    cannot be captured, such as a model that is not built yet, and UnsafeGraphError for a model with ops that followers
+    refuse, such as a function in Python.
     """
 
     def __init__(
@@ -148,56 +119,37 @@ class Publisher:
         source: keras.Model | tf.Module | Capture | ValueSource,
         *,
         schedule: PublishSchedule | None = None,
-        keep: int = 5,
-        keep_for: float | None = None,
-        keep_every: float | None = None,
-        durable: bool = False,
-        on_error: OnError = "log",
         averages: Averages | None = None,
-        allow_nan: bool = False,
-        allow_ops: Collection[str] = (),
-        publish_if: PublishIf | None = None,
-        control_port: int | None = None,
-        host: str = HOST,
-        tls_cert: str | Path | None = None,
-        tls_key: str | Path | None = None,
-        tls_client_ca: str | Path | None = None,
-        signing_key: str | Path | None = None,
+        **options: Unpack[PublishOptions],
     ) -> None:
-        if on_error not in ("log", "raise"):
-            raise SettingsError(f'on_error: expected "log" or "raise", found {on_error!r}')
-        tls = _port_tls(control_port, tls_cert, tls_key, tls_client_ca)
+        check_options(options)
+        publish_if = options.get("publish_if")
         self._gate = None if publish_if is None else Gate(publish_if)
         self._is_live = not isinstance(source, ValueSource)
+        allow_ops = options.get("allow_ops", ())
         self._source = source if isinstance(source, ValueSource) else _live(source, averages, allow_ops)
         self._schedule = PublishSchedule() if schedule is None else schedule
-        self._raise = on_error == "raise"
+        self._raise = options.get("on_error") == "raise"
         self._since: Moment | None = None  # the last snapshot, or where the counting began
         self._seen: tuple[int, Metrics | None, Values | None] | None = None  # the arguments of the last call
-        self._told: str | None = None  # the last failure that was raised
+        self._raised: str | None = None  # the last failure that was raised
         self._warned = False  # of steps that fall back
         self._lock = threading.Lock()  # guards the next two
         self._requests: list[Future[Version]] = []
         self._accepting = True
         self.meter = Meter()
         path = store.path if isinstance(store, StoreWriter) else Path(store)
-        self._control = None if control_port is None else _listening(host, control_port, path, tls)
+        self._control = _control_port(path, options)
         try:
-            key = None if signing_key is None else Path(signing_key)
-            self._store = (
-                store
-                if isinstance(store, StoreWriter)
-                else StoreWriter(
-                    path, keep=keep, keep_for=keep_for, keep_every=keep_every, durable=durable, signing_key=key
-                )
-            )
+            self._store = store if isinstance(store, StoreWriter) else _store_writer(path, options)
         except BaseException:
-            self._hang_up()
+            self._close_control()
             raise
-        self._empty, self._before = _found(self._store)  # at the start; and the metrics of its latest version
+        self._empty, self._before = _latest(self._store)  # at the start; and the metrics of its latest version
         self._begun: int | None = None  # the step that stands for that version
         self._pinned: Metrics = self._before  # of the last publication, whether or not it is written
-        self._behind: WriteBehind[Snapshot] = WriteBehind(SnapshotWriter(self._store, finite=not allow_nan).write)
+        write = SnapshotWriter(self._store, finite=not options.get("allow_nan", False)).write
+        self._behind: WriteBehind[Snapshot] = WriteBehind(write)
         self._behind.start()
         if self._control is not None:
             self._answer(self._control)
@@ -280,7 +232,7 @@ class Publisher:
         try:
             return future.result()
         except PublishError:
-            self._told = self._behind.take_error()  # it surfaces here
+            self._raised = self._behind.take_error()  # it surfaces here
             raise
 
     def finish(self, step: int, metrics: Metrics | None = None, *, values: Values | None = None) -> Version | None:
@@ -372,7 +324,7 @@ class Publisher:
             metrics=dict(metrics or {}),
             graph=self._source.content,
             problem=problem,
-            context=_trace_context(),
+            context=trace_context(),
         )
         self._behind.put(snapshot, *requests, *waiting)
         self.meter.step = step
@@ -390,11 +342,11 @@ class Publisher:
         due = self._schedule.due_at_end(step, published=committed.step if committed else self._begun) or (
             self._schedule.at_end and committed is not None and self._has_changed(committed)
         )
-        told = self._told if self._since is not None and self._since.step == step else None
+        raised = self._raised if self._since is not None and self._since.step == step else None
         if self._requests or (due and not self._is_held_back(step, metrics)):
             self._publish(step, time.monotonic(), metrics, values)
         self._behind.flush(None)
-        self._surface(told)
+        self._surface(raised)
         return self.status().published
 
     def _has_changed(self, published: Version) -> bool:
@@ -424,10 +376,10 @@ class Publisher:
                 self._since.step,
             )
 
-    def _surface(self, told: str | None = None) -> None:
-        """Raise the error of an earlier publication, unless the caller was `told` of it."""
-        if self._raise and (error := self._behind.take_error()) not in (None, told):
-            self._told = error
+    def _surface(self, raised: str | None = None) -> None:
+        """Raise the error of an earlier publication, unless it was `raised` already."""
+        if self._raise and (error := self._behind.take_error()) not in (None, raised):
+            self._raised = error
             raise PublishError(f"an earlier publication failed: {error}")
 
     def _release(self, *, finished: bool = True) -> None:
@@ -439,73 +391,47 @@ class Publisher:
                 future.set_exception(StoppedError())
         self._behind.close()
         self._store.close(finished=finished)
-        self._hang_up()
+        self._close_control()
 
     def _answer(self, control: ControlPort) -> None:
         """Have the control port tell of this publisher from now on."""
-        from paramsync.publishing.control_port import Training  # here: gRPC is imported by who wants it
+        from paramsync.publishing.control_port import Training  # here, too
 
         device = device_name() if self._is_live else ""
         control.training_begins(Training(publisher=self, meter=self.meter, device=device))
         _log.info("publisher ready: control %s, store %s", control.address, self._store.path)
 
-    def _hang_up(self) -> None:
+    def _close_control(self) -> None:
         control, self._control = self._control, None
         if control is not None:
             control.close()
 
 
-def step_number(step: Any) -> int:
-    """A step as an int: from a whole number of any framework, or a variable that holds one.
-
-    Raises SettingsError for anything else, and for numbers that no version has: below 0, or of more than 18 digits.
-    """
-    number: int = step if type(step) is int else _whole(step)
-    if not 0 <= number < NUMBERS:
-        raise SettingsError(f"step: expected a whole number from 0 to {NUMBERS - 1}, found {number}")
-    return number
-
-
-def _whole(step: Any) -> int:
-    try:
-        held = step.numpy() if hasattr(step, "numpy") else step  # of a variable, or a tensor
-        return int(operator.index(held))
-    except TypeError as error:
-        raise SettingsError(f"step: expected a whole number, found {type(step).__name__} {step!r:.80}") from error
+def _store_writer(path: Path, options: PublishOptions) -> StoreWriter:
+    key = options.get("signing_key")
+    return StoreWriter(
+        path,
+        keep=options.get("keep", 5),
+        durable=options.get("durable", False),
+        signing_key=None if key is None else Path(key),
+    )
 
 
-def _port_tls(port: int | None, *given: Any) -> TlsFiles | None:
-    """What a control port shows, of the files that the options of `_TLS` name. Raises SettingsError."""
-    files = {name: Path(file) for name, file in zip(_TLS, given, strict=True) if file is not None}
-    if not files:
-        return None
+def _control_port(store: Path, options: PublishOptions) -> ControlPort | None:
+    port, host = options.get("control_port"), options.get("host", HOST)
     if port is None:
-        raise SettingsError(f"{next(iter(files))}: expected control_port with it, found none")
-    from paramsync.rpc.settings import KEYWORDS  # here: who speaks no TLS need not import it
-    from paramsync.rpc.tls import tls_files
-
-    return tls_files(*(files.get(name) for name in _TLS), options=KEYWORDS)
-
-
-def _listening(host: str, port: int, store: Path, tls: TlsFiles | None) -> ControlPort:
-    from paramsync.publishing.control_port import ControlPort  # here, too
+        return None
+    from paramsync.publishing.control_port import ControlPort  # here: gRPC is imported only for a port
     from paramsync.rpc.access import Access
     from paramsync.rpc.settings import KEYWORDS, tokens
-    from paramsync.rpc.tls import ServerTls
 
+    tls = options.get("tls")
     certificates = tls is not None and tls.client_ca is not None
     access = Access(host=host, tokens=tokens(), certificates=certificates, options=KEYWORDS)
-    shown = None if tls is None else ServerTls(tls)
-    return ControlPort(host, port, store=store, option="control_port", access=access, tls=shown)
+    return ControlPort(host, port, store=store, option="control_port", access=access, tls=read_tls(options))
 
 
-def _trace_context() -> Any:
-    """Which span is open on this thread; None where nobody has imported OpenTelemetry."""
-    current = getattr(sys.modules.get("opentelemetry.context"), "get_current", None)
-    return None if current is None else current()
-
-
-def _found(store: StoreWriter) -> tuple[bool, Metrics]:
+def _latest(store: StoreWriter) -> tuple[bool, Metrics]:
     """Whether the store has no version, and the metrics of its latest."""
     try:
         latest = store.latest()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from paramsync.errors import SettingsError
+from paramsync.version import NUMBERS
 
 
 class Moment(NamedTuple):
@@ -56,3 +58,22 @@ class PublishSchedule:
     def due_at_end(self, step: int, *, published: int | None) -> bool:
         """Whether the last step is to be published. `published` is the last one that was; None where none was."""
         return self.at_end and step != published
+
+
+def step_number(step: Any) -> int:
+    """A step as an int: from a whole number of any framework, or a variable that holds one.
+
+    Raises SettingsError for anything else, and for numbers that no version has: below 0, or of more than 18 digits.
+    """
+    number: int = step if type(step) is int else _whole(step)
+    if not 0 <= number < NUMBERS:
+        raise SettingsError(f"step: expected a whole number from 0 to {NUMBERS - 1}, found {number}")
+    return number
+
+
+def _whole(step: Any) -> int:
+    try:
+        held = step.numpy() if hasattr(step, "numpy") else step  # of a variable, or a tensor
+        return int(operator.index(held))
+    except TypeError as error:
+        raise SettingsError(f"step: expected a whole number, found {type(step).__name__} {step!r:.80}") from error

@@ -215,6 +215,12 @@ class Snapshot:
         self.values.pop(name, None)
 
 
+def trace_context() -> Any:
+    """Which span is open on this thread; None where nobody has imported OpenTelemetry."""
+    current = getattr(sys.modules.get("opentelemetry.context"), "get_current", None)
+    return None if current is None else current()
+
+
 class FrozenVariables:
     """Knows, without comparing values, which variables have those published last. One thread owns it.
 

@@ -25,7 +25,7 @@ class OptionNames(NamedTuple):
 
 
 FLAGS = OptionNames(f"--token-file FILE (or {TOKEN})", "--tls-cert", "--tls-key", "--tls-client-ca")
-KEYWORDS = OptionNames(f"{TOKEN_FILE} (or {TOKEN})", "tls_cert", "tls_key", "tls_client_ca")
+KEYWORDS = OptionNames(f"{TOKEN_FILE} (or {TOKEN})", "tls.certificate", "tls.key", "tls.client_ca")
 
 
 def tokens(file: Path | None = None) -> Tokens | None:

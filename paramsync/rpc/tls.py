@@ -22,18 +22,26 @@ _EXPIRED, _MISMATCHES = 10, (62, 64)  # X509_V_ERR_CERT_HAS_EXPIRED, _HOSTNAME_M
 
 @dataclass(frozen=True, slots=True)
 class TlsFiles:
-    """Of a server. With `client_ca` callers by gRPC, and those by HTTP that change something, show a certificate."""
+    """The files of a server that speaks TLS, in PEM; they are read again when they change.
 
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
+    Args:
+        certificate: The server's certificate, followed by those that it is signed by.
+        key: The key of the certificate, without a password.
+        client_ca: Who signs certificates of callers. Callers by gRPC have to show a certificate then, and so have
+            callers by HTTP that change something.
+        options: The names of these files in errors.
+    """
+
+    certificate: str | Path
+    key: str | Path
+    client_ca: str | Path | None = None
     options: OptionNames = FLAGS
 
 
 def tls_files(
     certificate: Path | None, key: Path | None, client_ca: Path | None, *, options: OptionNames = FLAGS
 ) -> TlsFiles | None:
-    """What the three options of a server say. Raises SettingsError for what cannot be used."""
+    """The files that three options of a server name. Raises SettingsError for files that cannot be used."""
     both = f"{options.certificate} FILE and {options.key} FILE"
     if certificate is None and key is None:
         if client_ca is not None:
@@ -58,9 +66,11 @@ class ServerTls(ReadAgain[_Loaded]):
     """What the ports of one process show. Any thread."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises SettingsError for what cannot be used."""
-        self._files = files
-        super().__init__(files.certificate, files.key, *([] if files.client_ca is None else [files.client_ca]))
+        """Raises SettingsError for files that cannot be used."""
+        self._options = files.options
+        self._certificate, self._key = Path(files.certificate), Path(files.key)
+        self._client_ca = None if files.client_ca is None else Path(files.client_ca)
+        super().__init__(self._certificate, self._key, *([] if self._client_ca is None else [self._client_ca]))
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
         """For one port; gRPC asks at each handshake whether there is something new."""
@@ -95,22 +105,21 @@ class ServerTls(ReadAgain[_Loaded]):
         return first
 
     def _read(self) -> _Loaded:
-        files, options = self._files, self._files.options
-        certificate, key = read_file(options.certificate, files.certificate), read_secret(options.key, files.key)
-        client_ca = None if files.client_ca is None else read_file(options.client_ca, files.client_ca)
+        options = self._options
+        certificate, key = read_file(options.certificate, self._certificate), read_secret(options.key, self._key)
+        client_ca = None if self._client_ca is None else read_file(options.client_ca, self._client_ca)
         http = self._context("http/1.1", client_ca, ssl.CERT_OPTIONAL)
         http2 = self._context("h2", client_ca, ssl.CERT_REQUIRED)
         return _Loaded(certificate, key, client_ca, http, http2)
 
     def _context(self, protocol: str, client_ca: bytes | None, verifies: ssl.VerifyMode) -> ssl.SSLContext:
-        files, options = self._files, self._files.options
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         context.set_alpn_protocols([protocol])
-        _load_chain(context, files.certificate, files.key, options)
-        if files.client_ca is not None and client_ca is not None:
-            _load_ca(context, options.client_ca, files.client_ca, client_ca)
+        _load_chain(context, self._certificate, self._key, self._options)
+        if self._client_ca is not None and client_ca is not None:
+            _load_ca(context, self._options.client_ca, self._client_ca, client_ca)
             context.verify_mode = verifies
-            # who resumes a session shows no certificate: a CA that went would count
+            # a caller that resumes a session shows no certificate, so a CA that is gone would still count
             context.options |= ssl.OP_NO_TICKET
             context.num_tickets = 0
         return context

@@ -52,18 +52,16 @@ class StoreWriter:
         self,
         path: Path,
         *,
-        keep: int = 5,
-        keep_for: float | None = None,
-        keep_every: float | None = None,
+        keep: int | Retention = 5,
         durable: bool = False,
         signing_key: Path | None = None,
     ) -> None:
         """Make and lock the store, and clear away what a killed publisher left.
 
-        For `keep`, `keep_for` and `keep_every` see Retention. With the file of a `signing_key`, the records of versions
-        are signed, see `paramsync.store.signing`. Raises SettingsError, StoreLockedError, StoreError.
+        The `keep` newest versions stay, or those that a Retention names. With the file of a `signing_key`, the records
+        of versions are signed, see `paramsync.store.signing`. Raises SettingsError, StoreLockedError, StoreError.
         """
-        self._retention = Retention(keep=keep, keep_for=keep_for, keep_every=keep_every)
+        self._retention = keep if isinstance(keep, Retention) else Retention(keep=keep)
         self._store = Store(path)
         self._path = path
         self._durable = durable

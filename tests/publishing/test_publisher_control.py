@@ -18,7 +18,7 @@ from paramsync.keras import PublishCallback
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.rpc.client import Credentials, Trainer
-from paramsync.rpc.tls import ClientTls
+from paramsync.rpc.tls import ClientTls, TlsFiles
 from paramsync.session import PublishHook
 from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2 as pb
@@ -99,8 +99,7 @@ def test_a_port_speaks_tls_by_the_certificate_that_is_there_now(tmp_path: Path) 
         Counters(),
         schedule=EVERY_STEP,
         control_port=0,
-        tls_cert=files.certificate,
-        tls_key=files.key,
+        tls=TlsFiles(files.certificate, files.key),
     ) as publisher:
         assert publisher.control is not None
         with Trainer(publisher.control, Credentials(tls=ClientTls(authority.file))) as trainer:
@@ -129,9 +128,7 @@ def test_with_a_client_ca_callers_show_a_certificate_and_need_no_token(
         schedule=ON_REQUEST,
         control_port=0,
         host="0.0.0.0",
-        tls_cert=str(files.certificate),
-        tls_key=str(files.key),
-        tls_client_ca=str(ca),
+        tls=TlsFiles(str(files.certificate), str(files.key), str(ca)),
     ) as publisher:
         assert publisher.control is not None
         address = publisher.control.replace("0.0.0.0", "127.0.0.1")
@@ -156,10 +153,8 @@ def test_with_a_client_ca_callers_show_a_certificate_and_need_no_token(
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        ({"tls_cert": "c"}, "tls_cert: expected control_port with it, found none"),
-        ({"tls_cert": "c", "control_port": 0}, "expected tls_cert FILE and tls_key FILE together, found one of them"),
-        ({"tls_client_ca": "c", "control_port": 0}, "tls_client_ca: expected tls_cert FILE and tls_key FILE with it"),
-        ({"tls_cert": "c", "tls_key": "k", "control_port": 0}, "tls_cert c: cannot be read: No such file"),
+        ({"tls": TlsFiles("c", "k")}, "tls: expected control_port with it, found none"),
+        ({"tls": TlsFiles("c", "k"), "control_port": 0}, "tls.certificate c: cannot be read: No such file"),
     ],
 )
 def test_tls_that_cannot_be_is_refused_by_all_that_publish(tmp_path: Path, given: Any, expected: str) -> None:
@@ -178,10 +173,10 @@ def test_advice_names_what_a_publisher_has(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with Publisher(tmp_path, Counters(), schedule=EVERY_STEP, control_port=0, host="0.0.0.0"):
-        assert "start with PARAMSYNC_TOKEN_FILE (or PARAMSYNC_TOKEN) or tls_client_ca FILE" in caplog.text
+        assert "start with PARAMSYNC_TOKEN_FILE (or PARAMSYNC_TOKEN) or tls.client_ca FILE" in caplog.text
     monkeypatch.setenv("PARAMSYNC_TOKEN", "5ecret-of-the-operators")
     with Publisher(tmp_path, Counters(), schedule=EVERY_STEP, control_port=0, host="0.0.0.0"):
-        assert "start with tls_cert FILE and tls_key FILE" in caplog.text
+        assert "start with tls.certificate FILE and tls.key FILE" in caplog.text
 
 
 def test_a_store_that_is_taken_leaves_the_port_free(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import SettingsError
-from paramsync.publishing.publisher import Publisher, step_number
-from paramsync.publishing.schedule import PublishSchedule
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule, step_number
 from paramsync.store.store import Store
 
 

@@ -90,18 +90,18 @@ def test_a_store_keeps_old_versions_for_their_time_and_their_files(tmp_path: Pat
             assert committed.committed_at is not None
             record = tmp_path / f"{committed.prefix}.json"
             record.write_text(replace(committed, committed_at=committed.committed_at - age).to_json())
-    with StoreWriter(tmp_path, keep=1, keep_for=150, keep_every=1e9) as writer:
+    with StoreWriter(tmp_path, keep=Retention(keep=1, keep_for=150, keep_every=1e9)) as writer:
         writer.commit(version(5), changing(5))
     assert [one.number for one in Store(tmp_path).versions()] == [2, 5]
     assert names(tmp_path, spares=False) == files_of(2, 5, data=1)
 
 
 def test_versions_that_are_kept_for_their_age_go_when_that_is_over(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path, keep=1, keep_for=3600) as writer:
+    with StoreWriter(tmp_path, keep=Retention(keep=1, keep_for=3600)) as writer:
         for number in (1, 2, 3):
             writer.commit(version(number), changing(number))
         assert [one.number for one in Store(tmp_path).versions()] == [1, 2, 3]
-    with StoreWriter(tmp_path, keep=1, keep_for=1e-9) as writer:
+    with StoreWriter(tmp_path, keep=Retention(keep=1, keep_for=1e-9)) as writer:
         writer.commit(version(4), changing(4))
     assert [one.number for one in Store(tmp_path).versions()] == [4]
 
