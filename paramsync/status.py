@@ -112,7 +112,8 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """State and health are two things: a failed restore sets `last_error` and leaves `state` and `serving` alone."""
+    """How one model is doing. State and health are two things: a failed restore sets `reason` and leaves `state` and
+    `serving` alone."""
 
     model: str
     store: Path
@@ -133,8 +134,7 @@ class Status:
     quarantined: tuple[Quarantined, ...] = ()
     pinned: int | None = None
     publisher: LastPublisher | None = None  # of one that died: since about when; None where the store does not say
-    last_error: str | None = None
-    waiting_for: str | None = None  # why the store has no version, with its path
+    reason: str = ""  # why the store has no version, or why the newest version is not restored; empty if all is well
     store_lost: bool = False  # the store cannot be read, or is empty while a version of it serves
     swaps: int = 0
     restores: int = 0  # versions brought in since the start, as all counts
@@ -180,22 +180,18 @@ class Status:
         return _age(self.overdue.committed_at, now, monotonic - self.overdue.found_at)
 
     @property
-    def obstacle(self) -> str:
-        """Why no good version serves, in short: the newest quarantine, else the trouble with the store; empty where
-        nothing is known but that no version has come."""
+    def short_reason(self) -> str:
+        """Why no good version serves, in one sentence: the reason of the newest quarantined version, or else `reason`.
+
+        Empty if a good version serves, or if nothing is known but that no version has come.
+        """
         if self.serving is not None and self.state is not State.DAMAGED:
             return ""
         of_serving = None if self.serving is None else self.quarantine_of(self.serving.number)
         case = of_serving or (self.quarantined[-1] if self.quarantined else None)
         if case is None:
-            return short(self.last_error or (self.waiting_for or "").removeprefix(f"{self.store}: "))
+            return short(self.reason.removeprefix(f"{self.store}: "))
         return f"version {case.number} is quarantined: {case.short}"
-
-    @property
-    def absence(self) -> str:
-        """Why nothing serves, as callers are told."""
-        why = f"no version from store {self.store} serves yet"
-        return f"{why}: {self.obstacle}" if self.obstacle else why
 
     @property
     def back(self) -> Back | None:
@@ -241,6 +237,12 @@ class Status:
         for number in self.resident:
             put(number, Stage.LEAVING if self.state is State.DRAINING else Stage.RESIDENT)
         return tuple(courses[number] for number in sorted(courses, reverse=True))
+
+
+def nothing_serves(store: Path, short_reason: str) -> str:
+    """What callers of a model that does not serve are told."""
+    text = f"no version from store {store} serves yet"
+    return f"{text}: {short_reason}" if short_reason else text
 
 
 def _age(committed_at: float | None, now: float, known_for: float) -> float | None:

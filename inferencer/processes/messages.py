@@ -62,7 +62,7 @@ class Imported:
 class Joining:
     """What came of joining two models: the versions that answer as one, if any, and why others do not."""
 
-    problem: str
+    reason: str
     versions: tuple[Version, Version] | None = None
 
 

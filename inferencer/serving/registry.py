@@ -10,9 +10,9 @@ from typing import Any
 
 from paramsync.errors import NotServingError, RequestError, SyncError, UnknownModelError
 from paramsync.following.follower import Follower
-from paramsync.following.operator_request import Change
 from paramsync.following.operator_requests import Action
-from paramsync.status import State
+from paramsync.following.pins_file import Change
+from paramsync.status import State, nothing_serves
 
 from ..settings.settings import AnySettings, ModelSettings, check_models
 from .call_with_timeout import aside
@@ -87,7 +87,7 @@ class Registry:
         A model that is added later does not count: callers of the others lose nothing by it.
         """
         statuses = {one.name: one.status() for one in self._awaited}
-        missing = {name: status.obstacle for name, status in statuses.items() if status.state is not State.SERVING}
+        missing = {name: status.short_reason for name, status in statuses.items() if status.state is not State.SERVING}
         trouble = self.trouble()
         return {**missing, "workers": trouble} if trouble else missing
 
@@ -145,7 +145,9 @@ class Registry:
             known = self._served.get(name)
             if known is None or known is one or known.status().serving is None or one.status().serving is not None:
                 continue
-            raise SyncError(f"{NotServingError(name, one.status().absence)}; what was served goes on")
+            status = one.status()
+            error = NotServingError(name, nothing_serves(status.store, status.short_reason))
+            raise SyncError(f"{error}; what was served goes on")
 
     def start(self) -> None:
         """Follow every store."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from paramsync.following.follower import Follower
-from paramsync.following.operator_request import Change
+from paramsync.following.pins_file import Change
 from paramsync.status import State, Status
 
 from ..settings.settings import AnySettings, ConnectionSettings, ModelSettings

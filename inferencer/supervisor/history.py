@@ -150,6 +150,6 @@ def _differences(before: Status, now: Status) -> list[dict[str, Any]]:
         if was != is_now and len(found) < _MOST_LABELS:
             kind = "unlabelled" if is_now is None else "labelled"
             found.append({"kind": kind, "label": label, "number": maybe_number(was if is_now is None else is_now)})
-    if now.last_error is not None and now.last_error != before.last_error:
-        found.append({"kind": "error", "text": short(now.last_error)})
+    if now.reason and now.reason != before.reason:
+        found.append({"kind": "error", "text": short(now.reason)})
     return found

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paramsync.following.follower import Follower
-from paramsync.following.operator_request import Change
+from paramsync.following.pins_file import Change
 from paramsync.status import State, Status
 
 from ..processes.messages import Joining, ModelMessage
@@ -94,7 +94,7 @@ class SharedJoined(ServedJoined):
             resident=()
             if serving is None
             else tuple(dict.fromkeys(version.version.number for version in residents.residents)),
-            last_error=None if joining is None else joining.problem or None,
+            reason="" if joining is None else joining.reason,
         )
 
     def close(self) -> None:

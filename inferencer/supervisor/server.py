@@ -14,8 +14,8 @@ from typing import Any
 
 from tensorflow_serving.config import model_server_config_pb2
 
-from paramsync.following.operator_request import Change
 from paramsync.following.operator_requests import Action
+from paramsync.following.pins_file import Change
 from paramsync.rpc.addresses import address
 from paramsync.rpc.tls import ServerTls
 from paramsync.status import Status

@@ -12,7 +12,7 @@ from typing import Any
 
 from paramsync.errors import NotServingError, UnknownModelError, UnknownVersionError
 from paramsync.inference.resident import Resident
-from paramsync.status import EVERY_KIND, EventKind, State, Status
+from paramsync.status import EVERY_KIND, EventKind, State, Status, nothing_serves
 from paramsync.version import View
 
 from ..processes.channel import Channel
@@ -49,9 +49,9 @@ class Model:
         """
         view = self.view
         if not view.recent and self.joining is not None:
-            raise NotServingError(self.name, self.joining.problem)
+            raise NotServingError(self.name, self.joining.reason)
         if not view.recent:
-            raise NotServingError(self.name, self.last.absence)
+            raise NotServingError(self.name, nothing_serves(self.last.store, self.last.short_reason))
         try:
             return view.take(self.name, version, label)
         except UnknownVersionError as error:
@@ -151,7 +151,7 @@ class EpochModels:
     def missing(self) -> dict[str, str]:
         """Of the models that were there from the start those that do not serve, or not yet, and why."""
         statuses = {model.name: model.status() for model in self if model.awaited}
-        missing = {name: status.obstacle for name, status in statuses.items() if status.state is not State.SERVING}
+        missing = {name: status.short_reason for name, status in statuses.items() if status.state is not State.SERVING}
         return {**missing, "workers": self.trouble} if self.trouble else missing
 
     def news(self) -> None:

@@ -172,11 +172,11 @@ class Versions:
         """Two models of the same epoch as one. Where they do not fit, what was joined last goes on serving."""
         pair, joining = self._built(settings, parts)
         view: View[Resident] = View()
-        if pair is not None and not joining.problem:
+        if pair is not None and not joining.reason:
             first, joiner = pair[0], self._joiner(settings)
             view = parts[settings.second].view.mapped(lambda second: joiner.joined((first, second)))
         elif pair is not None and before is not None and before.joining is not None:
-            view, joining = before.view, Joining(joining.problem, before.joining.versions)
+            view, joining = before.view, Joining(joining.reason, before.joining.versions)
         return Model(settings, view, message.status, awaited=message.awaited, joining=joining)
 
     def _built(self, settings: ConnectionSettings, parts: Mapping[str, Model]) -> tuple[Pair | None, Joining]:
@@ -214,8 +214,8 @@ class Versions:
 
 
 def _absent(part: Model) -> str:
-    obstacle = f", {part.last.obstacle}" if part.last.obstacle else ""
-    return f"part {part.name!r} has no version yet (store {part.last.store}{obstacle})"
+    reason = f", {part.last.short_reason}" if part.last.short_reason else ""
+    return f"part {part.name!r} has no version yet (store {part.last.store}{reason})"
 
 
 def _array(parameter: ParameterPlace | Any, files: Sequence[Bytes]) -> np.ndarray[Any, Any]:

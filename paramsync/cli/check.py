@@ -78,19 +78,14 @@ def of_model(model: pb.ModelStatus, now: float, *, max_lag: float, max_age: floa
     quarantine = {case.number: case.reason for case in model.quarantined}
     if not model.HasField("serving"):
         refused = [f"version {number} is in quarantine: {reason}" for number, reason in quarantine.items()]
-        yield (
-            Level.BAD,
-            f"no version serves: {[model.waiting_for or model.last_error or 'none has come', *refused][-1]}",
-        )
+        yield Level.BAD, f"no version serves: {[model.reason or 'none has come', *refused][-1]}"
         return
     if model.state == pb.ModelStatus.DAMAGED:
         yield Level.BAD, f"version {model.serving.number} serves and is damaged"
     if model.state == pb.ModelStatus.DRAINING:
         yield Level.DEGRADED, "the server is stopping"
-    if model.last_error:
-        yield Level.DEGRADED, model.last_error
-    if model.waiting_for:
-        yield Level.DEGRADED, model.waiting_for
+    if model.reason:
+        yield Level.DEGRADED, model.reason
     if model.publisher == pb.ModelStatus.DIED:
         yield Level.DEGRADED, f"the trainer died {duration(max(0.0, now - model.publisher_since))} ago"
     if model.published.number in quarantine and model.HasField("published"):

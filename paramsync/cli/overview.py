@@ -75,7 +75,8 @@ def _cells(row: StatusRow, *, several: bool) -> dict[str, Text]:
         return {**server, "": _in_place(row)}
     state = pb.ModelStatus.State.Name(model.state).lower()
     died = model.publisher == pb.ModelStatus.DIED and model.state == pb.ModelStatus.SERVING
-    style = BAD if model.last_error else DOUBTFUL if died else _STATES.get(model.state, BAD)
+    failing = model.reason and model.state == pb.ModelStatus.SERVING
+    style = BAD if failing else DOUBTFUL if died else _STATES.get(model.state, BAD)
     serving = str(model.serving.number) if model.HasField("serving") else NOTHING
     serving += " pinned" if model.HasField("pinned") else ""
     aged = model.HasField("serving_age_seconds")
@@ -129,12 +130,11 @@ def _notes(row: StatusRow, now: float, *, several: bool) -> list[Text]:
     who = f"{row.server} {model.model}" if several else model.model
     bad = refusals(model.quarantined, now)
     bad += [f"signature {name} is not served: {why}" for name, why in sorted(model.not_served.items())]
-    bad += [f"last error: {model.last_error}"] if model.last_error else []
     if model.publisher == pb.ModelStatus.DIED:
         bad.insert(0, publishing(model, now))
     notes = [Text(line(f"{who}: {note}"), BAD) for note in bad]
-    if model.waiting_for:
-        notes.append(Text(line(f"{who}: waits for a version: {model.waiting_for}"), DOUBTFUL))
+    if model.reason:
+        notes.append(Text(line(f"{who}: {model.reason}"), DOUBTFUL if model.state == pb.ModelStatus.WAITING else BAD))
     told = [] if several else _told(model, row.seconds, now)
     return [*([Text(line(f"{who}: {', '.join(told)}"))] if told else []), *notes]
 

@@ -140,7 +140,7 @@ def _essence(model: pb.ModelStatus) -> str:
     """What makes a line worth its place: not how old everything is."""
     refused = [quarantined.number for quarantined in model.quarantined]
     pinned = model.pinned if model.HasField("pinned") else None
-    return repr((model.state, model.serving.number, pinned, refused, model.last_error, model.publisher))
+    return repr((model.state, model.serving.number, pinned, refused, model.reason, model.publisher))
 
 
 def _sentence(model: pb.ModelStatus) -> str:
@@ -150,8 +150,7 @@ def _sentence(model: pb.ModelStatus) -> str:
         [publishing(model, time.time())] if model.publisher in (pb.ModelStatus.FINISHED, pb.ModelStatus.DIED) else []
     )
     parts += [f"version {refused.number} is refused: {refused.reason}" for refused in model.quarantined[-1:]]
-    parts += [f"last error: {model.last_error}"] if model.last_error else []
-    parts += [f"waits for a version: {model.waiting_for}"] if model.waiting_for else []
+    parts += [model.reason] if model.reason else []
     return "; ".join(parts)
 
 

@@ -41,7 +41,7 @@ class Connection:
         self._joiner = Joiner(self._names, inputs, outputs)
         self._lock = threading.Lock()  # of what follows, which the parts' followers change; not held while they build
         self._serving: Joined | None = None  # what requests are answered from
-        self._problem: str | None = None
+        self._reason = ""
         self._swaps = 0
         self._leaves: tuple[Callable[[], None], ...] = (
             first.on_swap(lambda resident: self._prepare(0, resident)),
@@ -70,9 +70,9 @@ class Connection:
         return (serving, *(joined for joined in others if joined is not None))
 
     @property
-    def problem(self) -> str | None:
-        """Why the versions that the parts serve are not joined; None where they are."""
-        return self._problem
+    def reason(self) -> str:
+        """Why the versions that the parts serve are not joined; empty if they are."""
+        return self._reason
 
     def take(self, version: int | None = None, label: str = "") -> Resident:
         """The serving pair, or the one with the second part's version of this number or label, and the first's serving.
@@ -82,7 +82,7 @@ class Connection:
         serving = self._serving
         if serving is None:
             waiting = [part for part in self.parts if not part.residents]
-            missing = self._problem or ", ".join(map(_absent, waiting)) or "its parts are being joined"
+            missing = self._reason or ", ".join(map(_absent, waiting)) or "its parts are being joined"
             raise NotServingError(self.model, missing)
         if version is None and not label:
             return serving
@@ -94,7 +94,7 @@ class Connection:
         return joined
 
     def status(self) -> Status:
-        """State, version and problem of what is joined; its parts have their own."""
+        """The state of the joined model; its parts have a status of their own."""
         serving = self._serving
         return Status(
             model=self.model,
@@ -104,7 +104,7 @@ class Connection:
             parts=() if serving is None else serving.parts,
             labels={} if serving is None else self.parts[1].labels,
             resident=tuple(resident.version.number for resident in self.residents),
-            last_error=self._problem,
+            reason=self._reason,
             swaps=self._swaps,
         )
 
@@ -122,21 +122,21 @@ class Connection:
     def _follow(self) -> None:
         """Join what the parts serve now. Each follower does so after its swap: the last one sees both versions."""
         while (pair := self._serving_pair()) is not None:
-            joined, problem = None, None
+            joined, reason = None, ""
             try:
                 joined = self._joiner.build(pair)  # without the lock: a new graph takes long, and the other part swaps
             except ParamsyncError as error:
-                problem = told(error)
+                reason = told(error)
             with self._lock:
                 if pair == self._serving_pair():
-                    self._take_over(joined, problem)
+                    self._take_over(joined, reason)
                     return
 
-    def _take_over(self, joined: Joined | None, problem: str | None) -> None:
-        """Serve this pair, or go on with the one before and say why."""
-        if problem is not None and problem != self._problem:
-            _log.warning("%s: %s", self.model, problem)
-        self._problem = problem
+    def _take_over(self, joined: Joined | None, reason: str) -> None:
+        """Serve this pair, or go on with the pair before and say why."""
+        if reason and reason != self._reason:
+            _log.warning("%s: %s", self.model, reason)
+        self._reason = reason
         if joined is not None and (self._serving is None or self._serving.pair != joined.pair):
             self._serving = joined
             self._swaps += 1
@@ -147,5 +147,5 @@ class Connection:
 
 
 def _absent(part: Replica) -> str:
-    obstacle = f", {part.obstacle}" if part.obstacle else ""
-    return f"part {part.model!r} has no version yet (store {part.source.path}{obstacle})"
+    reason = f", {part.reason}" if part.reason else ""
+    return f"part {part.model!r} has no version yet (store {part.source.path}{reason})"

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Generic
 
 from paramsync.errors import NotServingError
 from paramsync.following.faults import told
-from paramsync.following.operator_request import Change, waiting_for
 from paramsync.following.operator_requests import Action, OperatorRequests
-from paramsync.following.pins_file import PinsFile
+from paramsync.following.pins_file import Change, PinsFile
 from paramsync.following.reconciler import Reconciler
 from paramsync.following.report import Report, Subscription
 from paramsync.following.residents import Residents
@@ -178,7 +177,7 @@ class Follower(Generic[V]):
         """The message for a caller that waited too long for a version."""
         what = "the newest version" if number is None else f"version {number}"
         waited = "in time" if seconds is None else f"within {seconds:.3g} s"
-        return f"{what} of model {self.model!r} did not come to serve {waited}: {waiting_for(number, self.status())}"
+        return f"{what} of model {self.model!r} did not come to serve {waited}: {_why_waiting(number, self.status())}"
 
     def _wait(self, answer: Future[Status], number: int | None, timeout: float | None) -> Status:
         try:
@@ -235,7 +234,7 @@ class Follower(Generic[V]):
                 self._follow()
             except Exception as error:  # noqa: BLE001, an end of this thread would be the end of following
                 _log.exception("%s: the follower goes on after an error of its own", self._report.called)
-                self._report.problem(told(error))
+                self._report.error(told(error))
             self._has_looked()
             look_again = self._reconciler.look_again
             pause = self._poll_seconds if self.replica.residents else min(self._poll_seconds, _WAITING_SECONDS)
@@ -271,3 +270,14 @@ class Follower(Generic[V]):
         """
         self._rung.clear()
         return self._reconciler.run_once()
+
+
+def _why_waiting(number: int | None, status: Status) -> str:
+    """Why a request that is neither fulfilled nor failed has to wait."""
+    if status.restoring is not None:
+        return f"version {status.restoring} is being restored"
+    if status.reason:
+        return status.reason
+    if number is not None and status.published is not None and number > status.published.number:
+        return f"the newest version in {status.store} is {status.published.number}"
+    return "the store has not been looked at yet"

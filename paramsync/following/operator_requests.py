@@ -1,39 +1,211 @@
-"""OperatorRequests: open requests, and what operators chose before. Knows no store and no replica."""
+"""What operators ask of a follower: the rules of each action, the open requests, and what was chosen before.
+
+| action | admitted | fulfilled | then chosen |
+|---|---|---|---|
+| SYNC | once its version is known: the newest, if none is named | that version or a newer one serves | |
+| PIN, ROLLBACK | once its version is in memory or the store was read | that version serves | the pin |
+| UNPIN | at once | the newest version was followed | no pin (at once) |
+| LABEL | as PIN | the label leads to its version | the label |
+| UNLABEL | at once | at once | no label (at once) |
+| PREPARE | once the store was read or its versions are in memory | its versions are in memory | |
+| BEGIN | as PREPARE | as PREPARE, and the model serves or its store is empty | |
+| CHANGE | at once | its pin serves | the whole change (at once) |
+
+A request that is admitted is tried: its pin or label takes effect as soon as it can. The choice before it stands if it
+fails, if its caller leaves, or if another request takes its place. Knows no store and no replica.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import takewhile
 
-from paramsync.errors import ParamsyncError, SyncError, UnknownLabelError
-from paramsync.following.operator_request import PINNING, PREPARING, Action, Change, OperatorRequest
-from paramsync.following.pins_file import MOST_LABELS, Choices, check_label
-from paramsync.status import Status, back_to
+from paramsync.errors import ParamsyncError, SyncError, UnknownLabelError, UnknownVersionError
+from paramsync.following.pins_file import MOST_LABELS, Change, Choices, check_label
+from paramsync.status import Status, back_to, usable
 
-__all__ = ["Action", "Known", "OperatorRequests"]
+
+class Action(Enum):
+    SYNC = "sync"
+    PIN = "pin"
+    UNPIN = "unpin"
+    ROLLBACK = "rollback"  # a pin to the version that served before
+    LABEL = "label"
+    UNLABEL = "unlabel"
+    PREPARE = "prepare"  # have in memory what a change needs
+    BEGIN = "begin"  # PREPARE for a follower that is new
+    CHANGE = "change"  # make a change that was prepared
+
+
+_PINNING = (Action.PIN, Action.ROLLBACK)
+_PREPARING = (Action.PREPARE, Action.BEGIN)
+
+
+@dataclass(eq=False)
+class OperatorRequest:
+    """One call. `number` is the version asked for; a sync or rollback that names no version gets it when admitted."""
+
+    action: Action
+    number: int | None = None
+    label: str = ""
+    change: Change = field(default_factory=Change)
+    answer: Future[Status] = field(default_factory=Future)
+    admitted: bool = False
+    backward: bool = False  # a sync that names a version older than the serving one
+    failure: ParamsyncError | None = None  # known when the request was admitted, or since
+
+    def outcome(
+        self, status: Status, published: Collection[int] | None, *, whole: bool
+    ) -> Status | ParamsyncError | None:
+        """The answer; None as long as the request has to wait.
+
+        `published` is None if nobody knows, and `whole` says that the newest version was followed, as far as possible,
+        since the request was admitted.
+        """
+        if self.failure is not None:
+            return self.failure
+        if (self.action is Action.UNPIN or self.change.unpin) and not whole and status.pinned is None:
+            return None
+        try:
+            return status if _FULFILLED[self.action](self, status, published) else None
+        except (SyncError, UnknownVersionError) as error:
+            return error
+
+
+# When a request is fulfilled. Each function raises SyncError or UnknownVersionError, with why, if it never will be.
+
+
+def _synced(request: OperatorRequest, status: Status, published: Collection[int] | None) -> bool:
+    number, serving = request.number, _serving(status)
+    assert number is not None  # the request is admitted
+    _check_usable(number, status)
+    if serving == number:
+        return True
+    _check_comes(request, status, published)
+    if status.pinned not in (None, number):
+        raise SyncError(f"model {status.model!r} is pinned to version {status.pinned}; unpin it to follow its store")
+    if serving is None or serving < number:
+        return False
+    if request.backward:
+        raise SyncError(
+            f"version {number} of model {status.model!r} is older than version {serving}, which serves; pin it to go"
+            " back"
+        )
+    return True  # a newer version overtook it
+
+
+def _pinned(request: OperatorRequest, status: Status, published: Collection[int] | None) -> bool:
+    number = request.number
+    _check_usable(number, status)
+    if status.pinned == number == _serving(status):
+        return True
+    _check_comes(request, status, published)
+    if status.pinned != number:
+        instead = "unpinned" if status.pinned is None else f"pinned to version {status.pinned}"
+        raise SyncError(f"model {status.model!r} was {instead} while it was being pinned to version {number}")
+    return False
+
+
+def _labelled(request: OperatorRequest, status: Status, published: Collection[int] | None) -> bool:
+    if status.labels.get(request.label) == request.number:
+        return True
+    _check_usable(request.number, status)
+    _check_comes(request, status, published)
+    return False
+
+
+def _prepared(request: OperatorRequest, status: Status, published: Collection[int] | None) -> bool:
+    for number in request.change.versions:
+        if number in status.resident:
+            continue
+        _check_usable(number, status)
+        if published is not None and number not in published:
+            raise UnknownVersionError(f"store {status.store}", number, published)
+        return False
+    if request.action is Action.BEGIN and not _begun(status, published):
+        return False
+    if request.change.latest is None or status.pinned is not None:  # the newest versions are not followed then
+        return True
+    if published is None:
+        return status.store_lost
+    newest = usable(published, {case.number for case in status.quarantined})[: request.change.latest]
+    return all(number in status.resident for number in newest)
+
+
+def _begun(status: Status, published: Collection[int] | None) -> bool:
+    """Whether a new model serves, or has an empty store. Raises SyncError if it cannot serve as things are."""
+    if status.serving is not None:
+        return True
+    none_usable = published and not usable(published, {case.number for case in status.quarantined})
+    if none_usable or (status.reason and (published or status.store_lost)):
+        raise SyncError(f"model {status.model!r} cannot serve: {status.reason or status.short_reason}")
+    return published is not None and not published
+
+
+def _changed(request: OperatorRequest, status: Status, published: Collection[int] | None) -> bool:
+    pinned = request.change.pinned
+    if pinned is None or status.pinned != pinned:  # labels are in effect, and another pin may have taken its place
+        return True
+    _check_usable(pinned, status)
+    return _serving(status) == pinned
+
+
+_FULFILLED: Mapping[Action, Callable[[OperatorRequest, Status, Collection[int] | None], bool]] = {
+    Action.SYNC: _synced,
+    Action.PIN: _pinned,
+    Action.ROLLBACK: _pinned,
+    Action.UNPIN: lambda *_: True,
+    Action.LABEL: _labelled,
+    Action.UNLABEL: lambda *_: True,
+    Action.PREPARE: _prepared,
+    Action.BEGIN: _prepared,
+    Action.CHANGE: _changed,
+}
+
+
+def _serving(status: Status) -> int | None:
+    return None if status.serving is None else status.serving.number
+
+
+def _check_usable(number: int | None, status: Status) -> None:
+    case = None if number is None else status.quarantine_of(number)
+    if case is not None:
+        raise SyncError(f"version {number} of model {status.model!r} is quarantined: {case.reason}")
+
+
+def _check_comes(request: OperatorRequest, status: Status, published: Collection[int] | None) -> None:
+    """Raise UnknownVersionError for a version that is nowhere and will not come: numbers only rise."""
+    number, serving = request.number, _serving(status)
+    if number is None or published is None or number in published or number in status.resident:
+        return
+    if request.action is Action.SYNC and not request.backward:
+        overtaken = serving is not None and number < serving
+        if overtaken or status.published is None or number > status.published.number:
+            return
+    raise UnknownVersionError(f"store {status.store}", number, published)
+
+
+# The open requests ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
     """Versions that requests are judged by."""
 
-    published: Collection[int] | None = None  # None where nobody knows
-    latest: int | None = None  # None where the store does not say
+    published: Collection[int] | None = None  # None if nobody knows
+    newest: int | None = None  # None if the store does not say
     before: Sequence[int] = ()  # those that served before, the last one first
 
 
 class OperatorRequests:
-    """The open requests, the pinned version and the labels. A lock guards the list; the worker does the rest.
-
-    A pin or label is chosen once it is fulfilled. Until then it is tried: the choice before it stands where it fails,
-    its caller leaves, or another request takes its place.
-    """
+    """The open requests, the pinned version and the labels. A lock guards the list; the worker does the rest."""
 
     def __init__(self, choices: Choices, keep: Callable[[Choices], None], *, latest: int | None = None) -> None:
-        """`keep` is called with each change of the choices, before anybody is told of it.
+        """`keep` is called with each change of the choices, before a caller gets its answer.
 
         `latest` is how many of the newest versions are to be in memory; without it those that served last are.
         """
@@ -41,8 +213,8 @@ class OperatorRequests:
         self._keep = keep
         self._latest = latest
         self._held: Change | None = None
-        self._tried: OperatorRequest | None = None
-        self._labelling: dict[str, OperatorRequest] = {}
+        self._pinning: OperatorRequest | None = None  # whose pin is tried
+        self._labelling: dict[str, OperatorRequest] = {}  # whose labels are tried
         self._lock = threading.Lock()
         self._open: list[OperatorRequest] = []
         self._refusal: ParamsyncError | None = None
@@ -50,7 +222,7 @@ class OperatorRequests:
     def ask(
         self, action: Action, number: int | None = None, label: str = "", change: Change | None = None
     ) -> Future[Status]:
-        """Raises InputError for a label that could not be kept."""
+        """Open a request. Any thread. Raises InputError for a label that could not be kept."""
         if action is Action.LABEL:
             check_label("label", label)
         request = OperatorRequest(action, number, label, change or Change())
@@ -59,54 +231,54 @@ class OperatorRequests:
                 self._open.append(request)
             else:
                 request.answer.set_exception(self._refusal)
-        request.answer.add_done_callback(lambda _: self._take(request))  # also where the caller left
+        request.answer.add_done_callback(lambda _: self._remove(request))  # also if the caller left
         return request.answer
 
     def hold(self, change: Change | None) -> None:
-        """Have in memory what this change needs, from now on; None: no longer."""
+        """Have in memory what this change needs, from now on; None: no longer. Any thread."""
         self._held = change
 
     @property
     def held(self) -> list[int]:
-        """The versions that a change will need, and those that a change before it named. For the worker."""
+        """The versions that a change needs, and those that the change before it named."""
         return sorted({*self._choices.beside, *(() if self._held is None else self._held.versions)})
 
     @property
     def beside(self) -> tuple[int, ...]:
-        """Those that a change before it named."""
+        """The versions that the last change named, to be in memory."""
         return self._choices.beside
 
     @property
     def latest(self) -> int | None:
-        """How many of the newest versions are to be in memory; None: those that served last are. For the worker."""
+        """How many of the newest versions are to be in memory; None: those that served last are."""
         held = self._held
         return self._latest if held is None or held.latest is None else max(held.latest, self._latest or 0)
 
     @property
     def preparing(self) -> bool:
-        """Whether somebody waits for what a change needs. For the worker."""
+        """Whether somebody waits for what a change needs."""
         with self._lock:
-            return any(request.action in PREPARING for request in self._open)
+            return any(request.action in _PREPARING for request in self._open)
 
     @property
     def pinned(self) -> int | None:
-        """The version to serve and to stay at. For the worker."""
-        tried = self._tried
+        """The version to serve and to stay at."""
+        tried = self._pinning
         return self._choices.pinned if tried is None or tried.answer.done() else tried.number
 
     @property
     def going_back(self) -> bool:
-        """Whether `pinned` is what a rollback asks for which is not done yet."""
-        return self._tried is not None and not self._tried.answer.done() and self._tried.action is Action.ROLLBACK
+        """Whether `pinned` is the version of a rollback under way."""
+        return self._pinning is not None and not self._pinning.answer.done() and self._pinning.action is Action.ROLLBACK
 
     @property
     def labels(self) -> Mapping[str, int]:
-        """The version that each label should lead to. For the worker."""
+        """The version that each label should lead to."""
         return {**self._choices.labels, **self.labelling}
 
     @property
     def labelling(self) -> Mapping[str, int]:
-        """Those labels that somebody waits for."""
+        """The labels that callers wait for."""
         return {
             label: request.number
             for label, request in self._labelling.items()
@@ -120,26 +292,28 @@ class OperatorRequests:
 
     def urgent(self, resident: Collection[int], before: Sequence[int]) -> list[OperatorRequest]:
         """New requests about versions in memory, which need no look at the store; in the order of asking."""
-        changes = (request for request in self.fresh() if request.action not in (Action.SYNC, *PREPARING))
+        changes = (request for request in self.fresh() if request.action not in (Action.SYNC, *_PREPARING))
         return list(takewhile(lambda request: _in_memory(request, resident, before), changes))
 
     def overtaking(self, resident: Collection[int], before: Sequence[int]) -> bool:
-        """Whether one of the urgent requests makes any restore needless."""
+        """Whether an urgent request makes any restore needless."""
         urgent = self.urgent(resident, before)
-        return any(request.action in PINNING or request.change.pinned is not None for request in urgent)
+        return any(request.action in _PINNING or request.change.pinned is not None for request in urgent)
 
     def admit(self, fresh: Iterable[OperatorRequest], status: Status, known: Known) -> set[int]:
-        """Take up the requests that can be judged now. Returns the versions to try once more, even from quarantine."""
+        """Admit the requests that can be judged now. Returns the versions to try once more, even from quarantine."""
         for request in fresh:
             if request.action is Action.SYNC:
-                request.admitted = _sync_admitted(request, status, known)
+                request.backward = request.number is not None and request.number < (_serving(status) or 0)
+                request.number = known.newest if request.number is None else request.number
+                request.admitted = request.number is not None
             elif request.action is Action.UNPIN:
-                self._tried = None
+                self._pinning = None
                 request.admitted = True
                 self._choose(replace(self._choices, pinned=None, beside=()))
             elif request.action is Action.UNLABEL:
                 self._unlabel(request, status)
-            elif request.action in PREPARING:
+            elif request.action in _PREPARING:
                 request.admitted = known.published is not None or {*request.change.versions} <= {*status.resident}
                 if len(request.change.of(self._choices).labels) > MOST_LABELS:
                     request.failure = _too_many(status)
@@ -149,7 +323,7 @@ class OperatorRequests:
                 self._try(request, status, known)
         admitted = [request for request in fresh if request.admitted]
         numbers = {request.number for request in admitted if request.number is not None}
-        return numbers.union(*(request.change.versions for request in admitted if request.action in PREPARING))
+        return numbers.union(*(request.change.versions for request in admitted if request.action in _PREPARING))
 
     def _change(self, request: OperatorRequest, status: Status) -> None:
         """Choose what was prepared: what it needs is in memory."""
@@ -157,17 +331,17 @@ class OperatorRequests:
         change = request.change
         self._latest = change.latest
         if change.unpin or change.pinned is not None:
-            self._tried = None
+            self._pinning = None
         for label in {*change.labels, *change.without} & self._labelling.keys():
             self._overtake(label, f"a configuration spoke of the label {label!r}", status)
         self._choices = change.of(self._choices)
         self._keep(self._choices)
 
     def _try(self, request: OperatorRequest, status: Status, known: Known) -> None:
-        there = {*status.resident, *(known.published or ())}
+        """Have a pin, rollback or label take effect, if its version is there."""
         if request.action is Action.ROLLBACK and request.number is None:
             back = back_to(
-                None if status.serving is None else status.serving.number,
+                _serving(status),
                 known.before,
                 resident=status.resident,
                 published=known.published,
@@ -176,7 +350,7 @@ class OperatorRequests:
             request.number = None if back is None else back.number
             if request.number is None and known.published is not None:
                 request.failure = _nothing_before(status, known.before)
-        is_there = request.number is not None and request.number in there
+        is_there = request.number is not None and request.number in {*status.resident, *(known.published or ())}
         request.admitted = is_there or known.published is not None
         if request.action is Action.LABEL and request.label not in self.labels and len(self.labels) >= MOST_LABELS:
             request.admitted, request.failure = True, _too_many(status)
@@ -184,7 +358,7 @@ class OperatorRequests:
             self._overtake(request.label, f"version {request.number} was given the label {request.label!r}", status)
             self._labelling[request.label] = request
         elif is_there:
-            self._tried = request
+            self._pinning = request
 
     def _unlabel(self, request: OperatorRequest, status: Status) -> None:
         request.admitted = True
@@ -209,14 +383,16 @@ class OperatorRequests:
         now = status()
         outcomes = [(request, request.outcome(now, published, whole=whole)) for request in waiting]
         for request, outcome in outcomes:
-            if outcome is None or not self._take(request) or not request.answer.set_running_or_notify_cancel():
+            if outcome is None or not self._remove(request) or not request.answer.set_running_or_notify_cancel():
                 continue
-            if isinstance(outcome, Status):
-                self._chosen(request)
-            request.answered(outcome)
+            if isinstance(outcome, ParamsyncError):
+                request.answer.set_exception(outcome)
+            else:
+                self._keep_fulfilled(request)
+                request.answer.set_result(outcome)
 
-    def _chosen(self, request: OperatorRequest) -> None:
-        if request.action in PINNING:
+    def _keep_fulfilled(self, request: OperatorRequest) -> None:
+        if request.action in _PINNING:
             self._choose(replace(self._choices, pinned=request.number))
         elif request.action is Action.LABEL and request.number is not None:
             self._choose(replace(self._choices, labels={**self._choices.labels, request.label: request.number}))
@@ -233,10 +409,10 @@ class OperatorRequests:
             refused, self._open = self._open, []
         for request in refused:
             if request.answer.set_running_or_notify_cancel():
-                request.answered(error)
+                request.answer.set_exception(error)
 
-    def _take(self, request: OperatorRequest) -> bool:
-        """Take it off the list. Returns whether it was still open."""
+    def _remove(self, request: OperatorRequest) -> bool:
+        """Take the request off the list. Returns whether it was still open."""
         with self._lock:
             there = request in self._open
             if there:
@@ -245,22 +421,14 @@ class OperatorRequests:
 
 
 def _in_memory(request: OperatorRequest, resident: Collection[int], before: Sequence[int]) -> bool:
-    """Whether it is about versions in memory alone."""
+    """Whether the request is about versions in memory alone."""
     if request.action is Action.ROLLBACK and request.number is None:
         return bool(before) and before[0] in resident
-    if request.action in (*PINNING, Action.LABEL):
+    if request.action in (*_PINNING, Action.LABEL):
         return request.number in resident
     if request.action is Action.CHANGE:
-        return not request.change.unpin  # which is answered when the store was looked at
+        return not request.change.unpin  # which is answered once the store was read
     return request.action is Action.UNLABEL
-
-
-def _sync_admitted(request: OperatorRequest, status: Status, known: Known) -> bool:
-    if request.number is not None:
-        request.backward = status.serving is not None and request.number < status.serving.number
-        return True
-    request.number = known.latest
-    return request.number is not None
 
 
 def _too_many(status: Status) -> SyncError:

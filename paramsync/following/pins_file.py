@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 from paramsync.errors import CorruptCheckpointError, InputError
 from paramsync.host import files
+from paramsync.status import Status
 from paramsync.version import NUMBERS
 
 MOST_LABELS = 256  # of a model
@@ -40,6 +41,36 @@ class Choices:
     pinned: int | None = None
     labels: Mapping[str, int] = field(default_factory=dict)
     beside: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """What a configuration says of one model's pin, labels and memory; fulfilled all at once, or not at all."""
+
+    pinned: int | None = None  # the version to pin
+    unpin: bool = False
+    labels: Mapping[str, int] = field(default_factory=dict)  # to give, or to move
+    without: Collection[str] = ()  # labels to take away, if they are there
+    beside: tuple[int, ...] | None = None  # other versions to have in memory; None: those of the change before
+    latest: int | None = None  # how many of the newest stay in memory; None: those that served last do
+
+    @property
+    def versions(self) -> list[int]:
+        """The versions that have to be in memory for this change."""
+        pinned = () if self.pinned is None else (self.pinned,)
+        return sorted({*pinned, *self.labels.values(), *(self.beside or ())})
+
+    def of(self, choices: Choices) -> Choices:
+        """The choices after this change."""
+        labels = {label: number for label, number in choices.labels.items() if label not in self.without}
+        pinned = None if self.unpin else choices.pinned if self.pinned is None else self.pinned
+        beside = choices.beside if self.beside is None else self.beside
+        return replace(choices, pinned=pinned, labels={**labels, **self.labels}, beside=beside)
+
+    def is_so(self, status: Status, latest: int | None, beside: tuple[int, ...]) -> bool:
+        """Whether this changes nothing, if `latest` versions, and those `beside`, stay in memory now."""
+        choices = Choices(pinned=status.pinned, labels=dict(status.labels), beside=beside)
+        return latest == self.latest and self.of(choices) == choices
 
 
 class PinsFile:

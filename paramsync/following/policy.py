@@ -179,10 +179,10 @@ class Failures:
         return tuple(case for case in cases if case is not None)
 
     @property
-    def reason(self) -> str | None:
-        """Why the newest is not restored, where this machine is why."""
+    def reason(self) -> str:
+        """Why this machine cannot restore the newest version; empty if it can."""
         reasons = {number: failure.machine for number, failure in self._failures.items() if failure.machine}
-        return reasons[max(reasons)] if reasons else None
+        return reasons[max(reasons)] if reasons else ""
 
     def _of(self, candidate: Candidate[V]) -> _Failure:
         failure = self._failures.get(candidate.number)

@@ -9,8 +9,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from paramsync.following.faults import Fault, fault_of, let_go, told
-from paramsync.following.operator_request import OperatorRequest
-from paramsync.following.operator_requests import Known, OperatorRequests
+from paramsync.following.operator_requests import Known, OperatorRequest, OperatorRequests
 from paramsync.following.policy import Backoff, Failures, newest, next_restore, served_before, stand_in
 from paramsync.following.report import Report
 from paramsync.following.residents import Residents
@@ -61,7 +60,7 @@ class Reconciler:
         self._failures = Failures()
         self._wanted: set[int] = set()  # the versions that this round would restore, or did
         self._looks = Backoff()
-        self._problem: str | None = None  # of the last look
+        self._error = ""  # of the last look
         self._newest: list[InMemory] = []  # of the store, which are to stay
 
     def run_once(self) -> Version | None:
@@ -80,7 +79,7 @@ class Reconciler:
             steered = self._round(urgent, None)
         fresh = self._requests.fresh()
         swapped = self._round(fresh, self._look())
-        self._report.problem(self._problem or self._failures.reason or self._replica.trouble or None)
+        self._report.error(self._error or self._failures.reason or self._replica.trouble)
         self.tend()
         return swapped or steered
 
@@ -88,7 +87,7 @@ class Reconciler:
         """Let go of what nobody needs any more."""
         self._replica.tend()
         self._report.memory(self._replica)
-        self._replica.obstacle = self._report.now().obstacle
+        self._replica.reason = self._report.now().short_reason
 
     def release(self) -> None:
         """Keep nothing in memory. No round follows; one that is under way keeps nothing either."""
@@ -97,11 +96,11 @@ class Reconciler:
 
     def _look(self) -> Look:
         look = self._replica.source.look()
-        problem = None if look.problem is None else told(look.problem)
+        error = "" if look.problem is None else told(look.problem)
         if look.published is not None and look.numbers is not None:
             self._report.found(look.latest, [candidate.version for candidate in look.published])
             self._failures.keep(look.numbers)
-            problem = problem or self._missing(look.numbers)
+            error = error or self._missing(look.numbers)
         if look.problem is not None and fault_of(look.problem) is Fault.THE_MACHINES:
             now = time.monotonic()
             self._looks.failed(now)
@@ -110,17 +109,17 @@ class Reconciler:
             self._looks = Backoff()
         self._report.publisher(look.publisher)
         absent = look.latest is None and look.problem is None
-        absence = diagnosis.absence(self._replica.source.path) if absent else None
+        absence = diagnosis.absence(self._replica.source.path) if absent else ""
         self._report.waiting(absence, unread=look.problem is not None)
-        self._problem = problem
-        self._report.problem(problem or self._failures.reason or self._replica.trouble or None)
+        self._error = error
+        self._report.error(error or self._failures.reason or self._replica.trouble)
         return look
 
     def _soon(self, seconds: float) -> None:
         self.look_again = seconds if self.look_again is None else min(seconds, self.look_again)
 
-    def _missing(self, published: list[int]) -> str | None:
-        """Which versions were chosen, and are neither in the store nor in memory."""
+    def _missing(self, published: list[int]) -> str:
+        """Say which chosen versions are neither in the store nor in memory."""
         there = {*published, *self._report.now().resident}
         chosen = {f"the label {label!r} names": number for label, number in self._requests.labels.items()}
         if self._requests.pinned is not None:
@@ -128,13 +127,13 @@ class Reconciler:
         store = self._replica.source.path
         lost = [f"{how} version {number}" for how, number in chosen.items() if number not in there]
         lost += [f"a configuration names version {number}" for number in self._requests.beside if number not in there]
-        return f"{', '.join(lost)}, which store {store} does not have" if lost else None
+        return f"{', '.join(lost)}, which store {store} does not have" if lost else ""
 
     def _round(self, fresh: Iterable[OperatorRequest], store: Look | None) -> Version | None:
         """Without a look at the store, only versions in memory count."""
         look, whole = store or Look(), store is not None
         latest = look.latest.number if look.latest is not None and look.problem is None else None
-        known = Known(published=look.numbers, latest=latest, before=self._before)
+        known = Known(published=look.numbers, newest=latest, before=self._before)
         for number in self._requests.admit(fresh, self._report.now(), known):
             self._failures.pardon(number)
         pinned = self._requests.pinned

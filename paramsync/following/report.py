@@ -106,6 +106,8 @@ class Report:
         self._swaps = SwapLog(model)
         self._repeats = Repeats()  # of trouble with the store
         self._on_trial = False
+        self._error = ""  # of the last look at the store, or of this machine
+        self._waiting = ""  # why the store has no version
 
     def on_trial(self, trial: bool) -> None:
         """Whether it speaks of what may come to serve, beside a model of that name that may serve. Any thread."""
@@ -127,19 +129,22 @@ class Report:
         """The same without lags and ages."""
         return self._status
 
-    def problem(self, text: str | None) -> None:
-        """Trouble with the store, which changes nothing about what serves."""
-        if text is None:
+    def error(self, text: str) -> None:
+        """Report an error of the store or of this machine, or "" once it is over. What serves goes on serving."""
+        if not text:
             self._repeats.over()
-        elif text != self._status.last_error and (told := self._repeats.text(text)) is not None:
-            _log.warning("%s: %s", self.called, told, extra={"model": self._status.model})
-        self._set(last_error=text)
+        elif text != self._error and (line := self._repeats.text(text)) is not None:
+            _log.warning("%s: %s", self.called, line, extra={"model": self._status.model})
+        self._error = text
+        self._set(reason=self._error or self._waiting)
 
-    def waiting(self, reason: str | None, *, unread: bool) -> None:
-        """Why the store has no version; None where it has one, or it is `unread`: nobody can tell."""
-        if reason is not None and reason != self._status.waiting_for:
+    def waiting(self, reason: str, *, unread: bool) -> None:
+        """Report why the store has no version; "" if it has one, or if it is `unread`, so that nobody knows."""
+        if reason and reason != self._waiting:
             _log.warning("%s: waits for a version: %s", self.called, reason, extra={"model": self._status.model})
-        self._set(waiting_for=reason, store_lost=unread or (reason is not None and self._status.serving is not None))
+        self._waiting = reason
+        lost = unread or (bool(reason) and self._status.serving is not None)
+        self._set(reason=self._error or self._waiting, store_lost=lost)
 
     def found(self, latest: Version | None, published: Sequence[Version]) -> None:
         self._log_swaps()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from paramsync.errors import NotServingError
+from paramsync.status import nothing_serves
 from paramsync.version import InMemory, R, Version, View
 
 if TYPE_CHECKING:
@@ -66,8 +67,8 @@ class Residents(Generic[R]):
         self._prepares: tuple[Prepare[R], ...] = ()
         self.suspects: set[R] = set()
         """Versions in memory that may be damaged: its follower examines them. Any thread adds to it."""
-        self.obstacle = ""
-        """Why nothing serves, where its follower knows more than that no version has come."""
+        self.reason = ""
+        """Why nothing serves, as its follower knows it; see `Status.short_reason`."""
 
     # For everybody ----------------------------------------------------------------------------------------------------
 
@@ -102,8 +103,7 @@ class Residents(Generic[R]):
         """
         view = self._view
         if not view.recent:
-            why = f"no version from store {self.source.path} serves yet"
-            raise NotServingError(self.model, f"{why}: {self.obstacle}" if self.obstacle else why)
+            raise NotServingError(self.model, nothing_serves(self.source.path, self.reason))
         return view.take(self.model, version, label)
 
     def on_swap(self, prepare: Prepare[R]) -> Callable[[], None]:

@@ -109,7 +109,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, number: _Optional[int] = ..., state: _Optional[_Union[WorkerStatus.State, str]] = ..., since: _Optional[float] = ..., pid: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., private_bytes: _Optional[int] = ..., restarts: _Optional[int] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
-    __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "last_error", "swaps", "restore_seconds", "labels", "restores", "quarantines", "parts", "waiting_for", "serving_age_seconds", "since_publication_seconds", "not_served", "signed_by", "lag_versions", "publisher", "publisher_since", "rollback_to", "rollback_served")
+    __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "reason", "swaps", "restore_seconds", "labels", "restores", "quarantines", "parts", "serving_age_seconds", "since_publication_seconds", "not_served", "signed_by", "lag_versions", "publisher", "publisher_since", "rollback_to", "rollback_served")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[ModelStatus.State]
@@ -156,14 +156,13 @@ class ModelStatus(_message.Message):
     LAG_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LAG_STEPS_FIELD_NUMBER: _ClassVar[int]
     PINNED_FIELD_NUMBER: _ClassVar[int]
-    LAST_ERROR_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     SWAPS_FIELD_NUMBER: _ClassVar[int]
     RESTORE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LABELS_FIELD_NUMBER: _ClassVar[int]
     RESTORES_FIELD_NUMBER: _ClassVar[int]
     QUARANTINES_FIELD_NUMBER: _ClassVar[int]
     PARTS_FIELD_NUMBER: _ClassVar[int]
-    WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     SERVING_AGE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SINCE_PUBLICATION_SECONDS_FIELD_NUMBER: _ClassVar[int]
     NOT_SERVED_FIELD_NUMBER: _ClassVar[int]
@@ -183,14 +182,13 @@ class ModelStatus(_message.Message):
     lag_seconds: float
     lag_steps: int
     pinned: int
-    last_error: str
+    reason: str
     swaps: int
     restore_seconds: float
     labels: _containers.ScalarMap[str, int]
     restores: int
     quarantines: int
     parts: _containers.RepeatedCompositeFieldContainer[Part]
-    waiting_for: str
     serving_age_seconds: float
     since_publication_seconds: float
     not_served: _containers.ScalarMap[str, str]
@@ -200,7 +198,7 @@ class ModelStatus(_message.Message):
     publisher_since: float
     rollback_to: int
     rollback_served: bool
-    def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., last_error: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., labels: _Optional[_Mapping[str, int]] = ..., restores: _Optional[int] = ..., quarantines: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., waiting_for: _Optional[str] = ..., serving_age_seconds: _Optional[float] = ..., since_publication_seconds: _Optional[float] = ..., not_served: _Optional[_Mapping[str, str]] = ..., signed_by: _Optional[str] = ..., lag_versions: _Optional[int] = ..., publisher: _Optional[_Union[ModelStatus.Publisher, str]] = ..., publisher_since: _Optional[float] = ..., rollback_to: _Optional[int] = ..., rollback_served: bool = ...) -> None: ...
+    def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., reason: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., labels: _Optional[_Mapping[str, int]] = ..., restores: _Optional[int] = ..., quarantines: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., serving_age_seconds: _Optional[float] = ..., since_publication_seconds: _Optional[float] = ..., not_served: _Optional[_Mapping[str, str]] = ..., signed_by: _Optional[str] = ..., lag_versions: _Optional[int] = ..., publisher: _Optional[_Union[ModelStatus.Publisher, str]] = ..., publisher_since: _Optional[float] = ..., rollback_to: _Optional[int] = ..., rollback_served: bool = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("model", "version")

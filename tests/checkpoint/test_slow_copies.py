@@ -86,7 +86,7 @@ def test_it_serves_as_soon_as_its_last_file_is_whole(tmp_path: Path, write: Writ
             assert serving(follower) == 1
             (base / one).write_bytes(part)
             follower.run_once()
-    assert (serving(follower), follower.status().quarantined, follower.status().last_error) == (2, (), None)
+    assert (serving(follower), follower.status().quarantined, follower.status().reason) == (2, (), "")
 
 
 def take_away_the_second(base: Path) -> None:

@@ -14,9 +14,7 @@ from tests.support.servers import SERVING, TRAINING
 
 COLOURS = {"TERM": "xterm"}
 LONG = "recommender-candidate-generation-tower-european-union"
-CHINESE = pb.ModelStatus(
-    model="手写数字识别模型", state=pb.ModelStatus.WAITING, waiting_for="/store: no such directory"
-)
+CHINESE = pb.ModelStatus(model="手写数字识别模型", state=pb.ModelStatus.WAITING, reason="/store: no such directory")
 FLEET = [
     StatusRow("10.0.0.1:8502", SERVING),
     StatusRow("10.0.0.2:8502", pb.ModelStatus(model=LONG, state=pb.ModelStatus.SERVING, lag_seconds=0, pinned=7)),

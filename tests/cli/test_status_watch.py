@@ -78,7 +78,7 @@ def watching(*arguments: str, **options: object) -> Iterator[subprocess.Popen[st
 
 def test_a_line_says_what_serves_and_what_is_wrong() -> None:
     assert _sentence(NEXT) == "version 421 serves; up to date"
-    waiting = _sentence(pb.ModelStatus(waiting_for="/s is empty"))
+    waiting = _sentence(pb.ModelStatus(reason="/s is empty"))
     assert waiting.startswith("no version serves; ")
     assert waiting.endswith("; waits for a version: /s is empty")
 

@@ -165,13 +165,13 @@ def test_graphs_that_do_not_fit_are_reported_until_they_do_and_the_last_pair_goe
     assert parts.replicas[0].serving().version.number == 4
     assert parts.ask() == (6.0, [2, 3])
     problem = "outputs of encoder: expected some of z, found y"
-    assert parts.connection.problem == parts.connection.status().last_error == problem
+    assert parts.connection.reason == parts.connection.status().reason == problem
     parts.swap(1, 5)
     assert parts.ask() == (6.0, [2, 3])
-    assert parts.connection.problem == problem
+    assert parts.connection.reason == problem
     parts.swap(0, 6)
     assert parts.ask() == (30.0, [6, 5])
-    assert parts.connection.problem is None
+    assert parts.connection.reason == ""
 
 
 def test_one_that_never_fitted_says_why_it_does_not_serve(parts: Parts) -> None:

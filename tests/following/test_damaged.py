@@ -87,7 +87,7 @@ def test_told_to_serve_damaged_versions_it_does_until_there_is_a_good_one_and_sa
         follower.run_once()
         status = follower.status()
         assert (status.state, serving(follower), quarantined(follower)) == (State.DAMAGED, 1, [1])
-        assert "version 1 is quarantined" in status.obstacle
+        assert "version 1 is quarantined" in status.short_reason
         assert (ask(follower)[1], proven(*ask(follower))) == (1, False)
     followed(follower, publisher, 2)
     assert (follower.status().state, follower.status().resident) == (State.SERVING, (2,))

@@ -18,7 +18,7 @@ from tests.support.published import Doubled, Publisher, ask, proven
 def test_a_missing_store_is_waited_for(follower: Follower) -> None:
     assert follower.run_once() is None
     status = follower.status()
-    assert (status.state, status.last_error, status.published) == (State.WAITING, None, None)
+    assert (status.state, status.reason, status.published) == (State.WAITING, "", None)
 
 
 def test_an_empty_store_is_waited_for(follower: Follower, publisher: Publisher) -> None:

@@ -80,7 +80,7 @@ def test_a_labelled_version_stays_when_the_store_has_it_no_more(follower: Follow
         follower.run_once()
     assert not (publisher.path / "ckpt-1.index").exists()
     assert seen(follower, "stable") == (1, [1.0] * PARAMETERS)
-    assert (follower.status().resident, follower.status().last_error) == ((11, 10, 1), None)
+    assert (follower.status().resident, follower.status().reason) == ((11, 10, 1), "")
 
 
 def test_a_label_keeps_the_version_it_has_when_that_is_rewritten(follower: Follower, publisher: Publisher) -> None:

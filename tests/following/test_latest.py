@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from paramsync.following.follower import Follower
-from paramsync.following.operator_request import Change
 from paramsync.following.operator_requests import Action
+from paramsync.following.pins_file import Change
 from paramsync.following.replica import Replica
 from paramsync.inference.resident import Resident
 from paramsync.sources.source import ProgressCallback

@@ -92,7 +92,7 @@ def test_the_last_version_serves_once_there_are_descriptors_again(
             follower.run_once()
         status = follower.status()
         if status.serving is None:
-            assert "Too many open files" in (status.last_error or "")
+            assert "Too many open files" in status.reason
             assert len([one for one in logged() if "Too many open files" in one]) == 1
         assert (quarantined(follower), status.quarantines) == ([], 0)
         if count == 0:
@@ -100,7 +100,7 @@ def test_the_last_version_serves_once_there_are_descriptors_again(
     follower.start(SILENT)  # which looks when it is told to, or has reasons of its own
     eventually(lambda: serving(follower) == 1, lambda: str(follower.status()))
     assert proven(*ask(follower))
-    eventually(lambda: follower.status().last_error is None, lambda: str(follower.status()))
+    eventually(lambda: follower.status().reason == "", lambda: str(follower.status()))
     follower.close()
 
 
@@ -109,7 +109,7 @@ def test_a_worker_without_descriptors_goes_on_by_itself_once_there_are_some(publ
     follower = follower_of(publisher.path, poll_seconds=3600.0)
     with free_descriptors(0):
         follower.start(SILENT)
-        eventually(lambda: follower.status().last_error, lambda: str(follower.status()))
+        eventually(lambda: follower.status().reason, lambda: str(follower.status()))
     eventually(lambda: serving(follower) == 1, lambda: str(follower.status()))
     follower.close()
 
@@ -143,11 +143,11 @@ def test_what_may_not_be_read_is_told_and_serves_once_it_may(
         as_nobody(follower.run_once)
     status = follower.status()
     assert quarantined(follower) == []
-    assert "Permission denied" in (status.last_error or "")
+    assert "Permission denied" in status.reason
     assert serving(follower) == (None if name in ("graph-*.pb", "checkpoint") else 1)
     path.chmod(before)
     eventually(lambda: as_nobody(follower.run_once) is not None, lambda: str(follower.status()))
-    assert (serving(follower), follower.status().last_error) == (2, None)
+    assert (serving(follower), follower.status().reason) == (2, "")
 
 
 def test_a_saved_model_that_may_not_be_read_is_told_and_serves_once_it_may(
@@ -159,7 +159,7 @@ def test_a_saved_model_that_may_not_be_read_is_told_and_serves_once_it_may(
     forbidden(path)
     as_nobody(follower.run_once)
     assert quarantined(follower) == []
-    assert "Permission denied" in (follower.status().last_error or "")
+    assert "Permission denied" in follower.status().reason
     path.chmod(0o644)
     eventually(lambda: as_nobody(follower.run_once) is not None, lambda: str(follower.status()))
     assert serving(follower) == 1
@@ -195,10 +195,10 @@ def test_a_newer_version_ends_what_is_said_of_one_that_could_not_be_read(
     publisher.publish(1)
     forbidden(publisher.path / "ckpt-1.index")
     as_nobody(follower.run_once)
-    assert follower.status().last_error is not None
+    assert follower.status().reason
     publisher.publish(2)
     as_nobody(follower.run_once)
-    assert (serving(follower), follower.status().last_error) == (2, None)
+    assert (serving(follower), follower.status().reason) == (2, "")
 
 
 def test_a_sync_tries_at_once_what_could_not_be_read(
@@ -266,7 +266,7 @@ def test_a_publisher_and_a_follower_that_run_out_of_descriptors_lose_nothing_by_
             follower.run_once()
             assert proven(*ask(follower))
         number = publisher.publish(number + 1).number
-        eventually(lambda: follower.run_once() or follower.status().last_error is None, lambda: str(follower.status()))
+        eventually(lambda: follower.run_once() or follower.status().reason == "", lambda: str(follower.status()))
         assert (serving(follower), quarantined(follower)) == (number, [])
         assert proven(*ask(follower))
     assert refused

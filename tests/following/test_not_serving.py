@@ -73,7 +73,7 @@ def test_a_store_that_cannot_be_read_is_the_reason_where_nothing_is_in_quarantin
 ) -> None:
     (publisher.path / "checkpoint").write_text("garbage {{{")
     follower.run_once()
-    with pytest.raises(NotServingError, match=re.escape(f"serves yet: {follower.status().last_error}")):
+    with pytest.raises(NotServingError, match=re.escape(f"serves yet: {follower.status().reason}")):
         follower.replica.take()
 
 

@@ -37,7 +37,7 @@ def test_a_pin_and_labels_survive_a_restart(publisher: Publisher, tmp_path: Path
     done(first, Action.LABEL, 1, "stable")
     second = restarted(publisher, tmp_path / "state")
     status = second.status()
-    assert (status.pinned, serving(second), status.labels, status.last_error) == (2, 2, {"stable": 1}, None)
+    assert (status.pinned, serving(second), status.labels, status.reason) == (2, 2, {"stable": 1}, "")
     assert proven(*ask(second))
     assert status.restores == 2  # nothing else was restored on the way
     done(second, Action.UNPIN)
@@ -71,7 +71,7 @@ def test_what_is_pinned_and_gone_is_reported_and_the_newest_is_served(publisher:
     follower = restarted(publisher, tmp_path / "state")
     status = follower.status()
     assert (serving(follower), status.pinned, status.labels) == (6, 1, {})
-    assert status.last_error == (
+    assert status.reason == (
         f"pinned to version 1, the label 'stable' names version 2, which store {publisher.path} does not have"
     )
     publisher.publish(7)
@@ -81,7 +81,7 @@ def test_what_is_pinned_and_gone_is_reported_and_the_newest_is_served(publisher:
         done(follower, Action.SYNC)
     done(follower, Action.UNPIN)
     done(follower, Action.UNLABEL, label="stable")
-    assert (serving(follower), follower.status().last_error) == (7, None)
+    assert (serving(follower), follower.status().reason) == (7, "")
     assert PinsFile(tmp_path / "state", "m", tmp_path / "m").read() == Choices()
 
 
@@ -244,7 +244,7 @@ def test_what_was_kept_of_another_store_does_not_count(publisher: Publisher, tmp
         publisher.publish(step)
     follower = restarted(publisher, tmp_path)
     status = follower.status()
-    assert (serving(follower), status.pinned, status.labels, status.last_error) == (2, None, {}, None)
+    assert (serving(follower), status.pinned, status.labels, status.reason) == (2, None, {}, "")
 
 
 def test_what_two_processes_choose_for_one_model_is_all_kept(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ from paramsync.following.report import Report
 def test_trouble_that_differs_by_its_version_alone_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     report = Report("m", Path("store"), pinned=None, clock=lambda: 0.0)
     for number in (1, 1, 2, 2, 3):
-        report.problem(f"version {number} is tried again: Cannot allocate memory")
-    assert report.now().last_error == "version 3 is tried again: Cannot allocate memory"
-    report.problem(None)
-    report.problem("version 4 is tried again: Cannot allocate memory")
+        report.error(f"version {number} is tried again: Cannot allocate memory")
+    assert report.now().reason == "version 3 is tried again: Cannot allocate memory"
+    report.error("")
+    report.error("version 4 is tried again: Cannot allocate memory")
     assert caplog.messages == [f"m: version {number} is tried again: Cannot allocate memory" for number in (1, 4)]

@@ -121,14 +121,14 @@ def test_what_serves_goes_on_and_the_fault_is_told(follower: Follower, publisher
         status = follower.status()
         assert (status.state, serving(follower), proven(*ask(follower))) == (State.SERVING, 1, True)
         if case.becomes == QUARANTINED:
-            assert (quarantined(follower), status.last_error, status.quarantines) == ([2], None, 1)
+            assert (quarantined(follower), status.reason, status.quarantines) == ([2], "", 1)
             assert case.says in status.quarantined[0].reason
         elif case.becomes == REPORTED:
             assert quarantined(follower) == []
-            assert case.says in (status.last_error or "nothing")
-            assert status.last_error
+            assert case.says in status.reason
+            assert status.reason
         else:
-            assert (quarantined(follower), status.last_error) == ([], None)
+            assert (quarantined(follower), status.reason) == ([], "")
 
 
 GRAPHS = [

@@ -59,7 +59,7 @@ def test_a_numbered_directory_that_cannot_be_looked_into_keeps_no_other_from_ser
     harm(tmp_path / "2")
     follower = Follower(Replica("m", tmp_path))
     follower.run_once()
-    assert (serving(follower), follower.status().last_error) == (3, None)
+    assert (serving(follower), follower.status().reason) == (3, "")
 
 
 def test_where_the_newest_directory_cannot_be_looked_into_the_one_before_serves(tmp_path: Path) -> None:

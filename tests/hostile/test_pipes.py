@@ -81,4 +81,4 @@ def test_a_graph_that_was_given_is_refused(tmp_path: Path, looked: list[Follower
 
 def test_a_base_that_is_a_pipe_is_told(tmp_path: Path, looked: list[Follower]) -> None:
     os.mkfifo(tmp_path / "base")
-    assert "expected a directory" in (look(tmp_path / "base", looked).status().last_error or "")
+    assert "expected a directory" in (look(tmp_path / "base", looked).status().reason or "")

@@ -38,7 +38,7 @@ def saved(
 def said(follower: Follower) -> str:
     follower.run_once()
     assert serving(follower) is None
-    return follower.status().last_error or "nothing"
+    return follower.status().reason or "nothing"
 
 
 def test_a_saver_that_calls_its_state_otherwise(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_a_saver_that_calls_its_state_otherwise(tmp_path: Path) -> None:
     saved(tmp_path)
     follower = saver_follower(tmp_path)
     follower.run_once()
-    assert (serving(follower), follower.status().last_error) == (2, None)
+    assert (serving(follower), follower.status().reason) == (2, "")
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -97,7 +97,7 @@ def test_what_can_be_served_is_and_nothing_is_said_of_what_lies_beside_it(tmp_pa
     (tmp_path / "2" / "model.tflite").touch()
     follower = follower_of(tmp_path)
     follower.run_once()
-    assert (serving(follower), follower.status().last_error) == (1, None)
+    assert (serving(follower), follower.status().reason) == (1, "")
 
 
 def test_nothing_is_said_of_what_may_still_become_something(tmp_path: Path) -> None:

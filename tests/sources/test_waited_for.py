@@ -61,7 +61,7 @@ def test_a_follower_says_what_it_waits_for_and_why(
     with caplog.at_level(logging.WARNING, "paramsync"):
         for _ in range(3):
             follower.run_once()
-    assert follower.status().waiting_for == expected
+    assert follower.status().reason == expected
     assert [record.getMessage() for record in caplog.records] == [f"m: waits for a version: {expected}"]
 
 
@@ -70,11 +70,11 @@ def test_nothing_is_waited_for_once_a_version_is_there_and_again_when_it_is_gone
 ) -> None:
     publisher.publish(7)
     follower.run_once()
-    assert follower.status().waiting_for is None
+    assert follower.status().reason == ""
     publisher.close()
     shutil.rmtree(tmp_path / "m")
     follower.run_once()
-    assert follower.status().waiting_for == f"{tmp_path / 'm'}: no such directory, {tmp_path} is there"
+    assert follower.status().reason == f"{tmp_path / 'm'}: no such directory, {tmp_path} is there"
     assert follower.status().serving is not None
 
 
@@ -82,10 +82,10 @@ def test_status_says_what_is_waited_for(
     running: Running, nobody: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     expected = f"{tmp_path / 'm'}: no such directory, {tmp_path} is there"
-    eventually(lambda: running.server.models.find("m").status().waiting_for, lambda: "a first look")
+    eventually(lambda: running.server.models.find("m").status().reason, lambda: "a first look")
     arguments = ["status", "--inferencer", f"127.0.0.1:{running.control_port}", "--trainer", nobody]
     assert main([*arguments, "--json"]) == 0
     (model,) = json.loads(capsys.readouterr().out)["servers"][0]["models"]
-    assert model["waiting_for"] == expected
+    assert model["reason"] == expected
     assert main(arguments) == 0
     assert f"m: waits for a version: {expected}" in " ".join(capsys.readouterr().out.split())

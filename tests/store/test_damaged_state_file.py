@@ -81,7 +81,7 @@ def test_the_open_publisher_goes_on_and_its_versions_are_served(
     number = publisher.publish(3).number
     assert number > 2
     follower.run_once()
-    assert (serving(follower), follower.status().last_error) == (number, None)
+    assert (serving(follower), follower.status().reason) == (number, "")
     assert proven(*ask(follower))
     assert [one.number for one in Store(publisher.path).versions()] == [1, 2, number]
 

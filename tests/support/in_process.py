@@ -20,7 +20,7 @@ from inferencer.transport.listeners import listeners_at, port_of
 from inferencer.worker.server import PredictionServer
 from paramsync.following.composite import Connection
 from paramsync.following.follower import Follower
-from paramsync.following.operator_request import Change
+from paramsync.following.pins_file import Change
 from paramsync.following.replica import Replica
 from paramsync.inference import batchable
 from paramsync.inference.resident import Resident

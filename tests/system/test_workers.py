@@ -276,7 +276,7 @@ def test_models_that_are_joined_answer_once_they_fit_and_go_on_while_they_do_not
     list(program.sync.Sync(pb.SyncRequest(model="encoder"), timeout=LONG))
     assert ask_joined(program) == (6.0, 2)
     [status] = program.sync.GetStatus(pb.GetStatusRequest(model="joined"), timeout=LONG).models
-    assert status.last_error
+    assert status.reason
     assert status.serving.number == 2
     publish_wide(tmp_path / "encoder", 3, 6, 5.0)
     list(program.sync.Sync(pb.SyncRequest(model="encoder"), timeout=LONG))

@@ -95,7 +95,7 @@ class KServe:
                 if state == "READY" or not request.ready:
                     response.models.add(name=model.name, version=str(course.number), state=state, reason=course.reason)
             if not courses and not request.ready:
-                reason = status.last_error or f"store {status.store} has no version yet"
+                reason = status.reason or f"store {status.store} has no version yet"
                 response.models.add(name=model.name, state="UNAVAILABLE", reason=reason)
         return response
 
@@ -114,7 +114,7 @@ class KServe:
             await asyncio.wait({synced}, timeout=_LOOK_SECONDS)
             empty = [follower.status() for follower in followers if follower.status().published is None]
             if empty and not synced.done():
-                why = empty[0].last_error or f"store {empty[0].store} has no version yet"
+                why = empty[0].reason or f"store {empty[0].store} has no version yet"
                 raise NotServingError(request.model_name, why)
             await synced
         finally:

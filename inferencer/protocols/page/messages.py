@@ -87,8 +87,7 @@ def of_status(status: Status) -> dict[str, Any]:
             for case in status.quarantined[-_QUARANTINED:]
         ],
         "not_served": {name: short(why) for name, why in status.not_served.items()},
-        "last_error": None if status.last_error is None else short(status.last_error),
-        "waiting_for": None if status.waiting_for is None else short(status.waiting_for),
+        "reason": short(status.reason),
         "in_store": [number(one) for one in status.in_store[-_IN_STORE:]],
         "swaps": status.swaps,
         "restores": status.restores,

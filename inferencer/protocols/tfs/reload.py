@@ -14,8 +14,7 @@ from typing import Any, Protocol, TypeAlias
 from tensorflow_serving.config import model_server_config_pb2
 
 from paramsync.errors import InputError, RequestError, SettingsError, StoreError, UnknownVersionError
-from paramsync.following.operator_request import Change
-from paramsync.following.pins_file import MOST_LABELS, check_label
+from paramsync.following.pins_file import MOST_LABELS, Change, check_label
 from paramsync.host.files import shown
 
 from ...serving.access import ReloadRoots

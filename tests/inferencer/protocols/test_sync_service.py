@@ -68,7 +68,7 @@ def test_status_tells_all_there_is_to_know(served: Running, publisher: Publisher
     assert [(one.number, "finite" in one.reason) for one in status.quarantined] == [(9, True)]
     assert (status.lag_steps, status.lag_versions) == (2, 1)
     assert status.lag_seconds > 0
-    assert (status.HasField("pinned"), status.last_error, status.swaps) == (False, "", 1)
+    assert (status.HasField("pinned"), status.reason, status.swaps) == (False, "", 1)
 
 
 def test_pin_and_unpin(served: Running, publisher: Publisher) -> None:

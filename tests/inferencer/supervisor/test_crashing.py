@@ -125,7 +125,7 @@ def test_workers_that_end_again_and_again_are_reported_and_fail_health_until_the
     for _ in range(crashes.LOOP):
         end_worker(running, 0)
     text = "worker 0 ended 3 times in a row soon after its start"
-    eventually(lambda: text in (status(running).last_error or ""), lambda: f"that to be told: {status(running)}")
+    eventually(lambda: text in status(running).reason, lambda: f"that to be told: {status(running)}")
     eventually(lambda: healths(running) == [NOT_SERVING] * 2, lambda: "health to fail on both ports")
     assert running.health("m") == SERVING  # it does, by what is left
     assert (worker(running, 0).restarts, worker(running, 1).restarts) == (crashes.LOOP, 0)
@@ -135,7 +135,7 @@ def test_workers_that_end_again_and_again_are_reported_and_fail_health_until_the
     assert 0 < now.private_bytes < now.resident_bytes == pytest.approx(before.resident_bytes, rel=0.5)
     assert 'paramsync_worker_restarts_total{worker="0"} 3.0' in running.server._text().decode()
     assert "paramsync_workers_failing 1.0" in running.server._text().decode()
-    eventually(lambda: status(running).last_error is None, lambda: f"that to be over: {status(running)}")
+    eventually(lambda: status(running).reason == "", lambda: f"that to be over: {status(running)}")
     eventually(lambda: healths(running) == [SERVING] * 2, lambda: "health to be well again")
     assert answered(running) == 1
     assert status(running).quarantined == ()

@@ -84,7 +84,7 @@ def test_what_is_chosen_is_told_whoever_chose_it() -> None:
         replace(status, pinned=9),
         replace(status, pinned=7),
         replace(status, labels={"canary": 9}),
-        replace(status, labels={}, last_error="the disk is gone"),
+        replace(status, labels={}, reason="the disk is gone"),
     ]
     for change in changes:
         history.look(change, 5.0)

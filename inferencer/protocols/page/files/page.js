@@ -211,9 +211,9 @@ function wrongs(model) { // each with what to do about it, where that is known
   if (!status) return [];
   const found = [];
   const add = (text, advice = "") => found.push({ text: plain(model, text), advice });
-  if (!status.serving) add(status.waiting_for ? `Nothing serves: ${status.waiting_for}` : "Nothing serves yet.");
+  if (!status.serving) add(status.reason ? `Nothing serves: ${status.reason}` : "Nothing serves yet.");
   if (status.state === "damaged") add("What serves is damaged, and there is nothing else.");
-  if (status.last_error) add(status.last_error);
+  else if (status.reason) add(status.reason);
   const bad = newestIsBad(status);
   if (bad) add(`Version ${figure(bad.number)} is quarantined: ${bad.reason}`, bad.advice);
   if (status.publisher === "died") add(`The trainer died at ${time(status.publisher_since)}.`, "Answers get older until it is started again: look at its log.");
