@@ -134,7 +134,9 @@ def _notes(row: StatusRow, now: float, *, several: bool) -> list[Text]:
         bad.insert(0, publishing(model, now))
     notes = [Text(line(f"{who}: {note}"), BAD) for note in bad]
     if model.reason:
-        notes.append(Text(line(f"{who}: {model.reason}"), DOUBTFUL if model.state == pb.ModelStatus.WAITING else BAD))
+        waits = not model.HasField("serving")
+        text = f"{who}: waits for a version: {model.reason}" if waits else f"{who}: {model.reason}"
+        notes.append(Text(line(text), DOUBTFUL if waits else BAD))
     told = [] if several else _told(model, row.seconds, now)
     return [*([Text(line(f"{who}: {', '.join(told)}"))] if told else []), *notes]
 

@@ -150,7 +150,8 @@ def _sentence(model: pb.ModelStatus) -> str:
         [publishing(model, time.time())] if model.publisher in (pb.ModelStatus.FINISHED, pb.ModelStatus.DIED) else []
     )
     parts += [f"version {refused.number} is refused: {refused.reason}" for refused in model.quarantined[-1:]]
-    parts += [model.reason] if model.reason else []
+    if model.reason:
+        parts.append(model.reason if model.HasField("serving") else f"waits for a version: {model.reason}")
     return "; ".join(parts)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -21,11 +20,10 @@ from paramsync.following.composite import Connection
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import capture
-from paramsync.inference.joined import Joined
 from paramsync.inference.resident import Resident
 from paramsync.status import State
 from paramsync.version import Version
-from tests.support.stores import WRITERS, Scaled
+from tests.support.stores import Scaled
 
 X = np.random.default_rng(7).standard_normal((5, 6)).astype(np.float32)
 ROWS = np.ones([1, 6], np.float32)
@@ -100,21 +98,6 @@ def test_a_part_without_a_version_is_named(parts: Parts) -> None:
     assert parts.connection.status().state is State.SERVING
 
 
-def test_what_serves_already_is_joined_when_it_is_made(tmp_path: Path, parts: Parts) -> None:
-    parts.swap(0, 3)
-    parts.swap(1, 5)
-    late = Connection("late", *parts.replicas, {"x": "y"})
-    assert late.take().version.number == 5
-
-
-def test_each_swap_of_a_part_makes_a_new_pair(parts: Parts) -> None:
-    for part, number, expected in [(0, 2, None), (1, 3, [2, 3]), (0, 4, [4, 3]), (1, 7, [4, 7]), (1, 3, [4, 3])]:
-        parts.swap(part, number)
-        if expected:
-            assert parts.ask() == (expected[0] * expected[1], expected)
-    assert parts.connection.status().swaps == 4
-
-
 def test_requests_may_name_a_version_or_a_label_of_the_last_part(parts: Parts) -> None:
     parts.swap(0, 2)
     for number in (3, 4):
@@ -127,28 +110,6 @@ def test_requests_may_name_a_version_or_a_label_of_the_last_part(parts: Parts) -
         parts.ask(5)
     with pytest.raises(UnknownLabelError):
         parts.ask(label="stable")
-
-
-def test_who_asks_for_the_same_pair_holds_the_same_one(parts: Parts) -> None:
-    parts.swap(0, 2)
-    parts.swap(1, 3)
-    parts.swap(1, 4)
-    assert parts.connection.take(4) is parts.connection.take()
-    held = parts.connection.take(3)
-    assert parts.connection.take(3) is held
-
-
-def test_the_graph_is_built_once_and_swaps_only_change_parameters(parts: Parts) -> None:
-    parts.swap(0, 1)
-    parts.swap(1, 1)
-    graph = parts.connection.take().graph
-    restored = [parts.restored(number) for number in range(2, 200)]
-    began = time.thread_time()
-    for at, one in enumerate(restored):
-        parts.replicas[at % 2].swap(one)
-    assert (time.thread_time() - began) / len(restored) < 0.002
-    assert parts.connection.take().graph is graph
-    assert parts.ask() == (198.0 * 199.0, [198, 199])
 
 
 def other_graph(name: str = "z") -> Any:
@@ -172,24 +133,6 @@ def test_graphs_that_do_not_fit_are_reported_until_they_do_and_the_last_pair_goe
     parts.swap(0, 6)
     assert parts.ask() == (30.0, [6, 5])
     assert parts.connection.reason == ""
-
-
-def test_one_that_never_fitted_says_why_it_does_not_serve(parts: Parts) -> None:
-    parts.swap(0, 2, other_graph())
-    parts.swap(1, 3)
-    with pytest.raises(NotServingError, match="outputs of encoder: expected some of z, found y"):
-        parts.ask()
-    assert parts.connection.status().state is State.WAITING
-
-
-def test_both_graphs_may_change_at_once_between_two_pairs_that_fit(tmp_path: Path) -> None:
-    parts = Parts(tmp_path, inputs={"x": "y"})
-    parts.swap(0, 2)
-    parts.swap(1, 3)
-    doubled = Scaled()
-    traced = tf.function(lambda x: {"y": 2 * doubled(x)["y"]}, [tf.TensorSpec([None, 6], tf.float32, name="x")])
-    parts.swap(0, 4, capture(doubled, signatures={"serving_default": traced}).graph)
-    assert parts.ask() == (24.0, [4, 3])
 
 
 def test_two_parts_that_swap_at_the_same_time_end_as_the_pair_of_both(parts: Parts) -> None:
@@ -249,23 +192,6 @@ def test_answers_are_from_one_pair_while_both_parts_swap_all_the_time(parts: Par
     assert len(seen) > 1
 
 
-def test_a_pair_that_is_held_keeps_both_versions_until_it_is_let_go(parts: Parts) -> None:
-    parts.swap(0, 1)
-    parts.swap(1, 1)
-    held = parts.connection.take()
-    assert isinstance(held, Joined)
-    for number in range(2, 6):
-        for part in (0, 1):
-            parts.swap(part, number)
-            parts.replicas[part].tend()
-    assert 1 in parts.replicas[0].leaving
-    assert held.predict({"x": ROWS})["y"].numpy()[0, 0] == 1.0
-    del held
-    for replica in parts.replicas:
-        replica.tend()
-        assert 1 not in replica.leaving
-
-
 def test_one_that_is_closed_is_joined_no_more_and_may_go(parts: Parts) -> None:
     parts.swap(0, 1)
     parts.swap(1, 1)
@@ -276,20 +202,6 @@ def test_one_that_is_closed_is_joined_no_more_and_may_go(parts: Parts) -> None:
     del parts.connection
     gc.collect()
     assert gone() is None
-
-
-def test_one_that_is_made_while_a_part_swaps_has_the_new_version(parts: Parts) -> None:
-    parts.swap(0, 1)
-    parts.swap(1, 1)
-    made: list[Connection] = []
-
-    def make(_: Resident) -> Callable[[], None]:
-        made.append(Connection("late", *parts.replicas, {"x": "y"}))
-        return lambda: None
-
-    parts.replicas[0].on_swap(make)
-    parts.swap(0, 2)
-    assert [version.number for _, version in made[0].take().parts] == [2, 1]
 
 
 def test_a_graph_that_takes_long_to_join_keeps_no_part_from_swapping(
@@ -331,13 +243,3 @@ def test_a_graph_that_takes_long_to_join_keeps_no_part_from_swapping(
         swaps.join()
     assert [version.number for _, version in made[0].take().parts] == [1, 3]
     assert made[0].status().swaps == 1
-
-
-def test_names_that_cannot_be_prefixes_do_not_matter(tmp_path: Path) -> None:
-    replicas = (Replica("-a b", tmp_path / "a"), Replica("é", tmp_path / "b"))
-    connection = Connection("both", *replicas, {"x": "y"})
-    for number, replica in enumerate(replicas, start=2):
-        WRITERS[0](replica.source.path / str(number), number)
-        Follower(replica).run_once()
-    assert connection.take().predict({"x": ROWS})["y"].numpy()[0, 0] == 6.0
-    assert [name for name, _ in connection.take().parts] == ["-a b", "é"]

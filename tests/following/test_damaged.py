@@ -45,26 +45,6 @@ def test_the_version_in_memory_takes_the_place_of_the_damaged_one(follower: Foll
     assert proven(*ask(follower))
 
 
-def test_the_newest_good_version_of_the_store_takes_its_place(publisher: Publisher) -> None:
-    follower = Follower(Replica("m", publisher.path, resident=1))
-    followed(follower, publisher, 1, 2, 3)
-    publisher.overwrite(3)
-    follower.run_once()
-    assert (serving(follower), quarantined(follower), proven(*ask(follower))) == (2, [3], True)
-
-
-def test_a_newer_version_of_the_store_is_preferred_to_an_older_one_in_memory(
-    follower: Follower, publisher: Publisher
-) -> None:
-    followed(follower, publisher, 1)
-    publisher.publish(2)
-    followed(follower, publisher, 3)
-    assert follower.status().resident == (3, 1)
-    publisher.overwrite(3)
-    follower.run_once()
-    assert (serving(follower), follower.status().resident) == (2, (2, 1))
-
-
 def test_without_another_version_answers_fail_with_the_reason_until_there_is_one(
     follower: Follower, publisher: Publisher
 ) -> None:
@@ -137,19 +117,6 @@ def test_a_version_that_has_the_damaged_file_too_does_not_take_its_place(
     publisher.overwrite(3)
     follower.run_once()
     assert (serving(follower), quarantined(follower), follower.status().resident) == (1, [2, 3], (1,))
-
-
-def test_a_version_rewritten_in_place_by_another_whole_one_is_taken_anew(
-    follower: Follower, publisher: Publisher, tmp_path: Path
-) -> None:
-    followed(follower, publisher, 1)
-    other = Publisher(tmp_path / "other")
-    other.publish(1, tensors=values(7, captured()))
-    for file in other.path.glob("ckpt-1.*"):
-        rewrite(publisher.path / file.name, file.read_bytes())
-    follower.run_once()
-    assert (serving(follower), quarantined(follower), ask(follower)[0][0]) == (1, [], 7.0)
-    other.close()
 
 
 def test_files_that_were_only_touched_harm_nothing(follower: Follower, publisher: Publisher) -> None:

@@ -9,21 +9,18 @@ import numpy as np
 import pytest
 
 from paramsync.following.follower import Follower
+from paramsync.following.policy import Failures
 from paramsync.following.report import MOST_UNREAD
 from paramsync.status import EventKind, State
-from tests.support.followers import LONG, milestones, serving
-from tests.support.published import Doubled, Publisher, ask, proven
+from paramsync.version import Candidate, Version
+from tests.support.followers import LONG, milestones, quarantined, saver_follower, serving
+from tests.support.published import Doubled, Publisher, ask, proven, saver_store
 
 
 def test_a_missing_store_is_waited_for(follower: Follower) -> None:
     assert follower.run_once() is None
     status = follower.status()
-    assert (status.state, status.reason, status.published) == (State.WAITING, "", None)
-
-
-def test_an_empty_store_is_waited_for(follower: Follower, publisher: Publisher) -> None:
-    assert follower.run_once() is None
-    assert follower.status().state is State.WAITING
+    assert (status.state, status.published) == (State.WAITING, None)
 
 
 def test_the_newest_version_is_served_and_reported(follower: Follower, publisher: Publisher) -> None:
@@ -37,13 +34,6 @@ def test_the_newest_version_is_served_and_reported(follower: Follower, publisher
     assert (status.lag_seconds, status.lag_steps) == (0.0, 0)
     assert status.restore_seconds is not None
     assert proven(*ask(follower))
-
-
-def test_a_second_look_changes_nothing(follower: Follower, publisher: Publisher) -> None:
-    publisher.publish(1)
-    follower.run_once()
-    assert follower.run_once() is None
-    assert follower.status().swaps == 1
 
 
 def test_a_new_graph_is_swapped_together_with_its_parameters(follower: Follower, publisher: Publisher) -> None:
@@ -142,3 +132,39 @@ def test_versions_are_never_mixed_while_they_are_committed_all_the_time(
     assert follower.status().swaps >= 10
     assert all(len(mine) > 2 for mine in answered)
     assert serving(follower) == 51
+
+
+def test_a_graph_still_being_written_is_waited_for_and_then_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "m"
+    path.mkdir()
+    saver_store(path, 1)
+    meta = path / "model-1.meta"
+    content = meta.read_bytes()
+    follower = saver_follower(path)
+    meta.unlink()
+    for part in (None, b"", content[:100]):
+        if part is not None:
+            meta.write_bytes(part)
+        follower.run_once()
+        assert (serving(follower), quarantined(follower)) == (None, [])
+    monkeypatch.setattr("paramsync.following.policy.UNFINISHED_SECONDS", 0.0)
+    follower.run_once()
+    assert "not a readable meta graph" in follower.status().quarantined[0].reason
+    meta.unlink()
+    follower.run_once()
+    reason = follower.status().quarantined[0].reason
+    assert f"needs the graph file {meta}, which is not there: have Saver.save write it" in reason
+    meta.write_bytes(content)
+    follower.run_once()
+    assert (serving(follower), quarantined(follower)) == (1, [])
+
+
+def test_patience_doubles_and_ends_and_begins_again_with_other_files() -> None:
+    patience = Failures()
+    one = Candidate(Version(number=1, step=1, prefix="model-1", step_done_at=0.0, snapshot_at=0.0), "files")
+    assert [patience.incomplete(one, now) for now in (10.0, 10.05, 10.1, 11.0, 12.0)] == pytest.approx(
+        [0.05, 0.05, 0.1, 1.0, None]
+    )
+    assert patience.incomplete(Candidate(one.version, "others"), 13.0) == 0.05

@@ -44,10 +44,6 @@ def test_what_the_documentation_says_works(tmp_path: Path) -> None:
     assert "was played by version" in printed
 
 
-def test_importing_the_names_alone_does_not_import_tensorflow() -> None:
-    run("import sys, paramsync; assert 'tensorflow' not in sys.modules; assert 'Replica' in paramsync.__all__")
-
-
 def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
     import paramsync
 

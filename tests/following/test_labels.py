@@ -71,18 +71,6 @@ def test_a_label_moves_and_what_it_left_goes(follower: Follower, publisher: Publ
     assert follower.status().resident == (3,)
 
 
-def test_a_labelled_version_stays_when_the_store_has_it_no_more(follower: Follower, publisher: Publisher) -> None:
-    publisher.publish(1)
-    follower.run_once()
-    labelled(follower, "stable", 1)
-    for step in range(2, 12):
-        publisher.publish(step)
-        follower.run_once()
-    assert not (publisher.path / "ckpt-1.index").exists()
-    assert seen(follower, "stable") == (1, [1.0] * PARAMETERS)
-    assert (follower.status().resident, follower.status().reason) == ((11, 10, 1), "")
-
-
 def test_a_label_keeps_the_version_it_has_when_that_is_rewritten(follower: Follower, publisher: Publisher) -> None:
     publisher.publish(5, tensors=values(1.0, captured()))
     follower.run_once()
@@ -121,28 +109,6 @@ def test_a_version_that_is_nowhere_cannot_be_labelled(follower: Follower, publis
         labelled(follower, "canary", 7)
     with pytest.raises(UnknownLabelError, match="label 'canary' of model 'm' is not there; there are: none"):
         unlabelled(follower, "canary")
-
-
-def test_of_two_versions_for_one_label_the_later_counts(follower: Follower, publisher: Publisher) -> None:
-    for step in (1, 2, 3):
-        publisher.publish(step)
-    follower.run_once()
-    overtaken, done = follower.ask(Action.LABEL, 1, "stable"), follower.ask(Action.LABEL, 2, "stable")
-    follower.run_once()
-    assert done.result(0).labels == {"stable": 2}
-    with pytest.raises(SyncError, match="version 2 was given the label 'stable' before version 1 had it"):
-        overtaken.result(0)
-
-
-def test_a_label_asked_for_and_taken_away_at_once_is_not_given(follower: Follower, publisher: Publisher) -> None:
-    for step in (1, 2):
-        publisher.publish(step)
-    follower.run_once()
-    overtaken, done = follower.ask(Action.LABEL, 1, "stable"), follower.ask(Action.UNLABEL, label="stable")
-    follower.run_once()
-    assert done.result(0).labels == {}
-    with pytest.raises(SyncError, match="the label 'stable' was taken away before version 1 had it"):
-        overtaken.result(0)
 
 
 # Races ----------------------------------------------------------------------------------------------------------------
@@ -193,39 +159,3 @@ def test_a_label_is_given_though_a_pin_interrupts_its_restore(publisher: Publish
     assert pins[0].result(0).pinned == 2
     assert answer.result(0).labels == {"stable": 1}
     assert serving(follower) == 2
-
-
-def test_a_label_whose_caller_left_is_given_up(follower: Follower, publisher: Publisher) -> None:
-    for step in (1, 2):
-        publisher.publish(step)
-    follower.run_once()
-    answer = follower.ask(Action.LABEL, 1, "stable")
-    answer.cancel()
-    follower.run_once()
-    assert (follower.status().labels, follower.status().resident) == ({}, (2,))
-
-
-def test_a_label_is_gone_once_that_is_answered_though_a_pin_interrupts_the_round(publisher: Publisher) -> None:
-    follower = Follower(Replica("m", publisher.path, resident=3))
-    for step in (1, 2):
-        publisher.publish(step)
-        follower.run_once()
-    labelled(follower, "stable", 1)
-    publisher.publish(3)
-    answers: dict[Action, Future[Status]] = {}
-
-    def pin() -> None:
-        if follower.status().restoring == 3 and Action.PIN not in answers:
-            answers[Action.PIN] = follower.ask(Action.PIN, 2)
-
-    def unlabel(_: Future[Status]) -> None:
-        answers[Action.UNLABEL] = follower.ask(Action.UNLABEL, label="stable")
-        answers[Action.UNLABEL].add_done_callback(lambda _: left.append(dict(follower.replica.labels)))
-
-    left: list[dict[str, int]] = []
-    follower.subscribe(pin)
-    follower.ask(Action.LABEL, 2, "canary").add_done_callback(unlabel)  # answered before the store is looked at
-    for _ in range(2):
-        follower.run_once()
-    assert (answers[Action.UNLABEL].result(0).labels, left) == ({"canary": 2}, [{"canary": 2}])
-    assert answers[Action.PIN].result(0).pinned == 2

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future
-from pathlib import Path
-
-import pytest
-
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.pins_file import Change
 from paramsync.following.replica import Replica
 from paramsync.inference.resident import Resident
 from paramsync.sources.source import ProgressCallback
-from paramsync.status import EventKind, Status
+from paramsync.status import EventKind
 from paramsync.version import Version
-from tests.support.configurations import answers, apply, model
 from tests.support.followers import quarantined, serving
 from tests.support.published import Publisher, ask, proven
-from tests.support.running import Running, refused, request, synced
 
 
 def of(publisher: Publisher, latest: int | None = 2) -> Follower:
@@ -36,19 +28,6 @@ def resident(follower: Follower) -> tuple[int, ...]:
     found = follower.status().resident
     assert all(proven(*ask(follower, number)) for number in found)
     return found
-
-
-def test_missing_ones_are_restored_at_the_start_after_the_newest(publisher: Publisher) -> None:
-    publish(publisher, 1, 2, 3, 4, 5)
-    follower = of(publisher, 3)
-    events = follower.subscribe(lambda: None)
-    follower.run_once()
-    assert resident(follower) == (5, 4, 3)
-    ends = (EventKind.RESTORED, EventKind.SWAPPED)
-    told = [(one.kind, one.version.number) for one in events.take() if one.kind in ends]
-    restored = EventKind.RESTORED
-    assert told == [(restored, 5), (EventKind.SWAPPED, 5), (restored, 4), (restored, 3)]
-    assert follower.status().swaps == 1
 
 
 def test_one_that_is_restored_when_its_follower_has_come_to_an_end_is_not_kept(publisher: Publisher) -> None:
@@ -117,45 +96,6 @@ def test_a_newer_one_is_not_kept_waiting_by_an_older_one(publisher: Publisher) -
     assert quarantined(follower) == []
 
 
-def test_a_pin_stays_and_nothing_newer_is_brought_in_until_it_goes(publisher: Publisher) -> None:
-    publish(publisher, 1, 2, 3)
-    follower = of(publisher)
-    follower.run_once()
-    answer = follower.ask(Action.ROLLBACK)
-    follower.run_once()
-    assert (answer.result(0).pinned, follower.status().restores) == (2, 2)
-    publish(publisher, 4, 5)
-    follower.run_once()
-    assert resident(follower) == (2, 3)
-    follower.ask(Action.UNPIN)
-    follower.run_once()
-    assert (resident(follower), serving(follower)) == ((5, 4), 5)
-
-
-def test_how_many_may_change_while_it_follows(publisher: Publisher) -> None:
-    publish(publisher, 1, 2, 3, 4)
-    follower = of(publisher, None)
-    follower.run_once()
-    assert resident(follower) == (4,)
-    for count, expected in ((3, (4, 3, 2)), (1, (4,)), (2, (4, 3)), (None, (4,))):
-        changed(follower, Change(latest=count))
-        assert resident(follower) == expected, count
-    publish(publisher, 5)
-    follower.run_once()
-    assert resident(follower) == (5, 4)  # those that served last
-
-
-def changed(follower: Follower, change: Change) -> Status:
-    follower.hold(change)
-    prepared: Future[Status] = follower.ask(Action.PREPARE, change=change)
-    follower.run_once()
-    prepared.result(0)
-    done = follower.ask(Action.CHANGE, change=change)
-    follower.hold(None)
-    follower.run_once()
-    return done.result(0)
-
-
 def test_what_a_change_holds_stays_in_memory_until_it_is_chosen(publisher: Publisher) -> None:
     publish(publisher, 1, 2, 3)
     follower = of(publisher, None)
@@ -174,33 +114,3 @@ def test_what_a_change_holds_stays_in_memory_until_it_is_chosen(publisher: Publi
     follower.hold(None)
     follower.run_once()
     assert resident(follower) == (1, 9)
-
-
-@pytest.fixture
-def begun(publisher: Publisher, tmp_path: Path) -> Iterator[Running]:
-    """A server that found versions 7 to 9 when it started, so that 9 alone is in memory."""
-    publish(publisher, 7, 8, 9)
-    running = Running(tmp_path / "m")
-    synced(running)
-    yield running
-    running.drain()
-    running.close()
-
-
-def test_the_canary_of_tensorflow_serving_answers_by_number(
-    begun: Running, publisher: Publisher, tmp_path: Path
-) -> None:
-    refused(begun.prediction_service.Predict, request(version=8))
-    follower = begun.server.models.follower("m")
-    apply(begun, model(tmp_path / "m", latest=2))
-    assert begun.server.models.follower("m") is follower
-    assert [answers(begun, version=number) for number in (8, 9)] == [8, 9]
-    publisher.publish(10)
-    synced(begun)
-    assert [answers(begun, version=number) for number in (9, 10)] == [9, 10]
-    refused(begun.prediction_service.Predict, request(version=8))
-    another = Publisher(tmp_path / "another")
-    publish(another, 1, 2, 3)
-    apply(begun, model(tmp_path / "m", latest=2), model(another.path, name="another", latest=3))
-    assert [answers(begun, name="another", version=number) for number in (1, 2, 3)] == [1, 2, 3]
-    another.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import grpc
 import pytest
@@ -11,12 +10,10 @@ from tensorflow_serving.apis import predict_pb2
 
 from paramsync.cli.__main__ import main
 from paramsync.errors import NotServingError
-from paramsync.following.composite import Connection
 from paramsync.following.follower import Follower
-from paramsync.following.replica import Replica
 from tests.support.http import call
 from tests.support.kserve import method, negated
-from tests.support.published import Publisher, follower_of
+from tests.support.published import Publisher
 from tests.support.running import Running, refused, request, synced
 
 REASON = re.compile("version 7 is quarantined: parameters of .*: expected finite values")
@@ -66,24 +63,6 @@ def test_the_reason_is_that_of_the_newest_and_goes_when_a_version_serves(
     publisher.publish(4)
     follower.run_once()
     assert follower.replica.take().version.number == 4
-
-
-def test_a_store_that_cannot_be_read_is_the_reason_where_nothing_is_in_quarantine(
-    follower: Follower, publisher: Publisher
-) -> None:
-    (publisher.path / "checkpoint").write_text("garbage {{{")
-    follower.run_once()
-    with pytest.raises(NotServingError, match=re.escape(f"serves yet: {follower.status().reason}")):
-        follower.replica.take()
-
-
-def test_a_connection_says_why_its_part_does_not_serve(tmp_path: Path, publisher: Publisher) -> None:
-    publisher.publish_bad(7)
-    first = follower_of(tmp_path / "m")
-    connection = Connection("both", first.replica, Replica("head", tmp_path / "head"), {"x": "y"})
-    first.run_once()
-    with pytest.raises(NotServingError, match=REASON.pattern):
-        connection.take()
 
 
 def test_the_readiness_check_of_tensorflow_servings_own_tests_ends(bad: Running) -> None:

@@ -31,20 +31,6 @@ def test_pin_goes_back_and_stays_until_unpin(working: Follower, publisher: Publi
     assert (status.pinned, serving(working)) == (None, 4)
 
 
-def test_pin_to_a_resident_version_works_after_it_was_pruned(follower: Follower, publisher: Publisher) -> None:
-    publisher.publish(1)
-    follower.run_once()
-    for step in range(2, 9):
-        publisher.publish(step)
-    follower.run_once()
-    assert not (publisher.path / "ckpt-1.index").exists()
-    answer = follower.ask(Action.PIN, 1)
-    follower.run_once()
-    assert answer.result(0).resident == (1, 8)
-    assert ask(follower)[1] == 1
-    assert proven(*ask(follower))
-
-
 def test_a_pin_that_fails_changes_nothing(working: Follower, publisher: Publisher) -> None:
     publisher.publish_bad(1)
     publisher.publish(2)
@@ -81,29 +67,6 @@ def test_of_two_pins_in_one_look_the_later_counts_and_none_that_failed_changed_a
     follower.run_once()
     assert isinstance(failed.exception(0), SyncError)
     assert (follower.status().pinned, serving(follower)) == (2, 2)
-
-
-def test_a_pin_overtaken_by_an_unpin_is_told_so(follower: Follower, publisher: Publisher) -> None:
-    for step in (1, 2):
-        publisher.publish(step)
-    follower.run_once()
-    overtaken, done = follower.ask(Action.PIN, 1), follower.ask(Action.UNPIN)
-    follower.run_once()
-    assert done.result(0).pinned is None
-    with pytest.raises(SyncError, match="was unpinned while"):
-        overtaken.result(0)
-
-
-@pytest.mark.parametrize("pin_first", [True, False])
-def test_what_is_asked_first_is_done_first(follower: Follower, publisher: Publisher, pin_first: bool) -> None:
-    for step in (1, 2):
-        publisher.publish(step)
-        follower.run_once()
-    asked = [(Action.PIN, 1), (Action.UNPIN, None)]  # a pin to a version in memory needs no look at the store
-    answers = [follower.ask(*one) for one in (asked if pin_first else reversed(asked))]
-    follower.run_once()
-    assert [one.exception(0) for one in answers] == [None, None]
-    assert follower.status().pinned == (None if pin_first else 1)
 
 
 def test_a_pin_whose_caller_left_before_it_came_true_is_given_up(tmp_path: Path) -> None:

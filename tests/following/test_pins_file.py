@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.pins_file import MOST_LABELS, Choices, PinsFile
 from paramsync.following.replica import Replica
-from tests.support.followers import LONG, serving
+from tests.support.followers import serving
 from tests.support.published import Publisher, ask, proven
 
 
@@ -46,24 +45,6 @@ def test_a_pin_and_labels_survive_a_restart(publisher: Publisher, tmp_path: Path
     assert (third.status().pinned, serving(third), third.status().labels) == (None, 4, {})
 
 
-def test_a_rollback_survives_a_restart(publisher: Publisher, tmp_path: Path) -> None:
-    first = restarted(publisher, tmp_path)
-    for step in (1, 2):
-        publisher.publish(step)
-        first.run_once()
-    done(first, Action.ROLLBACK)
-    assert serving(restarted(publisher, tmp_path)) == 1
-
-
-def test_a_pin_that_failed_is_not_kept(publisher: Publisher, tmp_path: Path) -> None:
-    publisher.publish_bad(1)
-    publisher.publish(2)
-    first = restarted(publisher, tmp_path)
-    with pytest.raises(SyncError):
-        done(first, Action.PIN, 1)
-    assert restarted(publisher, tmp_path).status().pinned is None
-
-
 def test_what_is_pinned_and_gone_is_reported_and_the_newest_is_served(publisher: Publisher, tmp_path: Path) -> None:
     PinsFile(tmp_path / "state", "m", tmp_path / "m").write(Choices(pinned=1, labels={"stable": 2}))
     for step in (5, 6):
@@ -83,19 +64,6 @@ def test_what_is_pinned_and_gone_is_reported_and_the_newest_is_served(publisher:
     done(follower, Action.UNLABEL, label="stable")
     assert (serving(follower), follower.status().reason) == (7, "")
     assert PinsFile(tmp_path / "state", "m", tmp_path / "m").read() == Choices()
-
-
-def test_what_is_pinned_and_cannot_be_used_is_quarantined_and_the_newest_is_served(
-    publisher: Publisher, tmp_path: Path
-) -> None:
-    PinsFile(tmp_path, "m", tmp_path / "m").write(Choices(pinned=1))
-    bad = publisher.publish_corrupt(1)
-    publisher.publish(2)
-    follower = restarted(publisher, tmp_path)
-    assert (serving(follower), follower.status().pinned) == (2, 1)
-    publisher.flip(bad)  # mended
-    follower.run_once()
-    assert serving(follower) == 1
 
 
 def test_labels_given_at_the_start_are_wanted_as_soon_as_their_versions_are_there(
@@ -199,14 +167,6 @@ def test_a_damaged_file_is_warned_of_and_written_anew(
     assert kept.read() == Choices(pinned=4)
 
 
-def test_a_folder_in_place_of_the_file_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (tmp_path / "m.json").mkdir()
-    kept = PinsFile(tmp_path, "m", tmp_path / "m")
-    assert kept.read() == Choices()
-    kept.write(Choices(pinned=4))
-    assert len(caplog.records) == 2
-
-
 def test_a_state_directory_that_cannot_be_written_costs_one_warning(
     publisher: Publisher, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -257,29 +217,3 @@ def test_what_two_processes_choose_for_one_model_is_all_kept(tmp_path: Path) -> 
     other.write(Choices(pinned=5, labels={"stable": 2}))
     one.write(Choices(pinned=3))  # the label is taken away, the pin is not spoken of
     assert PinsFile(tmp_path, "m", tmp_path / "m").read() == Choices(pinned=5, labels={"stable": 2})
-
-
-def test_of_what_two_processes_write_at_once_one_is_there_as_a_whole(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    began = threading.Barrier(3)
-
-    def write(number: int) -> None:
-        kept = PinsFile(tmp_path, "m", tmp_path / "m")
-        began.wait(LONG)
-        for at in range(150):
-            kept.write(Choices(pinned=number + at, labels={f"{number}-{one}": at for one in range(40)}))
-
-    writers = [threading.Thread(target=write, args=(number,)) for number in (1000, 2000)]
-    for one in writers:
-        one.start()
-    began.wait(LONG)
-    while any(one.is_alive() for one in writers):
-        PinsFile(tmp_path, "m", tmp_path / "m").read()
-    assert (caplog.text, [one.name for one in tmp_path.iterdir()]) == ("", ["m.json"])
-
-
-def test_without_a_directory_nothing_is_kept(tmp_path: Path) -> None:
-    kept = PinsFile(None, "m", tmp_path / "m")
-    kept.write(Choices(pinned=1))
-    assert kept.read() == Choices()

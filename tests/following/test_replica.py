@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from paramsync.errors import (
     CorruptCheckpointError,
     GraphError,
     InputError,
-    NotServingError,
     ParameterError,
     UnknownSignatureError,
-    UnknownVersionError,
     UnsafeGraphError,
 )
 from paramsync.following.replica import Replica
@@ -27,7 +25,6 @@ from tests.support.published import (
     Doubled,
     Gated,
     Publisher,
-    Witness,
     captured,
     saver_store,
     values,
@@ -49,31 +46,12 @@ def test_an_answer_comes_from_the_version_it_names(publisher: Publisher, replica
     assert outputs["total"].numpy().tolist() == [2.0 * 7 * PARAMETERS] * 3
 
 
-def test_only_the_outputs_asked_for_are_answered(publisher: Publisher, replica: Replica) -> None:
-    replica.swap(replica.restore(publisher.publish(7)))
-    assert set(replica.predict(X, outputs=["total"])[0]) == {"total"}
-
-
-def test_predict_before_any_version_says_where_none_is(replica: Replica, publisher: Publisher) -> None:
-    with pytest.raises(NotServingError, match=str(publisher.path)):
-        replica.predict(X)
-
-
 def test_restoring_changes_nothing_before_the_swap(publisher: Publisher, replica: Replica) -> None:
     replica.swap(replica.restore(publisher.publish(1)))
     restored = replica.restore(publisher.publish(2))
     assert replica.predict(X)[1].number == 1
     replica.swap(restored)
     assert replica.predict(X)[1].number == 2
-
-
-def test_the_version_before_stays_resident_and_no_more(publisher: Publisher, replica: Replica) -> None:
-    for step in (1, 2, 3):
-        replica.swap(replica.restore(publisher.publish(step)))
-    assert [one.version.number for one in replica.residents] == [3, 2]
-    assert replica.predict(X, version=2)[0]["seen"].numpy()[0] == 2.0
-    with pytest.raises(UnknownVersionError, match="there are: 2, 3"):
-        replica.predict(X, version=1)
 
 
 def test_a_version_in_use_outlives_its_files_and_its_place(publisher: Publisher, replica: Replica) -> None:
@@ -90,20 +68,6 @@ def test_restored_parameters_are_the_mapped_file(publisher: Publisher, replica: 
     path = publisher.path / "ckpt-5.data-00000-of-00001"
     assert str(path) in Path("/proc/self/maps").read_text()
     del restored
-
-
-def test_a_version_with_another_graph_brings_that_graph(publisher: Publisher, replica: Replica) -> None:
-    replica.swap(replica.restore(publisher.publish(1)))
-    replica.swap(replica.restore(publisher.publish(2, kind=Doubled)))
-    outputs, version = replica.predict(X)
-    assert set(outputs) == {"seen", "doubled"}
-    assert version.number == 2
-    assert set(replica.predict(X, version=1)[0]) == {"seen", "total"}
-
-
-def test_one_graph_is_built_once_for_many_versions(publisher: Publisher, replica: Replica) -> None:
-    first, second = replica.restore(publisher.publish(1)), replica.restore(publisher.publish(2))
-    assert first.graph is second.graph
 
 
 def test_a_missing_graph_file_is_named(publisher: Publisher, replica: Replica) -> None:
@@ -128,23 +92,6 @@ def test_a_graph_file_of_garbage_is_refused(publisher: Publisher, replica: Repli
         replica.restore(version)
 
 
-def test_a_fifo_in_place_of_a_graph_file_is_refused_and_holds_nobody_up(
-    publisher: Publisher, replica: Replica, tmp_path: Path
-) -> None:
-    version = publisher.publish(1)
-    graph = publisher.path / f"graph-{version.graph}.pb"
-    graph.unlink()
-    os.mkfifo(graph)
-    with pytest.raises(CorruptCheckpointError, match="expected a regular file"):
-        replica.restore(version)
-    saver_store(tmp_path / "v1", 1)
-    (tmp_path / "v1" / "model-1.meta").unlink()
-    os.mkfifo(tmp_path / "v1" / "model-1.meta")
-    store = Store(tmp_path / "v1")
-    with pytest.raises(CorruptCheckpointError, match="expected a regular file"):
-        Replica("m", store, inputs=["x:0"], outputs=["y:0"]).restore(store.versions()[0])
-
-
 def test_a_graph_that_does_more_than_compute_is_refused_by_the_name_of_its_op(publisher: Publisher) -> None:
     version = publisher.publish(1, kind=Gated)
     with pytest.raises(UnsafeGraphError, match=r"'MatchingFiles'.*, 'WriteFile'.*--allow-op NAME"):
@@ -156,37 +103,9 @@ def test_a_graph_that_does_more_than_compute_is_refused_by_the_name_of_its_op(pu
         Replica("m", Store(publisher.path)).restore(version)
 
 
-class Noted(Witness):
-    """Appends to a file whenever it computes."""
-
-    note = ""
-
-    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.float32, name="x")])
-    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
-        with tf.control_dependencies([tf.io.write_file(self.note, "")]):
-            return {"seen": tf.stack([part[0, 0] for part in self.parts]), "same": tf.identity(x)}
-
-
-def test_a_graph_that_is_new_is_called_once_before_anybody_asks(
-    publisher: Publisher, replica: Replica, tmp_path: Path
-) -> None:
-    note = tmp_path / "note"
-    Noted.note = str(note)
-    for step, called in ((1, True), (2, False)):
-        restored = replica.restore(publisher.publish(step, kind=Noted))
-        assert note.exists() is called
-        note.unlink(missing_ok=True)
-        replica.swap(restored)
-
-
 def test_a_graph_that_cannot_compute_on_made_up_inputs_is_served(publisher: Publisher, replica: Replica) -> None:
     replica.swap(replica.restore(publisher.publish(1, kind=Gated)))  # it cannot write a file without a name
     assert replica.take().version.number == 1
-
-
-def test_flipped_bytes_are_refused(publisher: Publisher, replica: Replica) -> None:
-    with pytest.raises(CorruptCheckpointError):
-        replica.restore(publisher.publish_corrupt(1))
 
 
 def first_name() -> str:
@@ -217,14 +136,6 @@ def test_a_parameter_that_does_not_fit_is_named_with_both_sides(
         replica.restore(publisher.publish(1, tensors=tensors))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_a_parameter_that_is_not_finite_is_refused(publisher: Publisher, replica: Replica, bad: float) -> None:
-    tensors = values(1, captured())
-    tensors[first_name()][63, 31] = bad
-    with pytest.raises(ParameterError, match=f"finite values in '{first_name()}', found NaN or infinity"):
-        replica.restore(publisher.publish(1, tensors=tensors))
-
-
 def test_wrong_requests_are_refused_with_both_sides(publisher: Publisher, replica: Replica) -> None:
     replica.swap(replica.restore(publisher.publish(1)))
     with pytest.raises(UnknownSignatureError, match="serving_default"):
@@ -246,3 +157,43 @@ def test_lists_and_numbers_of_another_dtype_are_taken_where_nothing_is_lost(
         assert (answer["total"].numpy().tolist(), version.number) == ([3.0 * 3 * PARAMETERS], 3)
     with pytest.raises(InputError, match=r"pass \.astype"):
         replica.predict({"x": [[1j, 2.0]]})
+
+
+X = {"x": np.ones([3, 2], np.float32)}
+
+
+def test_without_inputs_and_outputs_such_a_store_says_what_to_give(tmp_path: Path) -> None:
+    saver_store(tmp_path / "v1", 1)
+    store = Store(tmp_path / "v1")
+    with pytest.raises(GraphError, match="--inputs and --outputs"):
+        Replica("m", store).restore(store.versions()[0])
+
+
+def test_a_checkpoint_of_tensorflow_that_is_cut_while_it_serves_goes_on_serving(tmp_path: Path) -> None:
+    saver_store(tmp_path / "v1", 1)
+    store = Store(tmp_path / "v1")
+    replica = Replica("m", store, inputs=["x:0"], outputs=["y:0"])
+    replica.swap(replica.restore(store.versions()[0]))
+    os.truncate(next(tmp_path.glob("v1/*.data-*")), 0)
+    assert next(iter(replica.predict(X)[0].values())).numpy().tolist() == [[1.0, 1.0]] * 3
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_damage_is_found_whether_or_not_values_are_looked_at(
+    publisher: Publisher, replica: Replica, finite: bool
+) -> None:
+    version = publisher.publish(1, finite=finite)
+    assert version.finite is finite
+    publisher.flip(version)
+    with pytest.raises(CorruptCheckpointError, match="expected checksum"):
+        replica.restore(version)
+
+
+def test_a_record_without_the_checksum_of_what_was_looked_at_is_not_believed(
+    publisher: Publisher, replica: Replica
+) -> None:
+    version = publisher.publish_believed(1, values(np.nan, captured()))
+    with pytest.raises(ParameterError, match="found NaN or infinity"):
+        replica.restore(replace(version, checksum=""))
+    with pytest.raises(CorruptCheckpointError, match="expected the record of the parameters in ckpt-1"):
+        replica.restore(replace(version, checksum="ab12"))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import time
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +11,10 @@ from pathlib import Path
 import pytest
 
 from paramsync.cli.__main__ import main
-from paramsync.rpc.client import Inferencer
 from paramsync.status import State, Status
-from paramsync.v1 import sync_pb2 as pb
 from paramsync.version import Version
 from tests.inferencer.serving.test_metrics import parsed
-from tests.support import jobs
-from tests.support.programs import Program, eventually
+from tests.support.programs import eventually
 from tests.support.published import Publisher
 from tests.support.running import Running
 
@@ -69,35 +64,3 @@ def test_metrics_and_status_say_how_old_what_serves_is(
     assert main(arguments) == 0
     text = capsys.readouterr().out
     assert re.search(r"m: training finished [\d.]+ m?s ago, published [\d.]+ s ago, answers are [\d.]+ s old", text)
-
-
-@pytest.mark.slow
-def test_a_killed_trainer_shows_in_the_status(tmp_path: Path, nobody: str, capsys: pytest.CaptureFixture[str]) -> None:
-    jobs.put(tmp_path)
-    store = tmp_path / "store"
-    serving = Program("inferencer", "--model", f"m={store}", *PORTS, log=tmp_path / "inferencer.log")
-    training = Program(
-        "trainer", "--store", store, "--control-port", "0", "--every-seconds", "0.2", log=tmp_path / "trainer.log"
-    )
-    with serving, training:
-        training.said("trainer ready")
-        control = serving.said(r"inferencer ready: .*control (\S+),")[1]
-        serving.said("version .* serves")
-        training.kill()
-        killed = time.monotonic()
-        with Inferencer(control) as inferencer:
-            eventually(lambda: inferencer.status()[0].publisher == pb.ModelStatus.DIED, lambda: "the death to be seen")
-            eventually(lambda: inferencer.status()[0].since_publication_seconds > 2, lambda: "some time")
-            (model,) = inferencer.status()
-        assert model.lag_seconds == 0
-        assert 2 < model.since_publication_seconds <= model.serving_age_seconds < time.monotonic() - killed + 60
-        assert main(["status", "--inferencer", control, "--trainer", nobody]) == 0
-        told = capsys.readouterr()
-        assert "trainer not reachable" in told.err
-        assert re.search(r"m: the trainer died \d\S* s ago", told.out)
-        assert main(["status", "--check", "--server", control]) == 1
-        assert re.match(r"degraded: m: the trainer died \d\S* s ago\n", capsys.readouterr().out)
-        assert serving.stop(signal.SIGTERM) == 0
-
-
-PORTS = ["--port", "0", "--control-port", "0", "--rest-port", "0"]

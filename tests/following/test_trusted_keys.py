@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 
 from paramsync.errors import SettingsError
 from paramsync.following.follower import Follower
@@ -93,13 +92,6 @@ def test_a_restore_tells_how_much_is_hashed_and_is_given_up_where_something_else
         Replica("m", signing.path, trust=[pair.public]).restore(version, give_up)
 
 
-def test_nan_is_refused_in_signed_versions_too(pair: Keys, signing: Publisher) -> None:
-    follower = following(signing.path, pair)
-    signing.publish_bad(1)
-    follower.run_once()
-    assert "NaN or infinity" in reasons(follower)[1]
-
-
 def test_an_old_version_is_not_taken_for_the_newest_while_a_newer_one_serves(pair: Keys, signing: Publisher) -> None:
     """Whoever can write into the store lists the old one alone; its signature is good."""
     follower = following(signing.path, pair)
@@ -124,12 +116,3 @@ def test_keys_to_trust_and_tensors_of_a_saver_are_not_for_one_store(tmp_path: Pa
         Replica("m", tmp_path, trust=[pair.public], inputs=["x:0"], outputs=["y:0"])
     with pytest.raises(SettingsError, match="cannot be read"):
         Replica("m", tmp_path, trust=[tmp_path / "none.pub"])
-
-
-def test_saved_models_are_refused_by_name(tmp_path: Path, pair: Keys) -> None:
-    model = tf.Module()
-    model.double = tf.function(lambda x: 2 * x, input_signature=[tf.TensorSpec([], tf.float32, name="x")])
-    tf.saved_model.save(model, str(tmp_path / "models" / "3"), signatures=model.double)
-    follower = following(tmp_path / "models", pair)
-    follower.run_once()
-    assert "found a SavedModel, which nobody can sign" in reasons(follower)[3]

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from google.protobuf import text_format
 
 from paramsync.errors import SettingsError, StoreError
-from paramsync.keras import PublishCallback
 from paramsync.store.commit import StoreWriter
 from paramsync.store.retention import MOST_BY_AGE, Retention
 from paramsync.store.store import Store, state_file
@@ -76,11 +76,9 @@ def test_no_more_than_some_stay_for_their_age() -> None:
         ({"keep_every": 60}, "keep_every: expected keep_for with it, found 60 alone"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_when_the_callback_is_made(
-    tmp_path: Path, options: dict[str, float], message: str
-) -> None:
+def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(SettingsError, match=f"^{message}$"):
-        PublishCallback(tmp_path, **options)  # type: ignore[arg-type]
+        Retention(**options)
 
 
 def test_a_store_keeps_old_versions_for_their_time_and_their_files(tmp_path: Path) -> None:

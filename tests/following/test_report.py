@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,7 @@ from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.policy import Publications
 from paramsync.following.replica import Replica
+from paramsync.following.report import Report, SwapLog
 from paramsync.store.store import record_file
 from paramsync.version import Version
 from tests.support.followers import quarantined, serving
@@ -114,3 +117,37 @@ def test_a_follower_that_starts_late_counts_all_publications(publisher: Publishe
         publisher.publish(step)
     follower.run_once()
     assert follower.status().lag_versions == 24
+
+
+def test_a_swap_is_logged_at_once_and_many_are_summed_up(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "paramsync.follower")
+    now = [100.0]
+    log = SwapLog("m", clock=lambda: now[0])
+    log.add(1, 0.002)
+    log.flush()
+    for number in range(2, 40):
+        now[0] += 0.2
+        log.add(number, 0.003)
+        log.flush()
+    assert caplog.messages == ["m: version 1 serves, after 2.0 ms"]
+    now[0] += 3.0
+    log.flush()  # the last of them is told although no other swap comes
+    assert caplog.messages[1:] == ["m: version 39 serves, the last of 38 swaps in 11 s, each after 3.0 ms (median)"]
+    log.flush()
+    now[0] += 60.0
+    log.flush()
+    log.add(40, 0.004)
+    log.flush()
+    assert caplog.messages[2:] == ["m: version 40 serves, after 4.0 ms"]
+    known = [(vars(record)["model"], vars(record)["version"]) for record in caplog.records]  # fields, in JSON
+    assert known == [("m", 1), ("m", 39), ("m", 40)]
+
+
+def test_trouble_that_differs_by_its_version_alone_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    report = Report("m", Path("store"), pinned=None, clock=lambda: 0.0)
+    for number in (1, 1, 2, 2, 3):
+        report.error(f"version {number} is tried again: Cannot allocate memory")
+    assert report.now().reason == "version 3 is tried again: Cannot allocate memory"
+    report.error("")
+    report.error("version 4 is tried again: Cannot allocate memory")
+    assert caplog.messages == [f"m: version {number} is tried again: Cannot allocate memory" for number in (1, 4)]
