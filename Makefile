@@ -17,19 +17,17 @@ STORES := tests/checkpoint/test_data_file.py \
 	tests/checkpoint/test_reader.py \
 	tests/checkpoint/test_reader_hostile.py \
 	tests/following/test_follower.py \
-	tests/following/test_follower_savers.py \
 	tests/following/test_labels.py \
 	tests/following/test_letting_go.py \
 	tests/following/test_pin.py \
 	tests/following/test_pins_file.py \
 	tests/following/test_replica.py \
-	tests/following/test_replica_trust.py \
 	tests/following/test_rollback.py \
 	tests/graphs/test_embeddings.py \
 	tests/hostile/test_bad_store_table.py \
 	tests/hostile/test_bad_stores.py \
 	tests/hostile/test_hostile_stores.py \
-	tests/publishing/test_batched_read.py \
+	tests/publishing/test_snapshot.py \
 	tests/sources/test_foreign.py \
 	tests/sources/test_records.py \
 	tests/sources/test_served_from.py \

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.errors import PublishError
+from paramsync.errors import PublishError, UnsafeGraphError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import capture
 from paramsync.publishing.publisher import Publisher
+from paramsync.store.store import Store
 from tests.support.followers import serving
 from tests.support.training import EVERY_STEP, latest
 
@@ -130,24 +131,6 @@ def test_a_module_or_function_is_traced_again_once_variables_are_others(tmp_path
         np.testing.assert_allclose(answer(tmp_path), expected(net), rtol=1e-6)
 
 
-def test_what_cannot_be_traced_again_is_told_and_not_published(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    net = Net()
-    concrete = tf.function(net.layer).get_concrete_function(tf.TensorSpec([None, 4], name="x"))
-    with Publisher(tmp_path, capture(concrete, root=net), schedule=EVERY_STEP) as publisher:
-        publisher.publish(1, wait=True)
-        net.layer.enable_lora(2)
-        for step in (2, 3, 4):
-            publisher.publish_if_due(step)
-        publisher.flush()
-        assert "ConcreteFunction" in (publisher.status().last_error or "")
-        with pytest.raises(PublishError, match="has other variables or layers than when it was captured"):
-            publisher.publish(5, wait=True)
-        assert len([one for one in caplog.records if "publication failed" in one.message]) == 1
-    assert latest(tmp_path).step == 1
-
-
 def test_a_change_that_cannot_be_served_is_told_once_and_published_when_it_is_gone(tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((3, 4), batch_size=2, name="x"), keras.layers.GRU(3, return_sequences=True)])
     with Publisher(tmp_path, model, schedule=EVERY_STEP) as publisher:
@@ -161,15 +144,20 @@ def test_a_change_that_cannot_be_served_is_told_once_and_published_when_it_is_go
     assert latest(tmp_path).step == 4
 
 
-def test_what_only_training_changes_is_no_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    model = network()
-    optimizer = keras.optimizers.Adam()
-    root = tf.train.Checkpoint(model=model, optimizer=optimizer)
-    captured = capture(model, root=root)
-    with Publisher(tmp_path, captured, schedule=EVERY_STEP) as publisher:
-        first = publisher.publish(1, wait=True)
-        optimizer.build(model.trainable_variables)
-        model.layers[1].trainable = False
-        assert publisher.publish(2, wait=True).graph == first.graph
-    assert not [one for one in caplog.records if "captured anew" in one.message]
+class ByPython(tf.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = tf.Variable([1.0, 2.0])
+
+    @tf.function(input_signature=[tf.TensorSpec([2], name="x")])
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(tf.numpy_function(lambda value: value + 1, [x * self.w], tf.float32), [2])
+
+
+def test_a_model_is_refused_too_unless_the_op_is_allowed(tmp_path: Path) -> None:
+    with pytest.raises(UnsafeGraphError, match="'PyFunc'"):
+        Publisher(tmp_path, ByPython())
+    with Publisher(tmp_path, ByPython(), allow_ops=["PyFunc"]) as publisher:
+        publisher.publish(1, wait=True)
+    with pytest.raises(UnsafeGraphError, match="'PyFunc'"):
+        Replica("m", Store(tmp_path)).restore(latest(tmp_path))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.publishing.write_behind import device_of, divide, fetch
+from paramsync.publishing.write_behind import device_of, fetch
 
 DTYPES = ["float32", "float64", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool", "complex64"]
 
@@ -68,18 +68,3 @@ def test_what_is_in_the_hosts_memory_stays_where_it_is() -> None:
     assert np.shares_memory(found["value"], np.asarray(value))
     assert found["other"] is other
     assert called == []
-
-
-def test_a_large_value_is_a_piece_by_itself() -> None:
-    assert list(divide("abcdef", [10, 20, 100, 30, 5, 5], 40)) == [["a", "b"], ["c"], ["d", "e", "f"]]
-    assert list(divide("ab", [100, 100], 40)) == [["a"], ["b"]]
-    assert list(divide([], [], 40)) == []
-
-
-def test_updates_after_the_snapshot_are_not_fetched() -> None:
-    variable = tf.Variable(tf.zeros([1000]))
-    values = {"one": variable.value(), "two": variable.value()}
-    variable.assign_add(tf.ones([1000]))
-    found = fetch(values, away=away)
-    assert not found["one"].any()
-    assert not found["two"].any()

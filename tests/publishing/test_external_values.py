@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.errors import ParameterError, PublishError, SettingsError
+from paramsync.errors import GraphError, ParameterError, SettingsError, StoreError
 from paramsync.graphs.capturing import capture
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.store import Store
-from paramsync.version import Version
 from tests.support.givens import VALUE, Affine, answer, put, values
 from tests.support.programs import ROOT
 from tests.support.training import EVERY_STEP
@@ -55,32 +53,6 @@ def test_tensorflow_reads_them_into_the_object_that_the_graph_is_of(store: Path)
     assert (model.shift.numpy() == 5).all()
 
 
-def test_keras_variables_go_by_their_paths(tmp_path: Path) -> None:
-    model = keras.Sequential([keras.Input((4,), name="x"), keras.layers.Dense(3, name="hidden"), keras.layers.Dense(1)])
-    put(tmp_path, model)
-    with Publisher.of_graph(tmp_path, schedule=EVERY_STEP) as publisher:
-        publisher.publish(1, values=lambda: {one.path: one for one in model.variables}, wait=True)
-    expected = model(np.ones([1, 4], np.float32)).numpy().reshape(-1)
-    np.testing.assert_allclose(answer(tmp_path), expected, rtol=1e-6)
-
-
-def test_names_that_two_variables_have_do_not_count(tmp_path: Path) -> None:
-    class Twins(tf.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.one, self.other = tf.Variable([1.0], name="same"), tf.Variable([2.0], name="same")
-
-        @tf.function(input_signature=[tf.TensorSpec([1], name="x")])
-        def __call__(self, x: tf.Tensor) -> tf.Tensor:
-            return x * self.one + self.other
-
-    put(tmp_path, Twins())
-    with Publisher.of_graph(tmp_path, schedule=EVERY_STEP) as publisher:
-        with pytest.raises(ParameterError, match=f"expected one{VALUE}, other{VALUE}"):
-            publisher.publish(1, values={"same": np.ones(1, np.float32)})
-        publisher.publish(2, values={f"{one}{VALUE}": np.ones(1, np.float32) for one in ("one", "other")})
-
-
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -106,15 +78,6 @@ def test_values_that_do_not_fit_are_refused_by_name_and_nothing_is_published(
         with pytest.raises(ParameterError, match=re.escape(message)):
             publisher.publish(1, values=lambda: given)
     assert Store(store).latest() is None
-
-
-def test_who_asked_for_a_version_is_answered_by_the_next_values_that_fit(store: Path) -> None:
-    with Publisher.of_graph(store, schedule=PublishSchedule(at_start=False)) as publisher:
-        asked = publisher.request()
-        with pytest.raises(ParameterError):
-            publisher.publish_if_due(1, values={})
-        publisher.publish_if_due(2, values=values())
-        assert asked.result(60).step == 2
 
 
 def test_without_values_there_is_nothing_to_publish(store: Path) -> None:
@@ -146,48 +109,6 @@ def test_values_are_asked_for_only_where_they_are_due(store: Path) -> None:
     assert answer(store) == [28.0] * 4
 
 
-def test_not_finite_values_are_refused_here_too(store: Path) -> None:
-    with Publisher.of_graph(store, schedule=EVERY_STEP) as publisher:
-        with pytest.raises(PublishError, match="NaN or infinity in shift/"):
-            publisher.publish(1, values=values() | {"shift_of_all": np.full(4, np.nan, ml_dtypes.bfloat16)}, wait=True)
-        assert publisher.status().refused == 1
-
-
-def test_the_graph_stays_while_versions_come_and_go(store: Path) -> None:
-    with Publisher.of_graph(store, schedule=EVERY_STEP, keep=1) as publisher:
-        for step in range(4):
-            publisher.publish(step, values=values(step), wait=True)
-    assert answer(store) == [6.0] * 4
-
-
-WITHOUT_TENSORFLOW = """
-import sys
-
-class Refusing:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("tensorflow", "keras"):
-            raise AssertionError(f"{name} is imported")
-
-sys.meta_path.insert(0, Refusing())
-
-import numpy as np, ml_dtypes
-from paramsync.publishing.publisher import Publisher
-from paramsync.publishing.schedule import PublishSchedule
-
-with Publisher.of_graph(sys.argv[1], schedule=PublishSchedule(every_steps=1), on_error="raise") as publisher:
-    for step in range(3):
-        shift = np.full(4, step, ml_dtypes.bfloat16)
-        publisher.publish_if_due(step, values={"scale_of_all": np.full(4, step, np.float32), "shift_of_all": shift})
-"""
-
-
-def test_neither_tensorflow_nor_keras_is_imported(store: Path) -> None:
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", WITHOUT_TENSORFLOW, str(store)]
-    subprocess.run(command, check=True, timeout=120, env=environment)
-    assert answer(store) == [4.0] * 4
-
-
 NOT_CLOSED = """
 import sys
 import numpy as np, ml_dtypes
@@ -214,22 +135,33 @@ def test_what_waits_is_written_where_a_program_ends_without_closing(store: Path)
     assert answer(store) == [4.0] * 4
 
 
-def test_metrics_are_those_of_the_call(store: Path) -> None:
-    metrics = {"loss": 1.0}
-    begun, go_on = threading.Event(), threading.Event()
+def test_a_store_without_a_graph_says_how_to_put_one_there(tmp_path: Path) -> None:
+    for store in (tmp_path, tmp_path / "none"):
+        with pytest.raises(
+            SettingsError, match=f"found none; publish it: paramsync graph publish MODULE:BUILD {store}"
+        ):
+            Publisher.of_graph(store, schedule=EVERY_STEP)
+    assert not (tmp_path / "none").exists()
 
-    def wait(version: Version) -> None:
-        begun.set()
-        assert go_on.wait(60)
 
-    with Publisher.of_graph(store, schedule=EVERY_STEP) as publisher:
-        publisher.subscribe(wait)
+def test_which_of_several_graphs_has_to_be_said(store: Path) -> None:
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    digests = sorted([put(store, model).graph.digest, capture(Affine()).graph.digest])
+    with pytest.raises(SettingsError, match=f"found 2; say which by its digest: {', '.join(digests)}"):
+        Publisher.of_graph(store, schedule=EVERY_STEP)
+    with pytest.raises(SettingsError, match=f"expected graph 'abc', found {', '.join(digests)}"):
+        Publisher.of_graph(store, "abc", schedule=EVERY_STEP)
+    with Publisher.of_graph(store, capture(Affine()).graph.digest, schedule=EVERY_STEP) as publisher:
         publisher.publish(1, values=values())
-        assert begun.wait(60)
-        publisher.publish(2, values=values(), metrics=metrics)
-        metrics["loss"] = 2.0
-        go_on.set()
-        assert publisher.flush(60)
-        published = publisher.status().published
-    assert published is not None
-    assert published.metrics == {"loss": 1.0}
+
+
+def test_a_graph_file_that_is_damaged_is_refused(store: Path) -> None:
+    (path,) = store.glob("graph-*.pb")
+    for content, message in ((b"\xff", "not readable"), (b"", "expected graph")):
+        path.write_bytes(content)
+        with pytest.raises(GraphError, match=message):
+            Publisher.of_graph(store, schedule=EVERY_STEP)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises((GraphError, StoreError), match="graph-"):
+        Publisher.of_graph(store, schedule=EVERY_STEP)

@@ -14,13 +14,9 @@ from paramsync.errors import SettingsError
 from paramsync.keras import PublishCallback
 from paramsync.publishing.metrics import Gate
 from paramsync.publishing.publisher import Publisher
-from paramsync.session import PublishHook
 from paramsync.store.store import Store
 from tests.publishing.test_keras import Unhurried, X, Y, fit, network, steps_of
-from tests.support.sessions import Net
 from tests.support.training import EVERY_STEP, TIMEOUT, Counters
-
-v1 = tf.compat.v1
 
 
 @pytest.mark.parametrize(
@@ -70,27 +66,6 @@ def test_a_loop_publishes_no_step_that_is_worse_than_what_is_published(tmp_path:
     assert steps_of(tmp_path) == [1, 3, 5]
 
 
-def test_a_gate_goes_on_from_what_was_published_before(tmp_path: Path) -> None:
-    for loss in (0.5, 0.6, 0.4):
-        with Publisher(tmp_path, Counters(), schedule=EVERY_STEP, publish_if="loss", keep=100) as publisher:
-            publisher.publish_if_due(3, {"loss": loss})
-    assert [version.metrics["loss"] for version in Store(tmp_path).versions()] == [0.5, 0.4]
-
-
-def test_what_failed_to_be_published_is_not_compared_with(tmp_path: Path) -> None:
-    model = Counters()
-    with Publisher(tmp_path, model, schedule=EVERY_STEP, publish_if="loss") as publisher:
-        publisher.publish_if_due(1, {"loss": 0.5})
-        assert publisher.flush(TIMEOUT)
-        model.many[0].assign(tf.fill(model.many[0].shape, float("nan")))
-        publisher.publish_if_due(2, {"loss": 0.1})
-        assert publisher.flush(TIMEOUT)
-        assert publisher.status().refused == 1
-        model.many[0].assign(tf.ones_like(model.many[0]))
-        publisher.publish_if_due(3, {"loss": 0.3})
-    assert steps_of(tmp_path) == [1, 3]
-
-
 def test_whoever_asks_for_a_publication_gets_it(tmp_path: Path) -> None:
     with Publisher(tmp_path, Counters(), schedule=EVERY_STEP, publish_if=lambda _: False) as publisher:
         publisher.begin(0)
@@ -121,31 +96,3 @@ def test_a_fit_publishes_the_ends_of_epochs_that_are_no_worse_and_no_worse_last_
     assert steps_of(tmp_path) == [8, 16]
     losses = [version.metrics["val_loss"] for version in Store(tmp_path).versions()]
     assert losses == sorted(losses, reverse=True)
-
-
-def test_a_fit_that_runs_again_with_a_gate_is_not_published_before_it_is_as_good(tmp_path: Path) -> None:
-    fit(network(keras.Input((4,))), PublishCallback(tmp_path, publish_if="loss"), epochs=20)
-    trained = steps_of(tmp_path)
-    fit(network(keras.Input((4,))), PublishCallback(tmp_path, every_steps=1, publish_if="loss"), epochs=1)
-    assert steps_of(tmp_path) == trained
-
-
-def test_a_start_that_is_wanted_is_published_whatever_the_gate_says(tmp_path: Path) -> None:
-    publishing = Unhurried(tmp_path, at_start=True, publish_if=lambda logs: "val_loss" in logs, on_error="raise")
-    fit(network(keras.Input((4,))), publishing, epochs=1)
-    assert steps_of(tmp_path) == [0]
-
-
-def test_a_session_publishes_no_run_that_is_worse(tmp_path: Path) -> None:
-    with tf.Graph().as_default():
-        net = Net()
-        hook = PublishHook(
-            tmp_path, inputs=net.x, outputs=net.y, every_steps=1, keep=100, metrics={"loss": net.loss},
-            publish_if=lambda metrics: metrics.get("loss", 1.0) < 0.1, on_error="raise",
-        )  # fmt: skip
-        with v1.train.SingularMonitoredSession(hooks=[hook]) as session:
-            losses = [session.run([net.loss, net.train])[0] for _ in range(60)]
-    assert losses[0] > 0.1 > losses[-1]
-    versions = Store(tmp_path).versions()
-    assert versions
-    assert all(version.metrics["loss"] < 0.1 for version in versions)

@@ -15,7 +15,6 @@ from paramsync.errors import PublishError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import capture
-from paramsync.keras import PublishCallback
 from paramsync.publishing.publisher import Publisher
 from paramsync.version import Version
 from tests.support.training import EVERY_STEP
@@ -153,17 +152,6 @@ def test_what_is_kept_is_published_as_it_is(tmp_path: Path, make: Callable[[], C
         assert not np.array_equal(before, now(model, inputs))
 
 
-def test_a_callback_publishes_what_is_adapted_during_a_fit(tmp_path: Path) -> None:
-    model, change, inputs = normalization()
-    model.compile("sgd", "mse")
-    callbacks = [
-        keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: change() if epoch == 1 else None),
-        PublishCallback(tmp_path, every_steps=1),
-    ]
-    model.fit(NUMBERS, np.ones((3, 2)), epochs=3, verbose=0, callbacks=callbacks)
-    np.testing.assert_allclose(answer(tmp_path, inputs), model(inputs), rtol=1e-6)
-
-
 def test_what_makes_no_difference_is_captured_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     made = Module()
@@ -177,27 +165,6 @@ def test_what_makes_no_difference_is_captured_once(tmp_path: Path, caplog: pytes
         made.offset = tf.constant(7.0)
         assert publisher.publish(5, wait=True).graph != versions[0].graph
         np.testing.assert_allclose(answer(tmp_path, NUMBERS), now(made, NUMBERS), rtol=1e-6)
-
-
-def test_the_same_value_is_no_change(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO")
-    model, _, _ = normalization()
-    with Publisher(tmp_path, model, schedule=EVERY_STEP) as publisher:
-        publisher.publish(1, wait=True)
-        model.layers[0].finalize_state()  # as loading weights does
-        publisher.publish(2, wait=True)
-    assert not [record for record in caplog.records if "another value" in record.message]
-
-
-def test_a_concrete_function_is_published_as_it_goes_on_computing(tmp_path: Path) -> None:
-    made = Module()
-    concrete = made.__call__.get_concrete_function()
-    with Publisher(tmp_path, capture(concrete, root=made), schedule=EVERY_STEP) as publisher:
-        publisher.publish(1, wait=True)
-        made.offset = tf.constant(3.0)
-        made.filled.insert([0, 1], [2.0, 7.0])
-        publisher.publish(2, wait=True)
-        np.testing.assert_allclose(answer(tmp_path, NUMBERS), concrete(tf.constant(NUMBERS)), rtol=1e-6)
 
 
 def test_what_could_not_be_captured_is_not_published_when_something_else_changes(tmp_path: Path) -> None:

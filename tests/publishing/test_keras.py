@@ -14,7 +14,6 @@ import pytest
 import tensorflow as tf
 
 from paramsync.errors import SettingsError, StoreLockedError
-from paramsync.following.replica import Replica
 from paramsync.keras import PublishCallback
 from paramsync.store.store import Store
 from tests.support.programs import ROOT
@@ -60,84 +59,6 @@ def steps_of(store: Path) -> list[int]:
 def test_a_fit_publishes_its_start_its_schedule_and_its_end(tmp_path: Path) -> None:
     fit(network(keras.Input((4,))), Unhurried(tmp_path, every_steps=6, on_error="raise", keep=100))
     assert steps_of(tmp_path) == [0, 6, 12, 16]
-
-
-def test_the_last_version_has_the_fitted_weights_and_the_loss(tmp_path: Path) -> None:
-    model, copy = network(keras.Input((4,))), network(keras.Input((4,)))
-    fit(model, PublishCallback(tmp_path, every_seconds=3600))
-    tf.train.Checkpoint(copy).read(tf.train.latest_checkpoint(tmp_path)).expect_partial()
-    np.testing.assert_array_equal(model.predict_on_batch(X), copy.predict_on_batch(X))
-    latest = Store(tmp_path).latest()
-    assert latest is not None
-    assert latest.metrics["loss"] > 0
-
-
-def test_a_second_fit_goes_on_counting(tmp_path: Path) -> None:
-    model = network(keras.Input((4,)))
-    callback = PublishCallback(tmp_path, every_steps=5)
-    fit(model, callback)
-    fit(model, callback)
-    latest = Store(tmp_path).latest()
-    assert latest is not None
-    assert latest.step == 32
-
-
-def test_several_steps_in_one_call_are_counted_one_by_one(tmp_path: Path) -> None:
-    model = network(keras.Input((4,)))
-    model.compile("sgd", "mse", steps_per_execution=3)
-    fit(model, Unhurried(tmp_path, every_steps=3, keep=100))
-    # 8 steps an epoch: its calls end after 3, 6 and 8 of them, and the last is too soon after the one before
-    assert steps_of(tmp_path) == [0, 3, 6, 11, 14, 16]
-
-
-def test_a_model_without_a_declared_input_is_published_too(tmp_path: Path) -> None:
-    fit(network(), PublishCallback(tmp_path))
-    latest = Store(tmp_path).latest()
-    assert latest is not None
-    assert latest.step == 16
-
-
-def test_a_fit_that_was_interrupted_does_not_keep_the_store_from_the_next(tmp_path: Path) -> None:
-    class Interrupted(Exception):
-        pass
-
-    class Interrupting(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-            raise Interrupted
-
-    model = network(keras.Input((4,)))
-    callback = PublishCallback(tmp_path)
-    with pytest.raises(Interrupted):
-        fit(model, callback, callbacks=[callback, Interrupting()])
-    with pytest.raises(StoreLockedError):
-        fit(model, PublishCallback(tmp_path))
-    fit(model, callback)
-
-
-def test_a_schedule_of_zero_is_refused_when_the_callback_is_made(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="every_steps"):
-        PublishCallback(tmp_path, every_steps=0)
-
-
-def test_a_model_that_does_not_say_its_inputs_is_published_with_them(tmp_path: Path) -> None:
-    class Two(keras.Model):
-        def __init__(self) -> None:
-            super().__init__()
-            self.dense = keras.layers.Dense(1)
-
-        def call(self, given: Any) -> Any:
-            return self.dense(given["left"]) + self.dense(given["right"])
-
-    model = Two()
-    model.compile("sgd", "mse")
-    specs = {name: tf.TensorSpec([None, 4], tf.float32) for name in ("left", "right")}
-    model.fit({"left": X, "right": X}, Y, verbose=0, callbacks=[PublishCallback(tmp_path, inputs=specs)])
-    latest = Store(tmp_path).latest()
-    assert latest is not None
-    replica = Replica("m", Store(tmp_path))
-    replica.swap(replica.restore(latest))
-    outputs, _ = replica.predict({"left": X, "right": X})
-    np.testing.assert_array_equal(outputs["outputs"], model.predict_on_batch({"left": X, "right": X}))
 
 
 class Averages(keras.callbacks.Callback):
@@ -188,31 +109,6 @@ def test_averages_of_an_optimizer_that_keeps_none_are_refused(tmp_path: Path) ->
         fit(network(keras.Input((4,))), PublishCallback(tmp_path, averages=True))
 
 
-def test_layers_that_are_frozen_and_unfrozen_between_fits_are_published_as_they_are(tmp_path: Path) -> None:
-    hidden = keras.layers.Dense(4, name="hidden")
-    model = network(keras.Input((4,)), hidden)
-    callback = PublishCallback(tmp_path, every_steps=1)
-    for trainable in (True, False, True):
-        hidden.trainable = trainable
-        model.compile("sgd", "mse")
-        fit(model, callback)
-        copy = network(keras.Input((4,)), keras.layers.Dense(4, name="hidden"))
-        tf.train.Checkpoint(copy).read(tf.train.latest_checkpoint(tmp_path)).expect_partial()
-        np.testing.assert_array_equal(model.predict_on_batch(X), copy.predict_on_batch(X))
-    numbers = [version.number for version in Store(tmp_path).versions()]
-    assert numbers == sorted(numbers)
-
-
-def test_a_fit_that_diverges_goes_on_and_its_last_good_version_stays_the_latest(tmp_path: Path) -> None:
-    model = network(keras.Input((4,)))
-    model.compile(keras.optimizers.SGD(1e30), "mse")
-    fit(model, PublishCallback(tmp_path, every_steps=1))
-    assert np.isnan(model.get_weights()[0]).all()
-    assert steps_of(tmp_path)[-1] < 3
-    fit(model, PublishCallback(tmp_path, every_steps=1, allow_nan=True))
-    assert steps_of(tmp_path)[-1] == 32
-
-
 def test_another_backend_is_told_what_to_do(tmp_path: Path) -> None:
     code = f"""
 import keras, numpy as np
@@ -231,21 +127,6 @@ assert "tensorflow" not in sys.modules
 """
     environment = {"KERAS_BACKEND": "jax", "PYTHONPATH": str(ROOT)}
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120, env=environment)
-
-
-@pytest.mark.slow
-def test_the_example_publishes_what_it_fitted(tmp_path: Path) -> None:
-    subprocess.run(
-        [sys.executable, "examples/keras_fit.py", str(tmp_path)],
-        cwd=ROOT,
-        check=True,
-        timeout=300,
-        env={"PYTHONPATH": str(ROOT)},
-    )
-    latest = Store(tmp_path).latest()
-    assert latest is not None
-    assert latest.step == 640
-    assert latest.metrics["accuracy"] > 0.8
 
 
 class WithItsOwn(keras.Model):

@@ -45,28 +45,6 @@ def test_weights_that_another_callback_restores_at_the_end_are_published(
     assert "on_train_end" not in vars(model.history)
 
 
-def test_averages_that_take_the_place_of_the_weights_at_the_end_are_published(tmp_path: Path) -> None:
-    model = model_of_one_layer(use_ema=True, ema_momentum=0.5)
-    fit(model, PublishCallback(tmp_path, every_steps=1, on_error="raise"))
-    assert_published(model, tmp_path)
-
-
-def test_weights_that_nobody_changes_at_the_end_are_published_once(tmp_path: Path) -> None:
-    fit(model_of_one_layer(), PublishCallback(tmp_path, every_steps=1, on_error="raise", keep=100))
-    steps = steps_of(tmp_path)
-    assert (len(steps), steps[-1]) == (len(set(steps)), 16)
-
-
-def test_two_stores_of_one_fit_end_alike(tmp_path: Path) -> None:
-    model = model_of_one_layer()
-    stores = [tmp_path / "one", tmp_path / "other"]
-    callbacks = [PublishCallback(store, every_steps=1, on_error="raise") for store in stores]
-    fit(model, callbacks[0], epochs=9, callbacks=[*callbacks, first_epoch_is_best()])
-    for store in stores:
-        assert_published(model, store)
-        PublishCallback(store).on_train_end()
-
-
 def test_a_fit_whose_history_comes_first_publishes_its_end_too(tmp_path: Path) -> None:
     model, publishing = model_of_one_layer(), PublishCallback(tmp_path, every_seconds=3600)
     fit(model, publishing, callbacks=[keras.callbacks.History(), publishing])

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from paramsync.errors import SettingsError
-from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import capture
+from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
+from paramsync.publishing.write_behind import MetricReader
 from paramsync.store.store import Store
 from paramsync.version import Version
 from tests.support.training import EVERY_STEP, ON_REQUEST, TIMEOUT, Counters
-
-
-def network() -> keras.Model:
-    return keras.Sequential([keras.Input((4,), name="x"), keras.layers.Dense(3), keras.layers.BatchNormalization()])
 
 
 def test_every_published_version_has_the_values_of_exactly_one_step(tmp_path: Path) -> None:
@@ -48,19 +45,6 @@ def test_every_published_version_has_the_values_of_exactly_one_step(tmp_path: Pa
     assert seen == [(step, {float(step)}) for step, _ in seen]
     assert [step for step, _ in seen] == sorted({step for step, _ in seen})
     assert seen[-1][0] == 600
-
-
-def test_tensorflow_reads_a_published_keras_model(tmp_path: Path) -> None:
-    model, copy = network(), network()
-    for index, weight in enumerate(model.weights):
-        weight.assign(np.full(weight.shape, index + 0.5))
-    with Publisher(tmp_path, model, schedule=EVERY_STEP) as publisher:
-        publisher.publish(7, wait=True)
-    prefix = tf.train.latest_checkpoint(tmp_path)
-    assert prefix == str(tmp_path / "ckpt-7")
-    tf.train.Checkpoint(copy).read(prefix).assert_existing_objects_matched().expect_partial()
-    for mine, theirs in zip(model.weights, copy.weights, strict=True):
-        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
 
 
 def test_what_is_not_trained_is_not_written_again_until_it_is_trained(tmp_path: Path) -> None:
@@ -91,21 +75,6 @@ def test_the_first_call_publishes_and_says_what(tmp_path: Path) -> None:
     latest = Store(tmp_path).latest()
     assert latest is not None
     assert (latest.number, latest.graph) == (13, version.graph)
-
-
-def test_without_a_publication_at_the_start_counting_begins_there(tmp_path: Path) -> None:
-    schedule = PublishSchedule(every_steps=10, at_start=False)
-    with Publisher(tmp_path, Counters(), schedule=schedule) as publisher:
-        assert publisher.publish_if_due(5) is None
-        assert publisher.publish_if_due(14) is None
-        assert publisher.publish_if_due(15) is not None
-
-
-def test_metrics_travel_in_the_version(tmp_path: Path) -> None:
-    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP) as publisher:
-        published = publisher.publish(1, wait=True, metrics={"loss": tf.constant(0.25), "accuracy": 0.5})
-    assert published.metrics == {"loss": 0.25, "accuracy": 0.5}
-    assert Store(tmp_path).latest() == published
 
 
 def test_versions_keep_rising_where_a_restart_falls_back_in_steps(tmp_path: Path) -> None:
@@ -164,28 +133,6 @@ def test_a_step_lower_than_the_one_before_gets_a_number_above_and_one_warning(
     assert warned == ["step 40 is published after step 100: versions go on rising, and say the step as it is given"]
 
 
-def test_several_functions_over_one_set_of_variables_are_published_as_one_graph(tmp_path: Path) -> None:
-    model = Counters()
-    doubled = tf.function(lambda x: 2.0 * model(x), input_signature=[tf.TensorSpec([], name="x")])
-    captured = capture(model, signatures={"plain": model.__call__, "doubled": doubled})
-    with Publisher(tmp_path, captured, schedule=EVERY_STEP) as publisher:
-        model.train()
-        version = publisher.publish(1, wait=True)
-    replica = Replica("m", Store(tmp_path))
-    replica.swap(replica.restore(version))
-    plain, _ = replica.predict({"x": np.float32(1)}, signature="plain")
-    twice, _ = replica.predict({"x": np.float32(1)}, signature="doubled")
-    assert 2 * float(next(iter(plain.values()))) == float(next(iter(twice.values())))
-
-
-def test_a_function_without_an_object_publishes_by_the_variables_names(tmp_path: Path) -> None:
-    scale = tf.Variable(3.0, name="scale")
-    function = tf.function(lambda x: x * scale, input_signature=[tf.TensorSpec([], name="x")])
-    with Publisher(tmp_path, capture(function), schedule=EVERY_STEP) as publisher:
-        publisher.publish(1, wait=True)
-    assert list(tf.train.load_checkpoint(str(tmp_path)).get_variable_to_shape_map()) == ["scale"]
-
-
 def test_a_capture_without_variables_is_refused(tmp_path: Path) -> None:
     tf.saved_model.save(Counters(), str(tmp_path / "saved"))
     with pytest.raises(SettingsError, match=r"no live variables.*Publisher\.of_graph"):
@@ -215,3 +162,24 @@ def test_an_average_of_another_shape_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=message):
         Publisher(tmp_path, Counters(), schedule=EVERY_STEP, averages=lambda _: wrong)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["two\nlines", "\x1b[31mred", "\udcff", "x" * 201, 5, None])
+def test_one_with_a_name_that_no_record_takes_is_left_out_with_one_warning(
+    name: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader = MetricReader()
+    for _ in range(2):
+        assert reader.read({name: 1.0, "loss": 0.5, "é/ü": 2}) == {"loss": 0.5, "é/ü": 2.0}
+    (record,) = caplog.records
+    assert "expected a name of at most 200 characters that can be shown" in record.getMessage()
+    assert record.getMessage().isprintable()
+    assert len(record.getMessage()) < 400
+
+
+def test_the_speed_of_a_training_that_goes_on_counts_from_its_first_step() -> None:
+    meter = Meter()
+    meter.advance(1_000_000, None, 50.0)
+    assert meter.steps_per_second == 0
+    meter.advance(1_000_020, None, 52.0)
+    assert (meter.step, meter.steps_per_second) == (1_000_020, 10.0)

@@ -56,14 +56,6 @@ def test_leaving_the_block_publishes_nothing_twice(tmp_path: Path) -> None:
     assert (publisher.status().publishes, step_of_latest(tmp_path)) == (1, 6)
 
 
-def test_leaving_the_block_publishes_nothing_that_was_not_asked_for(tmp_path: Path) -> None:
-    with Publisher(tmp_path, Counters(), schedule=ON_REQUEST) as publisher:
-        publisher.publish_if_due(1)
-    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP):
-        pass
-    assert step_of_latest(tmp_path) is None
-
-
 def test_an_error_in_the_block_publishes_nothing_more(tmp_path: Path) -> None:
     def train(publisher: Publisher) -> None:
         with publisher:
@@ -98,15 +90,6 @@ def test_close_publishes_nothing_and_answers_who_asked(tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="training has stopped"):
         future.result(0)
     assert Store(tmp_path).latest() is None
-
-
-def test_without_a_schedule_a_loop_publishes_when_it_says_so(tmp_path: Path) -> None:
-    with Publisher(tmp_path, Counters()) as publisher:
-        for step in range(1, 6):
-            if step % 2 == 0:
-                publisher.publish(step, wait=True)
-        assert publisher.status().publishes == 2
-    assert (publications(publisher), step_of_latest(tmp_path)) == (2, 4)
 
 
 def test_leaving_the_block_publishes_values_that_changed_after_their_step_was_published(tmp_path: Path) -> None:

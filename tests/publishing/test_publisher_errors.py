@@ -5,15 +5,21 @@ from __future__ import annotations
 import contextlib
 import shutil
 from pathlib import Path
+from typing import Any
 
 import keras
+import ml_dtypes
+import numpy as np
 import pytest
+import tensorflow as tf
 
-from paramsync.errors import GraphError, PublishError, SettingsError, StoreLockedError
+from paramsync.errors import GraphError, ParameterError, PublishError, SettingsError, StoreLockedError
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
+from paramsync.session import SessionPublisher
 from paramsync.store.store import Store
-from tests.support.training import EVERY_STEP, TIMEOUT, Counters
+from tests.support.givens import Affine, put, values
+from tests.support.training import EVERY_STEP, TIMEOUT, Counters, latest
 
 
 def test_training_survives_a_store_that_goes_away_and_publishes_when_it_is_back(tmp_path: Path) -> None:
@@ -71,17 +77,6 @@ def test_who_waits_for_a_publication_is_told_that_it_failed(tmp_path: Path) -> N
             publisher.publish(1, wait=True)
 
 
-def test_an_error_that_was_waited_for_is_not_raised_again(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with Publisher(store, Counters(), schedule=EVERY_STEP, on_error="raise") as publisher:
-        shutil.rmtree(store)
-        store.touch()
-        with pytest.raises(PublishError, match="store"):
-            publisher.publish(1, wait=True)
-        store.unlink()
-        publisher.publish_if_due(2)
-
-
 def test_a_second_publisher_is_refused(tmp_path: Path) -> None:
     with Publisher(tmp_path, Counters(), schedule=EVERY_STEP), pytest.raises(StoreLockedError):
         Publisher(tmp_path, Counters(), schedule=EVERY_STEP)
@@ -96,3 +91,57 @@ def test_a_model_that_is_not_built_is_refused_and_leaves_the_store_free(tmp_path
     with pytest.raises(GraphError, match="build it"):
         Publisher(tmp_path, keras.Sequential([keras.layers.Dense(1)]), schedule=EVERY_STEP)
     Publisher(tmp_path, Counters(), schedule=EVERY_STEP).close()
+
+
+NAN = values() | {"shift_of_all": np.full(4, np.nan, ml_dtypes.bfloat16)}
+
+
+@pytest.mark.parametrize("given", [{}, values() | {"more": 1}, None])
+@pytest.mark.parametrize("on_error", ["log", "raise"])
+def test_values_that_were_refused_are_not_refused_again_at_the_end(tmp_path: Path, given: Any, on_error: Any) -> None:
+    put(tmp_path, Affine())
+    with Publisher.of_graph(tmp_path, schedule=EVERY_STEP, on_error=on_error) as publisher:
+        publisher.publish(1, values=values(), wait=True)
+        with pytest.raises((ParameterError, SettingsError)):
+            publisher.publish_if_due(2, values=given)
+        with pytest.raises((ParameterError, SettingsError)):
+            publisher.publish(3, values=given)
+    assert latest(tmp_path).step == 1
+
+
+def test_nan_that_was_waited_for_is_not_refused_again_at_the_end(tmp_path: Path) -> None:
+    put(tmp_path, Affine())
+    with Publisher.of_graph(tmp_path, on_error="raise") as publisher, pytest.raises(PublishError, match="NaN"):
+        publisher.publish(1, values=NAN, wait=True)
+    assert Store(tmp_path).latest() is None
+
+
+def test_a_session_that_was_closed_too_early_is_told_of_once(tmp_path: Path) -> None:
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, 4], "x")
+        y = tf.matmul(x, tf.compat.v1.get_variable("w", [4, 1]))
+        with SessionPublisher(tmp_path, x, y, schedule=EVERY_STEP) as publisher:
+            with tf.compat.v1.Session() as session:
+                session.run(tf.compat.v1.global_variables_initializer())
+                publisher.publish_session(session, 1, wait=True)
+            with pytest.raises(PublishError, match="session is closed"):
+                publisher.publish_session(session, 2)
+    assert latest(tmp_path).step == 1
+
+
+def test_a_store_that_cannot_be_written_is_logged_once_and_then_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = tmp_path / "store"
+    with Publisher(store, Counters()) as publisher:
+        shutil.rmtree(store)
+        store.touch()
+        for step in range(1, 31):
+            with pytest.raises(PublishError):
+                publisher.publish(step, wait=True)
+        store.unlink()
+        publisher.publish(31, wait=True)
+    first, tenth, last = [record.getMessage() for record in caplog.records if record.name == "paramsync.trainer"]
+    assert first.startswith(f"a publication failed, training goes on: store {store}: ")
+    assert tenth == f"{first} (failure 10 of this kind in a row)"
+    assert last == "version 31 is published, after 30 failures in a row"

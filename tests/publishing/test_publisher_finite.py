@@ -5,18 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.errors import NotFiniteError, PublishError
-from paramsync.graphs.capturing import capture
+from paramsync.checkpoint.tensor_bytes import PORTION
+from paramsync.errors import NotFiniteError
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
+from paramsync.rpc.server import of_version
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from paramsync.version import Version
-from tests.support.training import EVERY_STEP, TIMEOUT, Counters, latest
+from tests.support.training import EVERY_STEP, Counters
 
 
 class Precise(tf.Module):
@@ -61,41 +63,6 @@ def test_a_parameter_that_is_not_finite_is_refused_and_the_version_before_stays(
         assert publisher.status().last_error is None
 
 
-def test_training_that_diverged_is_told_of_once_with_the_names_of_a_few(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    model = Counters()
-    model.more = [tf.Variable([np.nan]) for _ in range(5)]
-    with Publisher(tmp_path, capture(model, signatures={"all": both(model)}), schedule=EVERY_STEP) as publisher:
-        for step in range(3):
-            for one in model.many:
-                one.assign(one * np.nan)
-            publisher.publish_if_due(step)
-            publisher.flush(TIMEOUT)
-        assert publisher.status().refused == 3
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert "NaN or infinity in many/0/.ATTRIBUTES/VARIABLE_VALUE, many/1/" in said
-    assert " and 4 more: not published" in said
-
-
-def both(model: Counters) -> Any:
-    @tf.function(input_signature=[tf.TensorSpec([], name="x")])
-    def call(x: tf.Tensor) -> tf.Tensor:
-        return model(x) + tf.add_n(model.more)
-
-    return call
-
-
-def test_not_finite_is_raised_at_the_next_call_where_that_is_wanted(tmp_path: Path) -> None:
-    model = Counters()
-    schedule = PublishSchedule(every_steps=1, at_end=False)
-    with Publisher(tmp_path, model, schedule=schedule, on_error="raise") as publisher:
-        model.many[1].assign(model.many[1] * np.inf)
-        publisher.publish_if_due(1)
-        with pytest.raises(PublishError, match="an earlier publication failed: NaN or infinity in many/1/"):
-            publisher.flush(TIMEOUT)
-
-
 def test_not_finite_is_published_where_that_is_allowed(tmp_path: Path) -> None:
     model = Counters()
     model.many[0].assign(model.many[0] * np.nan)
@@ -105,15 +72,65 @@ def test_not_finite_is_published_where_that_is_allowed(tmp_path: Path) -> None:
     assert publisher.status().refused == 0
 
 
-def test_what_was_published_unseen_is_not_taken_over_by_who_looks(tmp_path: Path) -> None:
-    frozen = np.full(1 << 19, np.nan, np.float32)
+def commit(writer: StoreWriter, tensors: dict[str, Any]) -> Version:
+    number = writer.next_number(0)
+    version = Version(number=number, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0)
+    return writer.commit(version, tensors, finite=True)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.complex128, ml_dtypes.bfloat16])
+def test_one_value_is_found_at_every_place(tmp_path: Path, dtype: Any) -> None:
+    large = np.ones(9 * PORTION // np.dtype(dtype).itemsize + 3, dtype)
+    tensors = {"a": np.ones(3, bool), "b": large, "c": np.ones(5, dtype)}
+    with StoreWriter(tmp_path, keep=1) as writer:
+        good = commit(writer, tensors)
+        cuts = [start // large.itemsize for start in range(0, large.nbytes, PORTION)]
+        for at in {0, len(large) - 1, *cuts, *(cut - 1 for cut in cuts), *(cut - 64 // large.itemsize for cut in cuts)}:
+            for bad in (np.nan, -np.nan, np.inf, -np.inf):
+                large[at] = bad
+                with pytest.raises(NotFiniteError) as told:
+                    commit(writer, tensors)
+                assert told.value.names == ("b",)
+            large[at] = 1
+        assert Store(tmp_path).latest() == good
+        assert commit(writer, tensors).number > good.number
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        np.array([-1, np.iinfo(np.int64).max]),
+        np.full(9, 0xFF, np.uint8),
+        np.array([b"nan", b"inf"], object),
+        np.empty((0, 3), np.float32),
+        np.full(9, -8, ml_dtypes.int4),
+        np.full(9, 6, ml_dtypes.float4_e2m1fn),
+        np.full(9, 448, ml_dtypes.float8_e4m3fn),
+        np.array(0.0, np.float16),
+    ],
+)
+def test_what_has_no_such_value_is_published(tmp_path: Path, values: Any) -> None:
     with StoreWriter(tmp_path) as writer:
-        for number, finite in ((1, False), (2, False), (3, True)):
-            version = Version(number=number, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0)
-            tensors = {"frozen": frozen, "step": np.array(number)}
-            if finite:
-                with pytest.raises(NotFiniteError, match="in frozen: not published"):
-                    writer.commit(version, tensors, unchanged=["frozen"], finite=True)
-            else:
-                writer.commit(version, tensors)
-        assert latest(tmp_path).number == 2
+        commit(writer, {"values": values})
+
+
+def commit_unseen(writer: StoreWriter, tensors: dict[str, Any]) -> Version:
+    number = writer.next_number(0)
+    claimed = Version(number=number, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0, finite=True)
+    return writer.commit(claimed, tensors)
+
+
+def test_a_record_says_that_values_are_finite_only_where_all_were_looked_at(tmp_path: Path) -> None:
+    frozen = np.ones(1 << 18)
+    with StoreWriter(tmp_path, keep=9) as writer:
+        made = [
+            commit(writer, {"frozen": frozen, "trained": np.zeros(9)}),
+            commit(writer, {"frozen": frozen, "trained": np.ones(9)}),  # what did not change was looked at before
+            commit_unseen(writer, {"frozen": frozen, "trained": np.zeros(9)}),  # whatever the caller says
+            commit(writer, {"frozen": frozen, "trained": np.ones(9)}),
+        ]
+    assert [one.finite for one in made] == [True, True, False, True]
+    assert [one.finite for one in Store(tmp_path).versions()] == [True, True, False, True]
+    assert [of_version(one).finite for one in made] == [True, True, False, True]
+    assert made[1].bytes_written < frozen.nbytes
+    assert made[3].bytes_written > frozen.nbytes  # nobody had looked at what was there

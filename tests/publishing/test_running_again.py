@@ -19,14 +19,11 @@ import tensorflow as tf
 from paramsync.keras import PublishCallback
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
-from paramsync.session import PublishHook
 from paramsync.store.store import Store
 from tests.publishing.test_keras import Unhurried, fit, network, steps_of
 from tests.support.programs import PATIENCE, ROOT, eventually
-from tests.support.sessions import Net
 from tests.support.training import Counters, latest
 
-v1 = tf.compat.v1
 RARELY = PublishSchedule(every_steps=1000)
 
 
@@ -45,20 +42,6 @@ def test_a_fit_that_runs_again_leaves_what_is_published_until_it_has_trained(tmp
     assert steps_of(tmp_path) == [0, 16, 6, 12, 16]
 
 
-@pytest.mark.parametrize("at_start", [True, False, None])
-def test_whether_the_start_of_a_fit_is_published_can_be_said(tmp_path: Path, at_start: bool | None) -> None:
-    publishing = Unhurried(tmp_path, every_seconds=3600, at_start=at_start, keep=100, on_error="raise")
-    for _ in range(2):
-        fit(network(keras.Input((4,))), publishing)
-    assert steps_of(tmp_path) == {True: [0, 16, 0, 16], False: [16, 16], None: [0, 16, 16]}[at_start]
-
-
-def test_a_fit_without_a_step_leaves_what_is_published(tmp_path: Path) -> None:
-    for epochs in (0, 2, 0):
-        fit(network(keras.Input((4,))), Unhurried(tmp_path, every_seconds=3600, on_error="raise"), epochs=epochs)
-    assert steps_of(tmp_path) == [0, 16]
-
-
 def test_weights_restored_by_a_callback_that_comes_later_are_the_start(tmp_path: Path) -> None:
     class Restore(keras.callbacks.Callback):
         def on_train_begin(self, logs: Any = None) -> None:
@@ -73,15 +56,6 @@ def test_weights_restored_by_a_callback_that_comes_later_are_the_start(tmp_path:
     assert values == {7.0}
 
 
-def test_a_loop_that_runs_again_leaves_what_is_published_until_it_is_due(tmp_path: Path) -> None:
-    for _ in range(2):
-        with Publisher(tmp_path, Counters(), schedule=RARELY, keep=100) as publisher:
-            publisher.publish_if_due(3)
-            assert publisher.flush(60)
-            publisher.finish(9)
-    assert steps_of(tmp_path) == [3, 9, 9]
-
-
 @pytest.mark.parametrize(("steps", "published"), [((), [5]), ((6,), [5, 6])])
 def test_a_loop_that_says_where_it_begins_publishes_what_came_after(
     tmp_path: Path, steps: tuple[int, ...], published: list[int]
@@ -93,18 +67,6 @@ def test_a_loop_that_says_where_it_begins_publishes_what_came_after(
         for step in steps:
             publisher.publish_if_due(step)
     assert steps_of(tmp_path) == published
-
-
-def test_a_session_that_runs_again_leaves_what_is_published_until_it_has_trained(tmp_path: Path) -> None:
-    for steps in (4, 0, 5):
-        with tf.Graph().as_default():
-            net = Net()
-            hook = PublishHook(tmp_path, inputs=net.x, outputs=net.y, every_steps=100, keep=100, on_error="raise")
-            with v1.train.SingularMonitoredSession(hooks=[hook]) as session:
-                for _ in range(steps):
-                    session.run(net.train)
-    assert [step for step in steps_of(tmp_path) if step] == [4, 5]
-    assert 0 not in steps_of(tmp_path)[1:]
 
 
 def documented(store: Path, backup: Path) -> str:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.publishing.schedule import PublishSchedule
+from paramsync.errors import GraphError, PublishError, SettingsError
 from paramsync.publishing.session_values import SessionValues
 from paramsync.session import SessionPublisher
 from paramsync.store.store import Store
 from paramsync.version import Version
 from tests.support.checkpoints import assert_same
 from tests.support.sessions import Counting, Net, assert_computes, kinds
-from tests.support.training import EVERY_STEP, latest
+from tests.support.training import EVERY_STEP
 from tests.support.written import read
 
 v1 = tf.compat.v1
@@ -97,19 +98,6 @@ def test_with_the_scripts_saver_versions_hold_all_that_it_restores(tmp_path: Pat
             assert_computes(tmp_path, session.run(net.y))
 
 
-def test_a_saver_says_what_parameters_are_called(tmp_path: Path) -> None:
-    with tf.Graph().as_default():
-        net = Net()
-        saver = v1.train.Saver({"w": net.kernel, "b": net.bias})
-        publisher = SessionPublisher(tmp_path, net.x, net.y, schedule=EVERY_STEP, saver=saver)
-        with v1.Session() as session, publisher:
-            session.run(v1.global_variables_initializer())
-            version = publisher.publish_session(session, 0, wait=True)
-            assert set(read(Store(tmp_path), version)) == {"w", "b"}
-            saver.restore(session, str(tmp_path / version.prefix))
-            assert_computes(tmp_path, session.run(net.y))
-
-
 @kinds
 def test_averages_are_published_in_place_of_their_variables(tmp_path: Path, use_resource: bool) -> None:
     with tf.Graph().as_default():
@@ -128,25 +116,6 @@ def test_averages_are_published_in_place_of_their_variables(tmp_path: Path, use_
     assert_same(found["net/kernel"], smooth)
     assert_same(found["net/bias"], bias)
     assert not np.array_equal(kernel, smooth)
-
-
-def test_values_of_any_dtype_and_shape_are_published(tmp_path: Path) -> None:
-    with tf.Graph().as_default():
-        given = [
-            np.array(2.5, np.float64), np.array([True, False]), np.zeros([0, 3], np.int64), np.array([1, 2], np.uint8),
-            np.array([[1.5]], tf.bfloat16.as_numpy_dtype), np.array(b"word", object), np.array([b"a", b"bc"], object),
-        ]  # fmt: skip
-        x = v1.placeholder(tf.float32, [], name="x")
-        variables = [
-            v1.get_variable(f"v{at}", initializer=tf.constant(one), use_resource=True) for at, one in enumerate(given)
-        ]
-        outputs = {f"y{at}": tf.identity(one) for at, one in enumerate(variables)}
-        publisher = SessionPublisher(tmp_path, {"x": x}, outputs | {"x_too": x + 1}, schedule=EVERY_STEP)
-        with v1.Session() as session, publisher:
-            session.run(v1.global_variables_initializer())
-            found = read(Store(tmp_path), publisher.publish_session(session, 0, wait=True))
-    for at, one in enumerate(given):
-        assert_same(found[f"v{at}"], one)
 
 
 def test_what_was_overtaken_is_let_go_of(tmp_path: Path) -> None:
@@ -184,16 +153,74 @@ def test_a_session_of_another_process_is_published_too(tmp_path: Path, use_resou
             assert_computes(tmp_path, session.run(net.y))
 
 
-def test_metrics_and_requests_and_the_last_step_go_as_with_any_publisher(tmp_path: Path) -> None:
+v1 = tf.compat.v1
+
+
+def test_a_graph_that_is_finalised_is_refused(tmp_path: Path) -> None:
+    with tf.Graph().as_default() as graph:
+        net = Net()
+        graph.finalize()
+        with pytest.raises(GraphError, match="finalised"):
+            SessionPublisher(tmp_path, net.x, net.y, schedule=EVERY_STEP)
+
+
+def test_names_that_are_no_tensors_are_refused(tmp_path: Path) -> None:
+    with tf.Graph().as_default():
+        Net()
+        with pytest.raises(GraphError, match=r"expected the name of a tensor .* found 'z'"):
+            SessionPublisher(tmp_path, "x", ["z"], schedule=EVERY_STEP)
+
+
+def test_variables_without_a_value_are_an_error_of_the_publication(tmp_path: Path) -> None:
     with tf.Graph().as_default():
         net = Net()
-        schedule = PublishSchedule(at_start=False)
-        publisher = SessionPublisher(tmp_path, net.x, net.y, schedule=schedule)
+        publisher = SessionPublisher(tmp_path, "x", "y", schedule=EVERY_STEP)
         with v1.Session() as session, publisher:
+            with pytest.raises(PublishError, match=r"no value to be published yet.*net/"):
+                publisher.publish_session(session, 0)
             session.run(v1.global_variables_initializer())
-            assert publisher.publish_session_if_due(session, 1) is None
-            wanted = publisher.request()
-            assert publisher.publish_session_if_due(session, 2, {"loss": 0.5}) is not None
-            assert wanted.result(60).metrics == {"loss": 0.5}
-            publisher.publish_session_if_due(session, 3)
-    assert latest(tmp_path).step == 3
+            publisher.publish_session(session, 0, wait=True)
+            assert_computes(tmp_path, session.run(net.y))
+
+
+def test_a_session_of_another_graph_is_refused(tmp_path: Path) -> None:
+    with tf.Graph().as_default():
+        net = Net()
+        publisher = SessionPublisher(tmp_path, net.x, net.y, schedule=EVERY_STEP)
+    with v1.Session(graph=tf.Graph()) as other, pytest.raises(SettingsError, match="Session of the graph"):
+        publisher.publish_session(other, 0)
+    publisher.close()
+
+
+def test_a_session_that_ended_is_named_as_the_reason(tmp_path: Path) -> None:
+    with tf.Graph().as_default():
+        net = Net()
+        publisher = SessionPublisher(tmp_path, net.x, net.y, schedule=EVERY_STEP)
+        with v1.Session() as session:
+            session.run(v1.global_variables_initializer())
+            gate = threading.Event()
+
+            def wait(version: Version) -> None:
+                gate.wait(60)
+
+            publisher.subscribe(wait)
+            publisher.publish_session(session, 0)
+            publisher.publish_session(session, 1)
+            publisher.publish_session(session, 2)
+        gate.set()
+        publisher.flush(60)
+        error = publisher.status().last_error
+        assert error is None or "the session ended before" in error
+        with pytest.raises(PublishError, match="the session is closed"):
+            publisher.publish_session(session, 3)
+        publisher.close()
+
+
+def test_a_partial_use_of_a_partitioned_variable_needs_a_saver_of_the_whole(tmp_path: Path) -> None:
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [2], name="x")
+        with v1.variable_scope("net", partitioner=v1.fixed_size_partitioner(2)):
+            table = v1.get_variable("table", [4])
+        y = x + next(iter(table))
+        with pytest.raises(GraphError, match="only some parts of 'net/table', 2 of 4 values"):
+            SessionPublisher(tmp_path, x, y, schedule=EVERY_STEP)

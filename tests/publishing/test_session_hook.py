@@ -5,16 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.errors import SettingsError, StoreLockedError
+from paramsync.errors import SettingsError
 from paramsync.session import PublishHook
 from paramsync.store.store import Store
-from tests.support.sessions import Counting, Net, assert_computes, kinds
-from tests.support.training import latest
-from tests.support.written import read
+from tests.support.sessions import Net, kinds
 
 v1 = tf.compat.v1
 
@@ -47,12 +44,6 @@ class Unhurried(PublishHook):
         assert self._runs % self.patient or self._made.flush(60)
 
 
-class AtFullSpeed(Unhurried):
-    """Between two waits, which make sure that some versions come also where the machine is busy."""
-
-    patient = 25
-
-
 @kinds
 def test_a_monitored_session_publishes_its_start_its_schedule_and_its_end(tmp_path: Path, use_resource: bool) -> None:
     with tf.Graph().as_default():
@@ -65,35 +56,6 @@ def test_a_monitored_session_publishes_its_start_its_schedule_and_its_end(tmp_pa
     metrics = [version.metrics for version in Store(tmp_path).versions()]
     assert [set(one) for one in metrics] == [set(), {"loss"}, {"loss"}, set()]
     assert 0 < metrics[2]["loss"] < 1
-
-
-@kinds
-def test_a_monitored_session_at_full_speed_publishes_nothing_but_whole_steps(
-    tmp_path: Path, use_resource: bool
-) -> None:
-    with tf.Graph().as_default():
-        net = Counting(use_resource=use_resource)
-        hook = AtFullSpeed(tmp_path, inputs=net.x, outputs=net.y, every_steps=1, keep=1000, on_error="raise")
-        monitored(hook, net.train, 400)
-    assert len(published(tmp_path)) > 10
-    for version in Store(tmp_path).versions():
-        found = {float(one) for array in read(Store(tmp_path), version).values() for one in np.unique(array)}
-        assert found == {float(version.step)}
-    assert published(tmp_path)[-1] == 400
-
-
-def test_a_monitored_session_goes_on_where_its_checkpoint_is(tmp_path: Path) -> None:
-    store, checkpoints = tmp_path / "store", str(tmp_path / "checkpoints")
-    for steps in (5, 12):
-        with tf.Graph().as_default():
-            net = Net()
-            hook = PublishHook(store, inputs="x", outputs="y", every_steps=3, on_error="raise")
-            monitored(hook, net.train, steps, checkpoint_dir=checkpoints, save_checkpoint_secs=600)
-        assert published(store)[-1] == steps
-    with tf.Graph().as_default(), v1.Session() as session:
-        net = Net()
-        v1.train.Saver().restore(session, tf.train.latest_checkpoint(checkpoints))
-        assert_computes(store, session.run(net.y))
 
 
 def test_a_session_that_is_lost_and_made_again_goes_on_publishing(tmp_path: Path) -> None:
@@ -121,36 +83,9 @@ def test_a_session_that_is_lost_and_made_again_goes_on_publishing(tmp_path: Path
     assert published(store) == [0, 2, 4, 6, 8, 10, 12]
 
 
-def test_training_that_failed_leaves_the_store_to_the_same_hook(tmp_path: Path) -> None:
-    class Failing(v1.train.SessionRunHook):  # type: ignore[name-defined]
-        def after_run(self, run_context: Any, run_values: Any) -> None:
-            raise ZeroDivisionError
-
-    def train(hook: PublishHook, *others: Any) -> None:
-        with tf.Graph().as_default():
-            net = Net()
-            with v1.train.MonitoredTrainingSession(
-                chief_only_hooks=[hook, *others], log_step_count_steps=None
-            ) as session:
-                session.run(net.train)
-
-    hook = PublishHook(tmp_path, inputs="x", outputs="y")
-    with pytest.raises(ZeroDivisionError):
-        train(hook, Failing())
-    with pytest.raises(StoreLockedError):
-        train(PublishHook(tmp_path, inputs="x", outputs="y"))
-    train(hook)
-    assert latest(tmp_path).step == 1
-
-
 def test_a_graph_without_a_global_step_is_refused(tmp_path: Path) -> None:
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [2])
         hook = PublishHook(tmp_path, inputs=x, outputs=x * v1.get_variable("v", [2]))
         with pytest.raises(SettingsError, match="no global step"):
             v1.train.MonitoredTrainingSession(chief_only_hooks=[hook])
-
-
-def test_a_schedule_of_zero_is_refused_when_the_hook_is_made(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="every_seconds"):
-        PublishHook(tmp_path, inputs="x", outputs="y", every_seconds=0)

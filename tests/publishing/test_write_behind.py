@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import threading
-import weakref
 from concurrent.futures import Future
 
 import pytest
@@ -80,24 +78,6 @@ def test_an_error_goes_to_who_waits_and_into_the_status_until_a_write_succeeds(
     assert behind.status().last_error is None
 
 
-def test_a_future_that_was_cancelled_is_left_alone() -> None:
-    behind = WriteBehind(version)
-    future: Future[Version] = Future()
-    behind.put(1, future)
-    future.cancel()
-    assert behind.run_once()
-    assert behind.status().publishes == 1
-
-
-def test_listeners_hear_of_each_version_after_it_is_in_the_status() -> None:
-    behind = WriteBehind(version)
-    heard: list[tuple[Version, Version | None]] = []
-    behind.subscribe(lambda one: heard.append((one, behind.status().published)))
-    behind.put(1)
-    behind.run_once()
-    assert heard == [(version(1), version(1))]
-
-
 def test_flush_says_when_it_takes_too_long() -> None:
     behind = WriteBehind(version)
     behind.put(1)
@@ -114,13 +94,6 @@ def test_close_writes_what_waits() -> None:
     assert behind.status().published == version(1)
 
 
-def test_nothing_is_taken_once_closed() -> None:
-    behind = WriteBehind(version)
-    behind.close()
-    with pytest.raises(PublishError, match="the publisher is closed"):
-        behind.put(1)
-
-
 def test_a_listener_that_fails_harms_nobody_else(caplog: pytest.LogCaptureFixture) -> None:
     def fail(version: Version) -> None:
         raise ValueError("mine")
@@ -135,26 +108,6 @@ def test_a_listener_that_fails_harms_nobody_else(caplog: pytest.LogCaptureFixtur
     assert [future.result(0)] == heard == [version(1)]
     assert behind.status().last_error is None
     assert "a listener failed at version 1" in caplog.text
-
-
-@pytest.mark.parametrize("fails", [True, False])
-def test_what_was_written_is_not_held_in_memory_afterwards(fails: bool) -> None:
-    class Item:
-        pass
-
-    def write(item: Item) -> Version:
-        if fails:
-            raise OSError("disk full")
-        return version(1)
-
-    behind = WriteBehind(write)
-    item = Item()
-    gone = weakref.ref(item)
-    behind.put(item)
-    del item
-    behind.run_once()
-    gc.collect()
-    assert gone() is None
 
 
 def test_a_listener_that_would_wait_for_its_own_thread_is_refused() -> None:

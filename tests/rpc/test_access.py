@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pickle
 import re
+import threading
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +14,8 @@ import pytest
 
 from paramsync.errors import NotAllowedError, SettingsError, UnauthenticatedError
 from paramsync.rpc import settings
-from paramsync.rpc.access import Access, Caller, Effect, RefusalLimit, bearer, effect_of
+from paramsync.rpc.access import Access, Caller, Effect, bearer, effect_of
+from paramsync.rpc.read_again import ReadAgain, read_file, read_secret
 from paramsync.rpc.tokens import LEAST, Tokens, read
 
 SECRET = "5ecret-of-the-operators"
@@ -86,13 +87,6 @@ def test_a_method_that_nobody_listed_changes_something() -> None:
 )
 def test_the_token_of_a_header(header: str | bytes | None, expected: str | None) -> None:
     assert bearer(header) == expected
-
-
-def test_each_line_of_a_file_is_a_token_with_the_name_of_who_has_it(tmp_path: Path) -> None:
-    found = Tokens("--token-file", written(tmp_path / "tokens", f"ops: {SECRET}\n\n  {OTHER}\r\n"))
-    assert (found.who(SECRET), found.who(OTHER), found.who("ops"), found.first()) == ("ops", "token 3", None, SECRET)
-    again = pickle.loads(pickle.dumps(found))  # as a worker gets it
-    assert (again.who(OTHER), repr(again.value())) == ("token 3", "(Token(name='ops'), Token(name='token 3'))")
 
 
 def test_tokens_are_exchanged_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -227,25 +221,54 @@ def test_of_many_refusals_the_first_are_told_and_then_their_count_and_every_chan
     assert [record.getMessage()[:10] for record in caplog.records[33:]] == ["what='para"]
 
 
-def test_many_hosts_have_a_bound_together() -> None:
-    limit = RefusalLimit()
-    assert sum(limit.is_told(f"10.0.{host // 256}.{host % 256}") for host in range(1000) for _ in range(20)) == 60
-    more = limit.next()
-    assert (len(more), more.total()) == (65, 20_000 - 60)
-    assert more["others"] == max(more.values())
+class Text(ReadAgain[bytes]):
+    """Other threads than the main one wait with what they have read until they may go on."""
+
+    def __init__(self, path: Path) -> None:
+        self.has_read, self.may_go_on = threading.Event(), threading.Event()
+        self.path = path
+        super().__init__(path)
+
+    def _read(self) -> bytes:
+        content = read_file("--file", self.path)
+        if threading.current_thread() is not threading.main_thread():
+            self.has_read.set()
+            assert self.may_go_on.wait(20)
+        return content
 
 
-def test_where_everybody_may_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "paramsync.audit")
-    with Access(host="::1").audited(PIN, caller(None)):
-        pass
-    assert "who='anybody here'" in caplog.text
+def test_what_was_read_late_does_not_take_the_place_of_what_is_newer(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_bytes(b"first")
+    text = Text(path)
+    path.write_bytes(b"revoked meanwhile")
+    late = threading.Thread(target=text.value)
+    late.start()
+    assert text.has_read.wait(20)
+    path.write_bytes(b"third, the newest")
+    assert text.value() == b"third, the newest"
+    text.may_go_on.set()
+    late.join(20)
+    assert text.value() == b"third, the newest"
 
 
-def test_tokens_that_others_could_read_on_their_way_are_warned_of() -> None:
-    assert "tokens and answers are not encrypted on 0.0.0.0" in Access(host="0.0.0.0", tokens=tokens()).in_plain(
-        tls=False
-    )
-    for host, tls in (("127.0.0.1", False), ("0.0.0.0", True)):
-        assert Access(host=host, tokens=tokens()).in_plain(tls=tls) == ""
-    assert Access(host="0.0.0.0").in_plain(tls=False) == ""
+@pytest.mark.parametrize("read", [read_file, read_secret])
+def test_a_fifo_is_refused_at_once(tmp_path: Path, read: object) -> None:
+    assert callable(read)
+    os.mkfifo(tmp_path / "token", 0o600)
+    with pytest.raises(SettingsError, match=r"^--file .*: expected a regular file, found one of mode prw-------$"):
+        read("--file", tmp_path / "token")
+
+
+def test_a_directory_and_a_missing_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"expected a regular file, found one of mode d"):
+        read_file("--file", tmp_path)
+    with pytest.raises(SettingsError, match=r"cannot be read: No such file"):
+        read_secret("--file", tmp_path / "none")
+
+
+def test_a_link_is_followed_as_secrets_are_mounted(tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"token")
+    (tmp_path / "data").chmod(0o600)
+    (tmp_path / "link").symlink_to("data")
+    assert read_secret("--file", tmp_path / "link") == b"token"

@@ -16,7 +16,6 @@ from paramsync.v1 import sync_pb2 as pb
 from tests.support.servers import (
     CORRUPT,
     ENDS_EARLY,
-    NEVER,
     SERVING,
     TRAINING,
     add_predictions,
@@ -54,21 +53,11 @@ def test_status_tells_of_every_model(inferencer: Inferencer) -> None:
     assert inferencer.status() == (SERVING,)
 
 
-def test_an_unknown_model_is_the_callers_fault(inferencer: Inferencer) -> None:
-    with pytest.raises(errors.RequestError, match="'cats' is not served here; served: 'digits'"):
-        inferencer.status("cats")
-
-
 def test_sync_returns_the_status_and_passes_its_progress_on(inferencer: Inferencer) -> None:
     phases: list[int] = []
     status = inferencer.sync("digits", progress=lambda progress: phases.append(progress.phase))
     assert status == SERVING
     assert phases == [pb.SyncProgress.LOOKING, pb.SyncProgress.VERIFYING, pb.SyncProgress.DONE]
-
-
-def test_sync_gives_up_when_the_time_is_over(inferencer: Inferencer) -> None:
-    with pytest.raises(errors.SyncError, match=r"did not answer within 0\.2 s$"):
-        inferencer.sync("digits", version=NEVER, seconds=0.2)
 
 
 def test_sync_gives_the_inferencers_reason(inferencer: Inferencer) -> None:
@@ -84,24 +73,6 @@ def test_sync_does_not_take_an_early_end_for_success(inferencer: Inferencer) -> 
 def test_pin_and_unpin_return_the_status(inferencer: Inferencer) -> None:
     assert inferencer.pin("digits", 420).pinned == 420
     assert not inferencer.unpin("digits").HasField("pinned")
-
-
-def test_replacing_workers_gives_up_when_the_time_is_over(inferencer: Inferencer) -> None:
-    replaced = inferencer.replace_workers(seconds=0.5)
-    assert next(replaced).after == 43
-    with pytest.raises(errors.SyncError, match=r"did not answer within 1 s"):  # for the two workers of the status
-        next(replaced)
-
-
-def test_closing_a_watch_from_another_thread_ends_it_quietly(inferencer: Inferencer) -> None:
-    stream = inferencer.watch()
-    seen = []
-    for event in stream:
-        seen.append(event.version.number)
-        closer = threading.Thread(target=stream.close)
-        closer.start()
-        closer.join()
-    assert seen == [420]
 
 
 def test_the_trainers_calls_return_what_it_says(trainer: Trainer) -> None:
@@ -128,19 +99,9 @@ def test_predict_carries_arrays_there_and_back(predictor: Predictor, array: np.n
     np.testing.assert_array_equal(prediction.outputs["image"], array, strict=array.dtype.byteorder != ">")
 
 
-def test_predict_carries_strings_as_bytes(predictor: Predictor) -> None:
-    prediction = predictor.predict("digits", {"text": np.array([["a", "bé"]])})
-    assert prediction.outputs["text"].tolist() == [[b"a", "bé".encode()]]
-
-
 def test_wrong_inputs_are_the_callers_fault_and_one_line(predictor: Predictor) -> None:
     with pytest.raises(errors.RequestError, match=r"^input 'image', dtype: expected float32, found another$"):
         predictor.predict("strict", {"image": np.zeros(1, np.int64)})
-
-
-def test_a_dtype_that_tensorflow_lacks_is_refused_here(predictor: Predictor) -> None:
-    with pytest.raises(errors.InputError, match="datetime64"):
-        predictor.predict("digits", {"when": np.array(["2020-01-01"], "datetime64[D]")})
 
 
 def test_a_server_that_has_no_version_is_not_called_unreachable(predictor: Predictor) -> None:
