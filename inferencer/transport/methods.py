@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeAlias
 from google.protobuf.message import Message
 
 from paramsync.rpc.access import Access, Caller, Effect, effect_of
-from paramsync.rpc.server import told
+from paramsync.rpc.server import request_text
 
 from .grpc_wire import Metadata
 from .memory_budget import MemoryShare
@@ -86,7 +86,7 @@ class Admission:
         """Log a change that is made within this context."""
         if caller is None or not self._changes:
             return nullcontext()
-        return self._access.audited(self._method, caller, told(request))
+        return self._access.audited(self._method, caller, request_text(request))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Collection, Mapping
 
 from paramsync.errors import NotServingError, ParamsyncError
-from paramsync.following.faults import told
+from paramsync.following.faults import describe
 from paramsync.following.replica import Replica
 from paramsync.inference.joined import Joined, Joiner, Pair
 from paramsync.inference.resident import Resident
@@ -126,7 +126,7 @@ class Connection:
             try:
                 joined = self._joiner.build(pair)  # without the lock: a new graph takes long, and the other part swaps
             except ParamsyncError as error:
-                reason = told(error)
+                reason = describe(error)
             with self._lock:
                 if pair == self._serving_pair():
                     self._take_over(joined, reason)

@@ -1,4 +1,4 @@
-"""Why a version cannot be restored: whether it is to be waited for, whose fault it is, and how to tell it."""
+"""Classifies errors of a restore by whose fault they are; `policy` has the rule for each fault."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from paramsync.host.files import line
 
 
 class Fault(Enum):
-    UNFINISHED = "unfinished"  # its files are being written still, or so it seems
-    ITS_OWN = "its own"  # it is the same at each look, until its files are others
-    NOT_ITS_OWN = "not its own"  # it may be gone at the next look
-    THE_MACHINES = "the machine's"  # no version is at fault: the same one may well be restored a moment later
+    UNFINISHED = "unfinished"  # its files are still being written, as far as can be seen
+    ITS_OWN = "its own"  # the error is the same at each look, until its files change
+    NOT_ITS_OWN = "not its own"  # the error may be gone at the next look
+    THE_MACHINES = "the machine's"  # no version is at fault: the same restore may succeed a moment later
     UNFORESEEN = "unforeseen"
 
 
@@ -43,7 +43,7 @@ _CODES_OF_THE_MACHINE = frozenset((4, 7, 8, 14))
 
 
 def fault_of(error: BaseException) -> Fault:
-    """Whatever else it became on its way: what the machine could not do says nothing of a version."""
+    """The fault of an error. If any cause is the machine's, the error says nothing of the version."""
     if any(isinstance(cause, _THE_MACHINES) or _is_the_machines(cause) for cause in _causes(error)):
         return Fault.THE_MACHINES
     return next((_FAULTS[kind] for kind in type(error).__mro__ if kind in _FAULTS), Fault.UNFORESEEN)
@@ -56,24 +56,21 @@ def _is_the_machines(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and what it was raised from."""
+    """The error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
-def let_go(error: BaseException) -> None:
-    """Free what was held where it was raised: files, memory.
-
-    A variable of a function that refers to the error which the function raised keeps all of that until it is collected.
-    """
+def free_frames(error: BaseException) -> None:
+    """Free the files and memory that the frames of an error hold, before the garbage collector would."""
     seen: BaseException | None = error
     while seen is not None:
         traceback.clear_frames(seen.__traceback__)
         seen = seen.__cause__ or seen.__context__
 
 
-def told(error: Exception) -> str:
+def describe(error: Exception) -> str:
     """The error as one line for a person."""
     text = line(str(error))
     return text if isinstance(error, ParamsyncError) else f"{type(error).__name__}: {text}"

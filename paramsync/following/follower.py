@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic
 
 from paramsync.errors import NotServingError
-from paramsync.following.faults import told
+from paramsync.following.faults import describe
 from paramsync.following.operator_requests import Action, OperatorRequests
 from paramsync.following.pins_file import Change, PinsFile
 from paramsync.following.reconciler import Reconciler
@@ -118,7 +118,7 @@ class Follower(Generic[V]):
 
     def on_trial(self, trial: bool) -> None:
         """Whether its model may come to serve, and does not yet: log lines say so, and name its store."""
-        self._report.on_trial(trial)
+        self._report.set_on_trial(trial)
 
     def hold(self, change: Change | None) -> None:
         """Have in memory what this change needs, until the next call; `Action.PREPARE` tells when it is."""
@@ -233,8 +233,8 @@ class Follower(Generic[V]):
                 bell.arm()
                 self._follow()
             except Exception as error:  # noqa: BLE001, an end of this thread would be the end of following
-                _log.exception("%s: the follower goes on after an error of its own", self._report.called)
-                self._report.error(told(error))
+                _log.exception("%s: the follower goes on after an error of its own", self._report.name)
+                self._report.set_error(describe(error))
             self._has_looked()
             look_again = self._reconciler.look_again
             pause = self._poll_seconds if self.replica.residents else min(self._poll_seconds, _WAITING_SECONDS)

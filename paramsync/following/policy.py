@@ -1,6 +1,16 @@
-"""Which version to restore, which served before, and which are not to be tried now: in quarantine, not complete yet, or
-beyond what this machine could do; how far the serving version is behind what was published. Pure: no clock, disk or
-thread; the standard library only."""
+"""Decides which version to restore, when to try a version again after a fault, and how far serving is behind.
+
+| fault of a version (`faults.Fault`) | rule | who waits |
+|---|---|---|
+| unfinished | looked at again after 0.05 s, doubled, for 2 s; then as its own | that version: older ones serve |
+| its own: damaged, not a graph, not trusted | quarantined until its files change, or a sync names it | nobody |
+| not its own: it may be gone at the next look | quarantined, and tried at every look | nobody |
+| the machine's: memory, descriptors, permission | never quarantined; tried after 0.05 s, doubled to 30 s | it alone |
+| unforeseen | as its own; the log has the traceback | nobody |
+
+"Nobody" means that the next best version is taken in the same round. Whatever the fault, the serving version goes on.
+Pure: no clock, disk or thread; the standard library only.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +31,15 @@ def next_restore(
     pinned: int | None,
     starts_over: bool = True,
 ) -> Candidate[V] | None:
-    """The version to restore now; None to stay with what serves.
+    """The version to restore now; None to stay with the serving version.
 
-    `published` ascends and ends with the latest. `quarantined` maps the number of each version that could not be used
-    to the files it had then: it is passed over for as long as it has them. Pinned, only that version counts, but that
-    any is better than none while nothing serves, the newest older one first. Otherwise it is the newest that is not
-    quarantined, and never one older than what serves, unless the store itself started over with lower numbers, and may:
-    where versions are signed, old ones might be put in the place of newer ones.
+    `published` ascends and ends with the latest. `quarantined` maps the number of each quarantined version to the files
+    that it had then: the version is passed over for as long as it has these files.
+
+    With a pin, only the pinned version counts; while nothing serves, any other version is better than none, the newest
+    older version first. Without a pin, the newest version counts that is not quarantined. A version older than the
+    serving one is restored only if the store `starts_over` with lower numbers. Signed stores may not do so: somebody
+    could put old versions in the place of newer ones.
     """
     if pinned is not None:
         others = [candidate for candidate in published if serving is None and candidate.number != pinned]
@@ -46,24 +58,24 @@ def next_restore(
 
 
 def stand_in(resident: Collection[int], *, pinned: int | None) -> int | None:
-    """The version in memory that takes the place of a damaged one at once; the store may have a better one.
+    """The version in memory that replaces a damaged version at once, before the store is asked for a better one.
 
-    It is the newest. Pinned, it is none newer than the pin, for an operator may have gone back from that one.
+    It is the newest. With a pin it is not newer than the pin: an operator may have gone back from newer versions.
     """
     return max((number for number in resident if pinned is None or number <= pinned), default=None)
 
 
 def newest(published: Sequence[Candidate[V]], *, quarantined: Mapping[int, Hashable], count: int) -> list[Candidate[V]]:
-    """So many of the newest that can be used, the newest first: those to have in memory beside each other."""
+    """The `count` newest versions that are not quarantined, the newest first."""
     by_number = {candidate.number: candidate for candidate in published}
     bad = [number for number, files in quarantined.items() if number in by_number and by_number[number].files == files]
     return [by_number[number] for number in usable(by_number, bad)[:count]]
 
 
 def served_before(before: Sequence[int], *, left: int | None, now: int, back: bool) -> tuple[int, ...]:
-    """The versions that served before `now`, each once, the last one first, after `left` was swapped for it.
+    """The versions that served before version `now`, each once, the last one first, after `left` was swapped for it.
 
-    `back` says that a rollback did so: what it went back from, or past, is not gone back to.
+    After a rollback (`back`), versions that it went back from, or past, are not among them.
     """
     if back:
         return tuple(before[before.index(now) + 1 :]) if now in before else ()
@@ -71,16 +83,16 @@ def served_before(before: Sequence[int], *, left: int | None, now: int, back: bo
     return tuple(dict.fromkeys(number for number in earlier if number != now))[:MOST_BEFORE]
 
 
-# What is not to be tried now ------------------------------------------------------------------------------------------
+# When to try again ---------------------------------------------------------------------------------------------
 
 
-UNFINISHED_SECONDS = 2.0  # for which files may be missing, or go on being written, before that is a fault
+UNFINISHED_SECONDS = 2.0  # that files may be missing or growing before the version counts as damaged
 _SOONEST = 0.05
-_LATEST = 30.0  # between two tries of what this machine could not do
+_LATEST = 30.0  # seconds between two tries at most
 
 
 class Backoff:
-    """When to try again: soon at first, then each time after twice as long."""
+    """Exponential back-off, from 0.05 to 30 seconds."""
 
     def __init__(self) -> None:
         self._pause = _SOONEST
@@ -91,35 +103,32 @@ class Backoff:
         self._pause = min(2 * self._pause, _LATEST)
 
     def left(self, now: float) -> float:
-        """Seconds until the next try; 0 where it may be tried now."""
+        """Seconds until the next try; 0 if it is due."""
         return max(0.0, self._until - now)
 
 
 @dataclass(slots=True)
 class _Failure:
-    """What became of one version as long as its files were these."""
+    """The failures of one version with these files."""
 
     files: Hashable
     quarantined: Quarantined | None = None
-    own_fault: bool = True  # else it is tried at every look
+    own_fault: bool = True  # else the version is tried at every look
     incomplete_since: float | None = None
-    machine: str = ""  # why this machine could not restore it, where that is so
+    machine: str = ""  # why this machine could not restore the version
     back_off: Backoff = field(default_factory=Backoff)
 
 
 class Failures:
-    """Versions that could not be restored: in quarantine, not complete yet, or too much for this machine.
-
-    Other files of a version are another case. One thread owns it.
-    """
+    """Versions that could not be restored. A version that is rewritten begins anew. Belongs to one thread."""
 
     def __init__(self) -> None:
         self._failures: dict[int, _Failure] = {}
 
     def quarantine(self, candidate: Candidate[V], reason: str, *, since: float, own_fault: bool) -> bool:
-        """Whether this is news. Where the fault is not the version's own, it is tried at every look."""
+        """Quarantine a version. Returns whether that is news. Without `own_fault` it is still tried at every look."""
         before = self._failures.get(candidate.number)
-        known = None if before is None else before.quarantined  # for the same reason it is no news with other files
+        known = None if before is None else before.quarantined  # the same reason is no news, also with other files
         failure = self._of(candidate)
         news = known is None or known.reason != reason
         failure.quarantined = Quarantined(number=candidate.number, reason=reason, since=since) if news else known
@@ -127,7 +136,7 @@ class Failures:
         return news
 
     def incomplete(self, candidate: Candidate[V], now: float) -> float | None:
-        """Seconds until the next look, doubled each time; None where the wait was long enough."""
+        """Seconds until the next look at an unfinished version; None once UNFINISHED_SECONDS are over."""
         failure = self._of(candidate)
         if failure.incomplete_since is None:
             failure.incomplete_since = now
@@ -135,19 +144,19 @@ class Failures:
         return None if waited >= UNFINISHED_SECONDS else max(_SOONEST, waited)
 
     def postpone(self, candidate: Candidate[V], reason: str, now: float) -> float:
-        """Seconds until the next try of what this machine could not do, for no fault of the version."""
+        """Note that this machine could not restore the version. Returns the seconds until the next try."""
         failure = self._of(candidate)
         failure.machine = reason
         failure.back_off.failed(now)
         return failure.back_off.left(now)
 
     def left(self, candidate: Candidate[V], now: float) -> float:
-        """Seconds until that; 0 where it may be tried now."""
+        """Seconds until the next try of a version that was postponed; 0 if it may be tried now."""
         failure = self._failures.get(candidate.number)
         return 0.0 if failure is None or failure.files != candidate.files else failure.back_off.left(now)
 
     def pardon(self, number: int) -> None:
-        """Have it tried once more, now."""
+        """Try the version once more, now."""
         if number in self._failures:
             self._failures[number].quarantined = None
             self._no_more_postponed(self._failures[number])
@@ -156,11 +165,11 @@ class Failures:
         self._failures.pop(number, None)
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Forget all others, which are not in the store any more."""
+        """Forget all versions but these, which are in the store."""
         self._failures = {number: failure for number, failure in self._failures.items() if number in numbers}
 
     def settle(self, published: Iterable[Candidate[V]], wanted: Collection[int]) -> None:
-        """Forget versions with other files by now, which have not been tried; postpone only those that are wanted."""
+        """Forget versions that were rewritten and not tried since; stop postponing versions that are not `wanted`."""
         files = {candidate.number: candidate.files for candidate in published}
         for number, failure in self._failures.items():
             if failure.own_fault and files.get(number, failure.files) != failure.files:
@@ -169,12 +178,12 @@ class Failures:
                 self._no_more_postponed(failure)
 
     def files(self) -> dict[int, Hashable]:
-        """The files that each version had when it was quarantined for a fault of its own."""
+        """The files that each version had when it was quarantined for its own fault."""
         cases = self._failures.items()
         return {number: case.files for number, case in cases if case.quarantined is not None and case.own_fault}
 
     def quarantined(self) -> tuple[Quarantined, ...]:
-        """All of it for a status, ascending by number."""
+        """The quarantined versions, ascending."""
         cases = (failure.quarantined for _, failure in sorted(self._failures.items()))
         return tuple(case for case in cases if case is not None)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from paramsync.following.faults import Fault, fault_of, let_go, told
+from paramsync.following.faults import Fault, describe, fault_of, free_frames
 from paramsync.following.operator_requests import Known, OperatorRequest, OperatorRequests
 from paramsync.following.policy import Backoff, Failures, newest, next_restore, served_before, stand_in
 from paramsync.following.report import Report
@@ -79,14 +79,14 @@ class Reconciler:
             steered = self._round(urgent, None)
         fresh = self._requests.fresh()
         swapped = self._round(fresh, self._look())
-        self._report.error(self._error or self._failures.reason or self._replica.trouble)
+        self._report.set_error(self._error or self._failures.reason or self._replica.trouble)
         self.tend()
         return swapped or steered
 
     def tend(self) -> None:
         """Let go of what nobody needs any more."""
         self._replica.tend()
-        self._report.memory(self._replica)
+        self._report.set_memory(self._replica)
         self._replica.reason = self._report.now().short_reason
 
     def release(self) -> None:
@@ -96,9 +96,9 @@ class Reconciler:
 
     def _look(self) -> Look:
         look = self._replica.source.look()
-        error = "" if look.problem is None else told(look.problem)
+        error = "" if look.problem is None else describe(look.problem)
         if look.published is not None and look.numbers is not None:
-            self._report.found(look.latest, [candidate.version for candidate in look.published])
+            self._report.set_published(look.latest, [candidate.version for candidate in look.published])
             self._failures.keep(look.numbers)
             error = error or self._missing(look.numbers)
         if look.problem is not None and fault_of(look.problem) is Fault.THE_MACHINES:
@@ -107,12 +107,12 @@ class Reconciler:
             self._soon(self._looks.left(now))
         else:
             self._looks = Backoff()
-        self._report.publisher(look.publisher)
+        self._report.set_publisher(look.publisher)
         absent = look.latest is None and look.problem is None
         absence = diagnosis.absence(self._replica.source.path) if absent else ""
-        self._report.waiting(absence, unread=look.problem is not None)
+        self._report.set_waiting(absence, unread=look.problem is not None)
         self._error = error
-        self._report.error(error or self._failures.reason or self._replica.trouble)
+        self._report.set_error(error or self._failures.reason or self._replica.trouble)
         return look
 
     def _soon(self, seconds: float) -> None:
@@ -137,8 +137,8 @@ class Reconciler:
         for number in self._requests.admit(fresh, self._report.now(), known):
             self._failures.pardon(number)
         pinned = self._requests.pinned
-        self._report.pinned(pinned)
-        self._report.quarantine(self._failures.quarantined())
+        self._report.set_pinned(pinned)
+        self._report.set_quarantine(self._failures.quarantined())
         if failing := self._replica.failing():
             self._drop(failing)
         if damaged := self._damages(look.published or []):
@@ -152,14 +152,14 @@ class Reconciler:
             self._bring_beside(look.published)
             if look.published is not None:
                 self._failures.settle(look.published, self._wanted)
-                self._report.quarantine(self._failures.quarantined())
+                self._report.set_quarantine(self._failures.quarantined())
         except _OvertakenError:
             whole = False
-            self._report.gave_up()
+            self._report.give_up_restore()
             self._notify()
         self._requests.settle(self._report.status, look.numbers, whole=whole)
         if self._requests.pinned != pinned:  # a pin that failed
-            self._report.pinned(self._requests.pinned)
+            self._report.set_pinned(self._requests.pinned)
             self._notify()
         return swapped
 
@@ -210,7 +210,7 @@ class Reconciler:
         number, version = candidate.number, candidate.version
 
         def tell(progress: Progress) -> None:
-            self._report.progress(version, progress)
+            self._report.set_progress(version, progress)
             if self._ended() or until() or self._requests.overtaking(self._report.now().resident, self._before):
                 raise _OvertakenError
 
@@ -218,23 +218,23 @@ class Reconciler:
         if left := self._failures.left(candidate, time.monotonic()):
             self._soon(left)
             return None
-        self._report.restoring(version)
+        self._report.begin_restore(version)
         began = time.monotonic()
         try:
             resident: InMemory = self._replica.restore(version, tell)
         except _OvertakenError:
             raise
         except Exception as error:  # noqa: BLE001, no content of a store may end the follower
-            self._report.gave_up()
-            let_go(error)
+            self._report.give_up_restore()
+            free_frames(error)
             self._failed(candidate, error)
             return None
         if self._ended():
             raise _OvertakenError
         self._files[resident] = candidate.files
         self._failures.forget(number)
-        self._report.quarantine(self._failures.quarantined())
-        self._report.restored(version, time.monotonic() - began)
+        self._report.set_quarantine(self._failures.quarantined())
+        self._report.end_restore(version, time.monotonic() - began)
         return resident
 
     def _swap(self, candidate: Candidate[Version], resident: InMemory, seconds: float, *, back: bool) -> None:
@@ -242,16 +242,16 @@ class Reconciler:
         left = None if self._serving is None else self._serving.number
         self._before = served_before(self._before, left=left, now=candidate.number, back=back)
         self._serving = candidate
-        self._report.served_before(self._before)
+        self._report.set_before(self._before)
         if self._damaged is not None:
             self._replica.drop([self._damaged])
             self._damaged = None
-        self._report.memory(self._replica)
+        self._report.set_memory(self._replica)
         self._swapped(resident, seconds)
 
     def _swapped(self, resident: InMemory, seconds: float) -> None:
         signed_by = resident.version.signed_by if self._replica.source.signed else ""
-        self._report.swapped(resident.version, seconds, not_served=resident.graph.refused, signed_by=signed_by)
+        self._report.swap(resident.version, seconds, not_served=resident.graph.refused, signed_by=signed_by)
 
     @property
     def _residents(self) -> list[InMemory]:
@@ -269,7 +269,7 @@ class Reconciler:
         damages: dict[InMemory, str] = {}
         for resident in sorted(examined, key=lambda resident: resident not in suspects):
             if (resident in suspects or damages) and (damage := self._replica.damage(resident)):
-                damages[resident] = told(damage)
+                damages[resident] = describe(damage)
             self._examined[resident] = now[resident]
         return damages
 
@@ -286,10 +286,10 @@ class Reconciler:
             files = self._files.get(resident)
             candidate = Candidate(resident.version, files)
             if self._failures.quarantine(candidate, reason, since=self._clock(), own_fault=files is not None):
-                self._report.quarantined(resident.version, reason, self._failures.quarantined())
+                self._report.add_quarantined(resident.version, reason, self._failures.quarantined())
         self._newest = [resident for resident in self._newest if resident not in bad]
         self._before = tuple(number for number in self._before if number not in numbers)
-        self._report.served_before(self._before)
+        self._report.set_before(self._before)
         serving = next(iter(self._replica.view.recent), None)
         if serving in bad:
             good = {resident.version.number: resident for resident in self._residents if resident not in bad}
@@ -300,13 +300,13 @@ class Reconciler:
                 self._swap(candidate, good[number], 0.0, back=number in self._before)
             elif damaged and self._serve_damaged:
                 self._damaged = serving
-                self._report.damaged()
+                self._report.serve_damaged()
             else:
-                self._report.nothing_serves()
+                self._report.serve_nothing()
         # after the report: dropping shows workers the reason why nothing serves
         if gone := [resident for resident in bad if resident is not self._damaged]:
             self._replica.drop(gone)
-        self._report.memory(self._replica)
+        self._report.set_memory(self._replica)
 
     def _label(self) -> None:
         """Have every label lead to the version it should lead to, where that is in memory.
@@ -321,7 +321,7 @@ class Reconciler:
             if resident is not None:
                 labels[label] = resident
         self._replica.arrange(labels=labels)
-        self._report.memory(self._replica)
+        self._report.set_memory(self._replica)
 
     def _bring_beside(self, published: list[Candidate[Version]] | None) -> None:
         """Have in memory what is to be there beside what serves. Raises _OvertakenError.
@@ -363,7 +363,7 @@ class Reconciler:
         others = sum(resident not in serving for resident in self._newest)
         recent = most if count is None else max(1, count - others)
         self._replica.hold([*dict.fromkeys((*held, *self._newest))], recent=recent, most=most)
-        self._report.memory(self._replica)
+        self._report.set_memory(self._replica)
 
     def _by_number(self, number: int | None) -> InMemory | None:
         return next((resident for resident in self._residents if resident.version.number == number), None)
@@ -390,15 +390,15 @@ class Reconciler:
         if fault is Fault.UNFORESEEN:
             known = {"model": self._report.now().model, "version": number}
             text = "%s: version %d failed in a way nobody foresaw"
-            _log.error(text, self._report.called, number, exc_info=error, extra=known)
+            _log.error(text, self._report.name, number, exc_info=error, extra=known)
         if left is None:
-            self._set_aside(candidate, told(error), own_fault=fault is not Fault.NOT_ITS_OWN)
+            self._set_aside(candidate, describe(error), own_fault=fault is not Fault.NOT_ITS_OWN)
         else:
-            _log.debug("%s: version %d is not complete yet: %s", self._report.called, number, told(error))
+            _log.debug("%s: version %d is not complete yet: %s", self._report.name, number, describe(error))
             self._soon(left)
 
     def _postpone(self, candidate: Candidate[Version], error: Exception) -> None:
-        reason = f"version {candidate.number} is tried again: {told(error)}"
+        reason = f"version {candidate.number} is tried again: {describe(error)}"
         self._soon(self._failures.postpone(candidate, reason, time.monotonic()))
 
     def _set_aside(self, candidate: Candidate[Version], reason: str, *, own_fault: bool) -> None:
@@ -410,9 +410,9 @@ class Reconciler:
             self._postpone(candidate, error)
             return
         if is_another:
-            _log.debug("%s: version %d was pruned or rewritten while it was read", self._report.called, number)
+            _log.debug("%s: version %d was pruned or rewritten while it was read", self._report.name, number)
             self._notify()
         elif self._failures.quarantine(candidate, reason, since=self._clock(), own_fault=own_fault):
-            self._report.quarantined(candidate.version, reason, self._failures.quarantined())
+            self._report.add_quarantined(candidate.version, reason, self._failures.quarantined())
         else:
-            self._report.quarantine(self._failures.quarantined())
+            self._report.set_quarantine(self._failures.quarantined())

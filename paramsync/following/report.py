@@ -109,12 +109,12 @@ class Report:
         self._error = ""  # of the last look at the store, or of this machine
         self._waiting = ""  # why the store has no version
 
-    def on_trial(self, trial: bool) -> None:
+    def set_on_trial(self, trial: bool) -> None:
         """Whether it speaks of what may come to serve, beside a model of that name that may serve. Any thread."""
         self._on_trial = trial
 
     @property
-    def called(self) -> str:
+    def name(self) -> str:
         """Of whom log lines speak."""
         status = self._status
         return f"{status.model} (new configuration on trial, store {status.store})" if self._on_trial else status.model
@@ -129,24 +129,24 @@ class Report:
         """The same without lags and ages."""
         return self._status
 
-    def error(self, text: str) -> None:
+    def set_error(self, text: str) -> None:
         """Report an error of the store or of this machine, or "" once it is over. What serves goes on serving."""
         if not text:
             self._repeats.over()
         elif text != self._error and (line := self._repeats.text(text)) is not None:
-            _log.warning("%s: %s", self.called, line, extra={"model": self._status.model})
+            _log.warning("%s: %s", self.name, line, extra={"model": self._status.model})
         self._error = text
         self._set(reason=self._error or self._waiting)
 
-    def waiting(self, reason: str, *, unread: bool) -> None:
+    def set_waiting(self, reason: str, *, unread: bool) -> None:
         """Report why the store has no version; "" if it has one, or if it is `unread`, so that nobody knows."""
         if reason and reason != self._waiting:
-            _log.warning("%s: waits for a version: %s", self.called, reason, extra={"model": self._status.model})
+            _log.warning("%s: waits for a version: %s", self.name, reason, extra={"model": self._status.model})
         self._waiting = reason
         lost = unread or (bool(reason) and self._status.serving is not None)
         self._set(reason=self._error or self._waiting, store_lost=lost)
 
-    def found(self, latest: Version | None, published: Sequence[Version]) -> None:
+    def set_published(self, latest: Version | None, published: Sequence[Version]) -> None:
         self._log_swaps()
         known = self._status.published
         news = latest is not None and (known is None or known.number != latest.number)
@@ -161,7 +161,7 @@ class Report:
         if latest is not None and news:
             self._tell(EventKind.FOUND, latest)
 
-    def publisher(self, publisher: LastPublisher | None) -> None:
+    def set_publisher(self, publisher: LastPublisher | None) -> None:
         """The lock tells only that a publisher died: since this look, if it lived at the one before.
 
         Else since its last sign of life, which is its latest version.
@@ -181,16 +181,16 @@ class Report:
         overdue, count = self._publications.newer(None if serving is None else serving.number)
         self._set(overdue=overdue, lag_versions=None if serving is None else count)
 
-    def pinned(self, number: int | None) -> None:
+    def set_pinned(self, number: int | None) -> None:
         self._set(pinned=number)
 
-    def restoring(self, version: Version) -> None:
+    def begin_restore(self, version: Version) -> None:
         self._progress = None
         self._told_at = time.monotonic()
         self._set(restoring=version.number)
         self._tell(EventKind.RESTORING, version)
 
-    def progress(self, version: Version, progress: Progress) -> None:
+    def set_progress(self, version: Version, progress: Progress) -> None:
         """How far the restore is. Told now and then; may be called from any thread."""
         known = self._progress
         if known is not None and not progress.bytes_total:  # a later phase, which has no numbers of its own
@@ -201,15 +201,15 @@ class Report:
             self._told_at = now
             self._tell(EventKind.RESTORING, version, progress=progress)
 
-    def restored(self, version: Version, seconds: float) -> None:
+    def end_restore(self, version: Version, seconds: float) -> None:
         self._set(restoring=None, restores=self._status.restores + 1)
         self._tell(EventKind.RESTORED, version, restore_seconds=seconds, progress=self._progress)
 
-    def gave_up(self) -> None:
+    def give_up_restore(self) -> None:
         """The restore was given up, or failed."""
         self._set(restoring=None)
 
-    def swapped(self, version: Version, seconds: float, *, not_served: Mapping[str, str], signed_by: str) -> None:
+    def swap(self, version: Version, seconds: float, *, not_served: Mapping[str, str], signed_by: str) -> None:
         """It serves, without the signatures that are not served; `signed_by` a trusted key, or ""."""
         swaps = self._status.swaps + 1
         serves = {"serving": version, "served_at": time.monotonic(), "signed_by": signed_by, "not_served": not_served}
@@ -219,16 +219,16 @@ class Report:
         self._log_swaps()
         self._tell(EventKind.SWAPPED, version, restore_seconds=seconds)
 
-    def served_before(self, before: tuple[int, ...]) -> None:
+    def set_before(self, before: tuple[int, ...]) -> None:
         """What served before what serves, the last one first."""
         self._set(before=before)
 
-    def nothing_serves(self) -> None:
+    def serve_nothing(self) -> None:
         """What served does not any more, and nothing else does."""
         self._set(state=State.WAITING, serving=None, signed_by="")
         self._compare()
 
-    def damaged(self) -> None:
+    def serve_damaged(self) -> None:
         """What serves is damaged, and goes on: there is nothing else."""
         self._set(state=State.DAMAGED)
 
@@ -237,18 +237,18 @@ class Report:
         if not self._on_trial:
             self._swaps.flush()
 
-    def quarantined(self, version: Version, reason: str, quarantine: tuple[Quarantined, ...]) -> None:
+    def add_quarantined(self, version: Version, reason: str, quarantine: tuple[Quarantined, ...]) -> None:
         """One more is quarantined."""
         self._set(quarantined=quarantine, quarantines=self._status.quarantines + 1)
         known = {"model": self._status.model, "version": version.number, "step": version.step}
-        _log.warning("%s: version %d is quarantined: %s", self.called, version.number, reason, extra=known)
+        _log.warning("%s: version %d is quarantined: %s", self.name, version.number, reason, extra=known)
         self._tell(EventKind.QUARANTINED, version, reason=reason)
 
-    def quarantine(self, quarantine: tuple[Quarantined, ...]) -> None:
+    def set_quarantine(self, quarantine: tuple[Quarantined, ...]) -> None:
         """The quarantine has changed."""
         self._set(quarantined=quarantine)
 
-    def memory(self, replica: Residents[Any]) -> None:
+    def set_memory(self, replica: Residents[Any]) -> None:
         """Versions came into memory, or left it."""
         before = self._status
         resident = tuple(dict.fromkeys(version.version.number for version in replica.residents))

@@ -21,7 +21,7 @@ from paramsync.publishing.metrics import Meter
 from paramsync.publishing.write_behind import PublisherStatus
 from paramsync.rpc import addresses, settings
 from paramsync.rpc.access import Access, Caller, Effect, effect_of
-from paramsync.rpc.server import UNFORESEEN, code_of, of_version, one_line, options, told
+from paramsync.rpc.server import UNFORESEEN, code_of, of_version, one_line, options, request_text
 from paramsync.rpc.tls import ServerTls
 from paramsync.store.store import lock_owner
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
@@ -316,7 +316,7 @@ class _Admission(grpc.ServerInterceptor):  # type: ignore[type-arg]  # takes no 
                 _abort_with(context, error)
             if effect is not Effect.CHANGES:
                 return answer(request, context)
-            with self._access.audited(method, caller, told(request)) as change:
+            with self._access.audited(method, caller, request_text(request)) as change:
                 try:
                     return answer(request, context)
                 except Exception:

@@ -67,7 +67,7 @@ def one_line(text: str) -> str:
     return content.decode() if whole else content[:_MOST_BYTES].decode(errors="ignore") + "..."
 
 
-def told(request: Message) -> str:
+def request_text(request: Message) -> str:
     """What a request says, for the log."""
     size = request.ByteSize()
     return text_format.MessageToString(request, as_one_line=True) if size <= _MOST_TOLD else f"{size} bytes"

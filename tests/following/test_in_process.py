@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -61,14 +60,11 @@ print(follower.sync(timeout=100).serving.number)
 
 
 @pytest.mark.slow
-def test_a_program_that_forgets_to_close_ends_at_once(tmp_path: Path) -> None:
+def test_a_program_that_forgets_to_close_ends(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path / "m")
     publisher.publish(7)
     publisher.close()
-    script = f"import time\n{_FORGETS}\nprint(time.time())"
-    printed = run(script, tmp_path / "m").split()
-    assert printed[0] == "7"
-    assert time.time() - float(printed[1]) < 10
+    assert run(_FORGETS, tmp_path / "m").split() == ["7"]
 
 
 def test_a_path_is_all_it_takes_to_follow(tmp_path: Path) -> None:

@@ -146,8 +146,8 @@ def test_a_swap_is_logged_at_once_and_many_are_summed_up(caplog: pytest.LogCaptu
 def test_trouble_that_differs_by_its_version_alone_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     report = Report("m", Path("store"), pinned=None, clock=lambda: 0.0)
     for number in (1, 1, 2, 2, 3):
-        report.error(f"version {number} is tried again: Cannot allocate memory")
+        report.set_error(f"version {number} is tried again: Cannot allocate memory")
     assert report.now().reason == "version 3 is tried again: Cannot allocate memory"
-    report.error("")
-    report.error("version 4 is tried again: Cannot allocate memory")
+    report.set_error("")
+    report.set_error("version 4 is tried again: Cannot allocate memory")
     assert caplog.messages == [f"m: version {number} is tried again: Cannot allocate memory" for number in (1, 4)]

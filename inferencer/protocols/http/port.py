@@ -18,7 +18,7 @@ from paramsync.errors import BusyError, NotAllowedError, NotServingError, Unauth
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 from paramsync.rpc.access import Access, Effect, effect_of
-from paramsync.rpc.server import told
+from paramsync.rpc.server import request_text
 from paramsync.rpc.tls import ServerTls
 
 from ...batching.batcher import Batcher
@@ -285,7 +285,7 @@ class HttpPort:
         if effect_of(f"{SERVICE}/{call}") is not Effect.CHANGES:
             answer = await getattr(self._kserve, call)(message, _Caller())
             return reply(200 if getattr(answer, "ready", True) else 503, body_of(answer))
-        with self._access.audited(f"{SERVICE}/{call}", caller_of(request), told(message)):
+        with self._access.audited(f"{SERVICE}/{call}", caller_of(request), request_text(message)):
             return reply(200, body_of(await getattr(self._kserve, call)(message, _Caller())))
 
     def _check_refusing(self, model: str) -> None:
