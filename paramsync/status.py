@@ -29,7 +29,7 @@ class Quarantined:
 
     @property
     def short(self) -> str:
-        """The reason, as it is told in one sentence with other things."""
+        """The beginning of the reason."""
         return short(self.reason)
 
 
@@ -57,7 +57,7 @@ def usable(published: Collection[int], quarantined: Collection[int]) -> list[int
 
 
 class Back(NamedTuple):
-    """Where a rollback goes: to a version that `served` before, or where none is left to the next lower number."""
+    """Where a rollback goes: to a version that `served` before, or if there is none to the next lower number."""
 
     number: int
     served: bool
@@ -71,8 +71,10 @@ def back_to(
     published: Collection[int] | None,
     quarantined: Collection[int],
 ) -> Back | None:
-    """Where a rollback goes: to the last version that served `before` and can be used. Where none is left, as after a
-    restart, to the next lower number, but not while nobody knows what is published."""
+    """Where a rollback goes: to the last version that served `before` and can be used.
+
+    If none is left, as after a restart, to the next lower number, but not while nobody knows what is published.
+    """
     there = {*resident, *(published or ())}
     good = {*usable(there, quarantined), *resident}
     for number in before:
@@ -87,7 +89,7 @@ def back_to(
 class State(Enum):
     WAITING = "waiting"  # no version serves yet
     SERVING = "serving"
-    DAMAGED = "damaged"  # what serves is damaged, there is no other version, and it was to serve all the same
+    DAMAGED = "damaged"  # the serving version is damaged, and there is no other
     DRAINING = "draining"
 
 
@@ -121,8 +123,8 @@ class Status:
     published: Version | None = None
     in_store: tuple[int, ...] = ()  # every published version
     serving: Version | None = None
-    before: tuple[int, ...] = ()  # what served before that, the last one first
-    signed_by: str = ""  # the trusted key that signed it; empty where unsigned versions serve, too
+    before: tuple[int, ...] = ()  # versions that served before, the last one first
+    signed_by: str = ""  # the trusted key that signed it; empty if unsigned versions serve, too
     not_served: Mapping[str, str] = field(default_factory=dict)  # signatures left out of its graph, and why
     restoring: int | None = None
     restoring_progress: Progress | None = None
@@ -133,7 +135,7 @@ class Status:
     ended: tuple[int, ...] = ()  # the last few that left, the latest last
     quarantined: tuple[Quarantined, ...] = ()
     pinned: int | None = None
-    publisher: LastPublisher | None = None  # of one that died: since about when; None where the store does not say
+    publisher: LastPublisher | None = None  # None if the store does not say
     reason: str = ""  # why the store has no version, or why the newest version is not restored; empty if all is well
     store_lost: bool = False  # the store cannot be read, or is empty while a version of it serves
     swaps: int = 0
@@ -144,13 +146,13 @@ class Status:
     lag_steps: int | None = None
     lag_versions: int | None = None  # publications since the serving version
     since_publication_seconds: float | None = None
-    serving_age_seconds: float | None = None  # since the step that answers come from
-    found_at: float = math.inf  # when the newest version was found, by this machine's monotonic clock
-    served_at: float = math.inf  # and when the serving one came to serve
+    serving_age_seconds: float | None = None  # since the training step of the serving version
+    found_at: float = math.inf  # when the newest version was found, on the monotonic clock
+    served_at: float = math.inf  # when the serving version came to serve
     overdue: Publication | None = None  # the oldest one newer than the serving version
 
     def ageless(self) -> Status:
-        """This status without its lag and its ages: what stays the same while nothing happens."""
+        """This status without its lag and its ages, which change while nothing happens."""
         return replace(self, lag_seconds=None, since_publication_seconds=None, serving_age_seconds=None)
 
     def at(self, now: float, monotonic: float) -> Status:
@@ -165,7 +167,7 @@ class Status:
         if published is not None:
             age = _age(published.committed_at, now, monotonic - self.found_at)
             ages["since_publication_seconds"] = age
-            if serving is None:  # nothing is known of the time before it was found
+            if serving is None:  # nothing is known of the time before
                 ages["lag_seconds"] = None if self.overdue is None else monotonic - self.overdue.found_at
             else:
                 serves = serving.number == published.number
@@ -195,7 +197,7 @@ class Status:
 
     @property
     def back(self) -> Back | None:
-        """Where a rollback would go now; None where there is nothing to go back to."""
+        """Where a rollback would go now; None if there is nothing to go back to."""
         if self.parts:
             return None
         return back_to(
@@ -214,10 +216,9 @@ class Status:
         return next((case for case in self.quarantined if case.number == number), None)
 
     def courses(self) -> tuple[Course, ...]:
-        """Every version there is something to say of, the highest number first.
+        """The stage of each known version, the highest number first.
 
-        Where a version is several things at once, it is what serves requests best: one in memory is RESIDENT also while
-        its rewritten files are restored, or cannot be.
+        A version in memory is RESIDENT also while its rewritten files are restored, or cannot be.
         """
         courses: dict[int, Course] = {}
 

@@ -18,11 +18,11 @@ _log = logging.getLogger("paramsync.connection")
 
 
 class Connection:
-    """Feeds what `first` answers into `second`; each answer comes from exactly one version of each.
+    """Feeds the outputs of `first` into `second`; each answer comes from exactly one version of each.
 
-    The follower of a part joins the pair on its own thread, and builds a new joined graph before its part swaps: the
-    pair serves as soon as the part's version does. Where two versions do not fit, the parts go on for themselves, and
-    the pair that was joined last goes on serving here.
+    A part's follower joins the pair on its own thread, and builds a new joined graph before its part swaps: the pair
+    serves as soon as the part's version does. If two versions do not fit, each part goes on by itself, and the pair
+    that was joined last goes on serving here.
 
     `take`, `status` and the properties may be used from any number of threads at once and take no lock. A joined
     version has the number of the second part's.
@@ -33,14 +33,14 @@ class Connection:
     ) -> None:
         """`inputs` maps inputs of `second` to outputs of `first`; `outputs` of `first` are outputs of the pair as well.
 
-        Its parts may be followed already.
+        The parts may be followed already.
         """
         self.model = model
         self.parts = (first, second)
         self._names = (first.model, second.model)
         self._joiner = Joiner(self._names, inputs, outputs)
-        self._lock = threading.Lock()  # of what follows, which the parts' followers change; not held while they build
-        self._serving: Joined | None = None  # what requests are answered from
+        self._lock = threading.Lock()  # guards the next three; not held while a graph is built
+        self._serving: Joined | None = None  # the pair that requests are answered from
         self._reason = ""
         self._swaps = 0
         self._leaves: tuple[Callable[[], None], ...] = (
@@ -50,8 +50,8 @@ class Connection:
         self._follow()
 
     def close(self) -> None:
-        """Join nothing more. What is joined stays so, for whoever holds it."""
-        leaves, self._leaves = self._leaves, ()  # which lead back to here: it would take a collector to free this
+        """Join nothing more. Requests may go on holding what is joined."""
+        leaves, self._leaves = self._leaves, ()  # they refer to this object: only the garbage collector would free it
         for leave in leaves:
             leave()
 
@@ -59,7 +59,7 @@ class Connection:
 
     @property
     def residents(self) -> tuple[Resident, ...]:
-        """What requests may be answered from, the serving pair first."""
+        """The joined versions, the serving pair first."""
         serving = self._serving
         if serving is None:
             return ()
@@ -75,7 +75,7 @@ class Connection:
         return self._reason
 
     def take(self, version: int | None = None, label: str = "") -> Resident:
-        """The serving pair, or the one with the second part's version of this number or label, and the first's serving.
+        """The serving pair, or the serving version of the first part with this version or label of the second.
 
         Raises NotServingError, which names the part that has no version yet, UnknownVersionError, UnknownLabelError.
         """
@@ -111,16 +111,16 @@ class Connection:
     # For the followers of the parts -----------------------------------------------------------------------------------
 
     def _prepare(self, part: int, resident: Resident) -> Callable[[], None]:
-        """Build the joined graph before that part swaps to this version. What it returns joins what serves then."""
+        """Build the joined graph before a part swaps to this version. Returns what joins the serving versions."""
         other = self.parts[1 - part].residents[:1]
         if other:
             pair = (resident, other[0]) if part == 0 else (other[0], resident)
-            with contextlib.suppress(ParamsyncError):  # told once the part serves, by what follows then
+            with contextlib.suppress(ParamsyncError):  # reported by `_follow`, once the part serves
                 self._joiner.build(pair)
         return self._follow
 
     def _follow(self) -> None:
-        """Join what the parts serve now. Each follower does so after its swap: the last one sees both versions."""
+        """Join the serving versions. Each follower calls this after its swap: the last one sees both versions."""
         while (pair := self._serving_pair()) is not None:
             joined, reason = None, ""
             try:

@@ -37,17 +37,17 @@ else:
 
 _log = logging.getLogger("paramsync.follower")
 _JOIN_SECONDS = 10.0
-_WAITING_SECONDS = 1.0  # between two looks as long as nothing serves: what is made just then may escape the watch
-_LONG_SECONDS = 0.5  # a round after which one more is made, for what came where the file system does not tell
-_TEND_SECONDS = 0.05  # between two looks whether a request still holds what is to be freed
+_WAITING_SECONDS = 1.0  # between two looks while nothing serves: the watch may miss a directory just made
+_LONG_SECONDS = 0.5  # a longer round is followed by another: some file systems do not tell of news
+_TEND_SECONDS = 0.05  # between two looks whether a request still holds a version that is to be freed
 
 
 class Follower(Generic[V]):
     """Keeps a replica at the right version.
 
-    `run_once` is all it does; `start`, or a `with` block, runs it on a worker thread after each ring and each
-    `poll_seconds`. Without them the caller's thread is the worker. Everything else may be called from any thread, and
-    only `sync`, `pin` and the like wait for a restore.
+    `start`, or a `with` block, calls `run_once` on a worker thread, after each ring of the watch and every
+    `poll_seconds`. Without them the thread that calls `run_once` is the worker. All other methods may be called from
+    any thread; only `sync`, `pin` and the like wait for a restore.
     """
 
     def __init__(
@@ -62,11 +62,14 @@ class Follower(Generic[V]):
         change: Change | None = None,
         serve_damaged: bool = False,
     ) -> None:
-        """In the directory `keep` pins and labels survive a restart; `labels` given before are as its file says.
-
-        `latest` is how many of the newest versions stay in memory, in place of those that served last. A `change`
-        counts from the start, and is kept once it is asked for. A version whose files are damaged answers no more; with
-        `serve_damaged` it does where there is no other.
+        """
+        Args:
+            poll_seconds: Between two looks at the store, if the watch does not ring.
+            keep: The directory in which pins and labels survive a restart.
+            labels: Labels of the settings. A label of `keep` counts more, unless the settings changed since.
+            latest: How many of the newest versions stay in memory, in place of those that served last.
+            change: A change that counts from the start; it is kept once it is asked for.
+            serve_damaged: Whether a version whose files are damaged goes on serving if there is no other.
         """
         kept = PinsFile(keep, replica.model, replica.source.path, given=labels)
         choices = kept.read() if change is None else change.of(kept.read())
@@ -79,7 +82,7 @@ class Follower(Generic[V]):
         self._draining = threading.Event()
         self._worker: threading.Thread | None = None
         self.looked: Future[None] = Future()
-        """Done once the worker has done its first round, whatever came of it."""
+        """Done after the worker's first round, whatever came of it."""
         self._reconciler = Reconciler(
             replica,
             self._requests,
@@ -103,7 +106,7 @@ class Follower(Generic[V]):
         return replace(status, state=State.DRAINING) if self._draining.is_set() else status
 
     def subscribe(self, wake: Callable[[], None], kinds: Collection[EventKind] = EVERY_KIND) -> Subscription:
-        """Every event of these kinds, until the listener falls too far behind. `wake` must return at once."""
+        """Subscribe to events of these kinds. `wake` must return at once."""
         return self._report.subscribers.add(wake, kinds)
 
     @property
@@ -113,15 +116,15 @@ class Follower(Generic[V]):
 
     @property
     def beside(self) -> tuple[int, ...]:
-        """Which versions stay in memory because a configuration said so."""
+        """The versions that stay in memory because a configuration names them."""
         return self._requests.beside
 
     def on_trial(self, trial: bool) -> None:
-        """Whether its model may come to serve, and does not yet: log lines say so, and name its store."""
+        """Whether the model is a new configuration on trial: log lines say so, and name its store."""
         self._report.set_on_trial(trial)
 
     def hold(self, change: Change | None) -> None:
-        """Have in memory what this change needs, until the next call; `Action.PREPARE` tells when it is."""
+        """Have in memory what this change needs, until the next call; `Action.PREPARE` is answered once it is."""
         self._requests.hold(change)
         self.notify()
 
@@ -135,19 +138,19 @@ class Follower(Generic[V]):
         return answer
 
     def _answered(self, answer: Future[Status]) -> None:
-        if answer.cancelled():  # a pin that nobody waits for is given up
+        if answer.cancelled():  # a pin whose caller left is given up
             self.notify()
 
     def sync(self, version: int | None = None, *, timeout: float | None = None) -> Status:
         """Returns once that version or a newer one serves; None: the newest published when the call arrives.
 
-        A quarantined version is tried once more. Raises SyncError where it will not come to serve, UnknownVersionError,
-        NotServingError while draining, TimeoutError with what it was waiting for.
+        A quarantined version is tried once more. Raises SyncError if the version will not come to serve,
+        UnknownVersionError, NotServingError while draining, TimeoutError, which says what the call waited for.
         """
         return self._wait(self.ask(Action.SYNC, version), version, timeout)
 
     def pin(self, version: int, *, timeout: float | None = None) -> Status:
-        """Returns once that version serves, which it does until `unpin`. Where it raises, nothing changed."""
+        """Returns once that version serves; it stays until `unpin`. If this raises, nothing has changed."""
         return self._wait(self.ask(Action.PIN, version), version, timeout)
 
     def unpin(self, *, timeout: float | None = None) -> Status:
@@ -155,17 +158,18 @@ class Follower(Generic[V]):
         return self._wait(self.ask(Action.UNPIN), None, timeout)
 
     def rollback(self, version: int | None = None, *, timeout: float | None = None) -> Status:
-        """Pin the version that served before the one that serves, at once where it is in memory. Raises as `pin` does.
+        """Pin the version that served before, at once if it is in memory. Raises as `pin` does.
 
-        `version` is the one that `status().back` named: a newer one that came to serve meanwhile changes nothing about
-        where this goes. What a rollback left behind is not gone back to: the next one goes further back.
+        `version` is the one that `status().back` named, so that a version which came to serve meanwhile does not change
+        where the rollback goes. The next rollback goes further back.
         """
         return self._wait(self.ask(Action.ROLLBACK, version), version, timeout)
 
     def label(self, label: str, version: int, *, timeout: float | None = None) -> Status:
-        """Returns once requests that name the label are answered from that version, which stays in memory until then.
+        """Returns once requests that name the label are answered from that version.
 
-        A version that is not in memory is restored beside what serves. Where it raises, as `pin` does, nothing changed.
+        A version that is not in memory is restored beside the serving one. If this raises, as `pin` does, nothing has
+        changed.
         """
         return self._wait(self.ask(Action.LABEL, version, label), version, timeout)
 
@@ -185,31 +189,31 @@ class Follower(Generic[V]):
         except concurrent.futures.TimeoutError:
             if answer.cancel():
                 raise TimeoutError(self.late(number, timeout)) from None
-            return answer.result()  # it came at the last moment
+            return answer.result()  # the answer came at the last moment
 
     # The worker -------------------------------------------------------------------------------------------------------
 
     def start(self, bell: Bell | None = None) -> None:
-        """Start the worker. It arms and closes the bell, which should call `notify`; without one, the source's own."""
+        """Start the worker, which arms and closes the bell: the source's own if none is given."""
         bell = bell or self.replica.source.bell(self.notify)
         self._worker = threading.Thread(target=self._run, args=(bell,), name=f"follower {self.model}", daemon=True)
         self._worker.start()
 
     def drain(self, why: str = "the server is stopping") -> None:
-        """Report DRAINING from now on, restore nothing more, refuse what is asked. What serves goes on serving."""
+        """Report DRAINING from now on, restore nothing more, refuse requests. The serving version goes on serving."""
         if not self._draining.is_set():
             self._draining.set()
             self._requests.refuse(NotServingError(self.model, why))
         self.notify()
 
     def close(self) -> None:
-        """Drain, and end the worker, which gives up what it is doing as far as it can."""
+        """Drain, and end the worker, which gives up a restore under way."""
         self.drain()
         if self._worker is not None:
             self._worker.join(_JOIN_SECONDS)
 
     def release(self) -> None:
-        """After `close`: keep nothing in memory. Returns once no request holds a version, and all of it is freed."""
+        """After `close`: free all versions. Returns once no request holds one."""
         self._reconciler.release()
         while self.replica.leaving:
             self.replica.tend()
@@ -242,7 +246,7 @@ class Follower(Generic[V]):
         bell.close()
 
     def _follow(self) -> None:
-        """Round after round, until nothing is new. News during a short round has rung."""
+        """Run rounds until nothing is new. The watch rings for news during a round, unless it cannot see this store."""
         while True:
             began = time.monotonic()
             swapped = self.run_once()
@@ -251,7 +255,7 @@ class Follower(Generic[V]):
                 return
 
     def _rest(self, seconds: float) -> None:
-        """Wait for a ring, or so long; meanwhile free what requests held."""
+        """Wait for a ring or the timeout; meanwhile free versions that requests no longer hold."""
         end = time.monotonic() + seconds
         while self.replica.leaving and time.monotonic() < end:
             if self._rung.wait(_TEND_SECONDS):
@@ -264,9 +268,9 @@ class Follower(Generic[V]):
             self.looked.set_result(None)
 
     def run_once(self) -> Version | None:
-        """One round: look at the store, restore and swap to the version to serve if it is another one. Returns it then.
+        """One round: look at the store, and restore and swap to the version to serve. Returns it if it is another.
 
-        A version that cannot be used is quarantined, and the next best one is taken in the same round.
+        A version that cannot be used is quarantined, and the next best is taken in the same round.
         """
         self._rung.clear()
         return self._reconciler.run_once()

@@ -24,7 +24,7 @@ _ERRORS = (OSError, ValueError, RecursionError, CorruptCheckpointError)
 
 
 def check_label(where: str, label: str) -> str:
-    """A label that may be given to a version: what status, metrics and kept choices can hold. Raises InputError."""
+    """Returns the label if status, metrics and the pins file can hold it. Raises InputError if not."""
     if not label:
         raise InputError(where, expected="a name, such as stable", found="none")
     if len(label) > _LABEL or not label.isprintable():
@@ -35,8 +35,8 @@ def check_label(where: str, label: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """The version to stay at, None to follow the newest, the version that each label leads to, and which are to be in
-    memory beside these."""
+    """What operators chose: the pinned version, or None to follow the newest; the version of each label; other versions
+    to have in memory."""
 
     pinned: int | None = None
     labels: Mapping[str, int] = field(default_factory=dict)
@@ -76,20 +76,19 @@ class Change:
 class PinsFile:
     """One small file for each model in a directory; without a directory nothing is kept. One thread owns it.
 
-    It survives the end of the process, however it ends; not always that of the machine. A directory that cannot be
-    written costs one warning, and a file that is damaged another: neither keeps a model from being served.
+    A file survives the end of the process, however it ends, but not always a crash of the machine. A directory that
+    cannot be written costs one warning, and a damaged file another: the model is served all the same.
 
-    Other processes may keep the same model in the same file: of what two of them choose, the pin and each label is what
-    was chosen last.
+    Several processes may keep the same model in the same file: the pin, and each label, is the last that any of them
+    chose.
     """
 
     def __init__(
         self, directory: Path | None, model: str, store: Path, *, given: Mapping[str, int] | None = None
     ) -> None:
-        """A file of the same model with another store does not count: its versions are others.
+        """A file of the same model with another store does not count: it has other versions.
 
-        `given` are labels of the settings, which count where they are others than when the file was written: that is
-        what was said last.
+        `given` are the labels of the settings. Those that changed since the file was written count more than the file.
         """
         self._model = model
         self._store = str(store.absolute())
@@ -99,7 +98,7 @@ class PinsFile:
         self._warned = False
 
     def read(self) -> Choices:
-        """The choices in the file, as far as it can be understood, and in settings since."""
+        """The choices in the file, as far as it can be read, with the labels that settings changed since."""
         try:
             content = self._content()
         except _ERRORS as error:
@@ -109,12 +108,12 @@ class PinsFile:
         if content is None:
             return self._known
         self._known, given = content
-        if given != self._given:  # what they said since is chosen now, and no news at the next start
+        if given != self._given:  # these settings are no news at the next start
             self._save(self._known)
         return self._known
 
     def write(self, choices: Choices) -> None:
-        """All at once: a reader finds what was before or what is now. The same again writes nothing."""
+        """Write the choices by one rename, if they are others than before."""
         if self._path is None or choices == self._known:
             return
         before, self._known = self._known, choices
@@ -129,9 +128,9 @@ class PinsFile:
         self._save(Choices(pinned=pinned, labels=labels, beside=beside))
 
     def _content(self) -> tuple[Choices, Mapping[str, int]] | None:
-        """What counts of the file now, and what settings gave when it was written; None where there is nothing.
+        """The choices in the file, and the labels of the settings when it was written; None if no file counts.
 
-        Raises one of _ERRORS where that cannot be understood.
+        Raises one of _ERRORS for a file that cannot be read.
         """
         if self._path is None:
             return None
@@ -152,7 +151,7 @@ class PinsFile:
         record = {"model": self._model, "store": self._store, **chosen, "given": self._given}
         content = f"{json.dumps(record, indent=1, ensure_ascii=False)}\n".encode()
         try:
-            _check_size(content)  # what others chose in the same file is in it too
+            _check_size(content)  # other processes may have added to it
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with files.aside(self._path, writer=f"{secrets.token_hex(4)}-") as file:
                 file.write(content)
@@ -165,19 +164,19 @@ class PinsFile:
 
 
 def _check_size(content: bytes) -> None:
-    """Raise ValueError for what could not be read again."""
+    """Raise ValueError for a file too large to be read again."""
     if len(content) > _LIMIT:
         raise ValueError(f"expected at most {_LIMIT} bytes, found {len(content)}; give each inferencer a --state")
 
 
 def _changed(labels: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """These labels after those that were `before` became what they are `now`."""
+    """The labels after the change that led from `before` to `now`."""
     same = {label: number for label, number in labels.items() if before.get(label) == now.get(label)}
     return same | {label: number for label, number in now.items() if before.get(label) != number}
 
 
 def _choices(content: Any) -> Choices:
-    """Raises ValueError for what was not written here."""
+    """Raises ValueError for a file that was not written here."""
     if not isinstance(content, dict) or "labels" not in content:
         raise ValueError("expected an object with pinned and labels")
     pinned = content.get("pinned")

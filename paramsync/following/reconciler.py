@@ -1,4 +1,4 @@
-"""Reconciler: in rounds, a replica comes to serve what its store has and operators ask for."""
+"""Reconciler: brings a replica, round by round, to what its store has and operators ask for."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _log = logging.getLogger("paramsync.follower")
 
 
 class _OvertakenError(Exception):
-    """Something else is wanted more than the version that is being restored."""
+    """A request came that makes the restore under way needless."""
 
 
 class Reconciler:
     """The rounds of one replica, on one thread.
 
-    `ended` tells whether they are over, `notify` asks for another round, and `notified` tells whether somebody has
-    asked for one since the last one began.
+    `ended` says whether the rounds are over, `notify` asks for another round, and `notified` says whether a round was
+    asked for since the last one began.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Reconciler:
         notified: Callable[[], bool],
         serve_damaged: bool = False,
     ) -> None:
-        self.look_again: float | None = None  # seconds, where that is sooner than the next poll
+        self.look_again: float | None = None  # seconds until the next round, if sooner than the poll
         self._replica = replica
         self._requests = requests
         self._report = report
@@ -55,23 +55,23 @@ class Reconciler:
         self._serving: Candidate[Version] | None = None
         self._before: tuple[int, ...] = ()  # what served before that, the last one first
         self._files: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()
-        self._examined: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()  # with the files they had since
-        self._damaged: InMemory | None = None  # which serves for want of another one
+        self._examined: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()  # with the files that they had then
+        self._damaged: InMemory | None = None  # a version that serves because there is no other
         self._failures = Failures()
-        self._wanted: set[int] = set()  # the versions that this round would restore, or did
+        self._wanted: set[int] = set()  # versions that this round restored, or would restore
         self._looks = Backoff()
         self._error = ""  # of the last look
-        self._newest: list[InMemory] = []  # of the store, which are to stay
+        self._newest: list[InMemory] = []  # the newest of the store, which stay in memory
 
     def run_once(self) -> Version | None:
-        """One round. Returns the version that came to serve, if one did.
+        """One round. Returns the version that came to serve, if any.
 
-        1. Meet requests about versions in memory, before a look at the store, which may take long.
+        1. Meet requests about versions in memory. Looking at the store, which comes next, may take long.
         2. Look at the store. Give and take away labels of versions in memory, before anything that a pin could
-           interrupt. Restore the version to serve and swap to it, if it is another one; quarantine one that cannot be
-           used, and take the next best. Then restore labelled versions, then what else is to be in memory.
-        3. Tell callers which requests are fulfilled.
-        4. Let go of versions that nobody needs any more.
+           interrupt. Restore the version to serve and swap to it; quarantine a version that cannot be used, and take
+           the next best. Then restore labelled versions, then other versions that are to be in memory.
+        3. Answer the requests that are fulfilled.
+        4. Free versions that nobody needs any more.
         """
         steered = None
         self.look_again = None
@@ -84,13 +84,13 @@ class Reconciler:
         return swapped or steered
 
     def tend(self) -> None:
-        """Let go of what nobody needs any more."""
+        """Free versions that nobody needs any more."""
         self._replica.tend()
         self._report.set_memory(self._replica)
         self._replica.reason = self._report.now().short_reason
 
     def release(self) -> None:
-        """Keep nothing in memory. No round follows; one that is under way keeps nothing either."""
+        """Keep nothing in memory. No round follows; a round under way keeps nothing either."""
         self._newest, self._damaged = [], None
         self._replica.release()
 
@@ -130,7 +130,7 @@ class Reconciler:
         return f"{', '.join(lost)}, which store {store} does not have" if lost else ""
 
     def _round(self, fresh: Iterable[OperatorRequest], store: Look | None) -> Version | None:
-        """Without a look at the store, only versions in memory count."""
+        """Admit requests, bring the replica to them, and answer. Without a `store`, only versions in memory count."""
         look, whole = store or Look(), store is not None
         latest = look.latest.number if look.latest is not None and look.problem is None else None
         known = Known(published=look.numbers, newest=latest, before=self._before)
@@ -148,7 +148,7 @@ class Reconciler:
         self._wanted.clear()
         try:
             swapped = self._advance(look, pinned)
-            self._label()  # a version written again is labelled anew where it came to serve
+            self._label()  # a rewritten version that came to serve is labelled anew
             self._bring_beside(look.published)
             if look.published is not None:
                 self._failures.settle(look.published, self._wanted)
@@ -164,15 +164,15 @@ class Reconciler:
         return swapped
 
     def _advance(self, look: Look, pinned: int | None) -> Version | None:
-        """Swap to the version that policy names, or to the next best one where that cannot be used."""
+        """Swap to the version that the policy names, or to the next best if it cannot be used."""
         published, serving = look.published or [], self._serving
         if look.problem is not None and serving is not None and pinned is None:
-            # newer versions cannot be seen now: the store did not start over with lower numbers
+            # newer versions may be hidden: that is no store which started over with lower numbers
             published = [candidate for candidate in published if candidate.number >= serving.number]
         if serving is not None and any(candidate.same_as(serving) for candidate in published):
-            self._failures.pardon(serving.number)  # its files could not be read for a while
+            self._failures.pardon(serving.number)  # its files could not be read for a while, and can be now
         numbers = {candidate.number for candidate in published}
-        kept = [  # whatever became of its files
+        kept = [  # versions in memory, whatever became of their files
             Candidate(resident.version, self._files.get(resident))
             for resident in self._residents
             if resident.version.number not in numbers and (serving is None or resident.version.number == pinned)
@@ -200,13 +200,13 @@ class Reconciler:
         return None
 
     def _resident(self, candidate: Candidate[Version]) -> InMemory | None:
-        """That version with these files, where it is in memory."""
+        """The version in memory with these files, if any."""
         residents = self._residents
-        same = (one for one in residents if candidate.same_as(Candidate(one.version, self._files.get(one))))
+        same = (known for known in residents if candidate.same_as(Candidate(known.version, self._files.get(known))))
         return next(same, None)
 
     def _restored(self, candidate: Candidate[Version], *, until: Callable[[], bool] = lambda: False) -> InMemory | None:
-        """That version, brought in aside; None where that cannot be done, or not yet again. Raises _OvertakenError."""
+        """Restore a version aside; None if it cannot be restored, or not yet again. Raises _OvertakenError."""
         number, version = candidate.number, candidate.version
 
         def tell(progress: Progress) -> None:
@@ -259,8 +259,11 @@ class Reconciler:
         return [resident for resident in self._replica.residents if resident is not self._damaged]
 
     def _damages(self, published: Iterable[Candidate[Version]]) -> dict[InMemory, str]:
-        """Versions in memory that are damaged, and how. Examined are suspects, and those whose files were written to;
-        where one of these is damaged, the others too, which may have the same files."""
+        """Versions in memory that are damaged, and how.
+
+        Examines suspects and versions whose files were written to; if one is damaged, all others too, for they may
+        share its files.
+        """
         suspects = {self._replica.suspects.pop() for _ in range(len(self._replica.suspects))}
         files = {candidate.number: candidate.files for candidate in published}
         examined = {resident: self._examined.get(resident, self._files.get(resident)) for resident in self._residents}
@@ -276,10 +279,10 @@ class Reconciler:
     def _drop(self, bad: Mapping[InMemory, str], *, damaged: bool = False) -> None:
         """Quarantine versions that were restored well, and answer from them no more.
 
-        1. Say so.
-        2. Where one of them serves, another one in memory takes its place, as in a rollback. Where there is none,
-           nothing serves, or a damaged one goes on, until the store is found to have another one.
-        3. Let go of them.
+        1. Report each.
+        2. If one of them serves, another version in memory takes its place, as in a rollback. If there is none, nothing
+           serves, or the damaged version goes on, until the store has another.
+        3. Drop them.
         """
         numbers = {resident.version.number for resident in bad}
         for resident, reason in bad.items():
@@ -303,15 +306,15 @@ class Reconciler:
                 self._report.serve_damaged()
             else:
                 self._report.serve_nothing()
-        # after the report: dropping shows workers the reason why nothing serves
+        # after the report: workers then see the reason why nothing serves
         if gone := [resident for resident in bad if resident is not self._damaged]:
             self._replica.drop(gone)
         self._report.set_memory(self._replica)
 
     def _label(self) -> None:
-        """Have every label lead to the version it should lead to, where that is in memory.
+        """Have every label lead to its version, if that is in memory.
 
-        A label keeps its version when that is rewritten, unless somebody asks for the label anew.
+        A label keeps its version when the version is rewritten, unless an operator gives the label again.
         """
         labels, given = {}, self._replica.view.labels
         for label, number in self._requests.labels.items():
@@ -324,11 +327,11 @@ class Reconciler:
         self._report.set_memory(self._replica)
 
     def _bring_beside(self, published: list[Candidate[Version]] | None) -> None:
-        """Have in memory what is to be there beside what serves. Raises _OvertakenError.
+        """Restore what is to be in memory beside the serving version. Raises _OvertakenError.
 
-        Labelled versions come first, then those that a configuration names, then the newest of the store. Versions that
-        nobody wants any more leave before the newest are restored, but for as many as shall stay. Where nobody knows
-        what is published, or a version is pinned, the newest stay what they are.
+        Labelled versions come first, then versions that a configuration names, then the newest of the store. Versions
+        that are not wanted any more leave before the newest are restored, but for as many as shall stay. While nobody
+        knows what is published, or a version is pinned, the newest stay as they are.
         """
         requests, given = self._requests, self._replica.labels
         candidates = {candidate.number: candidate for candidate in published or []}
@@ -349,13 +352,13 @@ class Reconciler:
             missing = next((candidate for candidate, resident in there if resident is None), None)
             if missing is None:
                 return
-            # news ends it, unless somebody waits for it
+            # a newer version ends this restore, unless a caller waits for it
             new = self._restored(missing, until=lambda: self._notified() and not requests.preparing)
             if new is not None:
                 self._newest.append(new)
                 self._hold(held)
             elif missing.number not in self._failures.files():
-                return  # it is tried at the next look
+                return  # tried again at the next look
 
     def _hold(self, held: list[InMemory]) -> None:
         count, serving = self._requests.latest, self._replica.residents[:1]
@@ -369,7 +372,7 @@ class Reconciler:
         return next((resident for resident in self._residents if resident.version.number == number), None)
 
     def _beside(self, candidates: Mapping[int, Candidate[Version]], number: int) -> InMemory | None:
-        """That version in memory, restored where it is not; None where it cannot be."""
+        """The version in memory, restored if it is not there yet; None if it cannot be restored."""
         if (resident := self._by_number(number)) is not None:
             return resident
         candidate = candidates.get(number)
@@ -378,10 +381,7 @@ class Reconciler:
         return self._restored(candidate)
 
     def _failed(self, candidate: Candidate[Version], error: Exception) -> None:
-        """Decide on quarantine. An incomplete version is looked at again soon; after a while that is a fault too.
-
-        A failure of this machine is tried again, and never held against the version.
-        """
+        """Apply the rule for the fault of this error; see `policy`."""
         number, fault = candidate.number, fault_of(error)
         if fault is Fault.THE_MACHINES:
             self._postpone(candidate, error)
@@ -402,7 +402,7 @@ class Reconciler:
         self._soon(self._failures.postpone(candidate, reason, time.monotonic()))
 
     def _set_aside(self, candidate: Candidate[Version], reason: str, *, own_fault: bool) -> None:
-        """Quarantine a version, unless its files are others by now."""
+        """Quarantine a version, unless it was rewritten meanwhile."""
         number = candidate.number
         try:
             is_another = self._replica.source.identity(candidate.version) != candidate.files

@@ -38,9 +38,9 @@ class Replica(Residents[Resident]):
         allowed: Collection[str] = (),
         trust: Sequence[Path | str] = (),
     ) -> None:
-        """`resident` versions that served last stay in memory, and labelled ones beside them.
+        """`resident` versions that served last stay in memory, and labelled versions beside them.
 
-        `source` is where versions come from, or a path that `open_source` is asked about, with all that follows it.
+        `source` is a Source, or a store's path, for which `open_source` gets the other arguments.
         """
         if isinstance(source, (Store, Path, str)):
             path = source.path if isinstance(source, Store) else Path(source)

@@ -26,14 +26,14 @@ MOST_UNREAD = 256  # events that a subscriber may leave unread
 _MOST_PROGRESS = 64  # unread events beyond which progress is left out
 _BETWEEN = 0.05  # seconds between events about the progress of one restore
 _BETWEEN_SWAPS = 10.0  # and between log lines about swaps
-_ENDED = 8  # versions that left and are still spoken of
+_ENDED = 8  # versions that left memory and are still listed
 
 
 class Subscription:
-    """One listener's queue of the events of a follower, of these kinds, from now on. Any thread may use it.
+    """One listener's queue of a follower's events, of some kinds, from now on. Any thread.
 
-    `wake` is called on the follower's thread after each event: it must return at once and must not raise. A
-    listener that leaves too many unread has fallen behind, and gets no more. Progress is left out before that.
+    `wake` is called on the follower's thread after each event: it must return at once and must not raise. A listener
+    that leaves too many events unread has fallen behind, and gets no more. Events of progress are left out before that.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Subscribers:
 
 
 class Report:
-    """Reports after the fact. `status` and `subscribers` are for every thread, all else for the worker."""
+    """Reports what has happened. Any thread may use `status` and `subscribers`; all else is the worker's."""
 
     def __init__(self, model: str, store: Path, *, pinned: int | None, clock: Callable[[], float]) -> None:
         self.subscribers = Subscribers()
@@ -104,18 +104,18 @@ class Report:
         self._told_at = 0.0
         self._publications = Publications()
         self._swaps = SwapLog(model)
-        self._repeats = Repeats()  # of trouble with the store
+        self._repeats = Repeats()  # of errors
         self._on_trial = False
         self._error = ""  # of the last look at the store, or of this machine
         self._waiting = ""  # why the store has no version
 
     def set_on_trial(self, trial: bool) -> None:
-        """Whether it speaks of what may come to serve, beside a model of that name that may serve. Any thread."""
+        """Whether the model is a new configuration on trial, beside a model of the same name. Any thread."""
         self._on_trial = trial
 
     @property
     def name(self) -> str:
-        """Of whom log lines speak."""
+        """The name of the model in log lines."""
         status = self._status
         return f"{status.model} (new configuration on trial, store {status.store})" if self._on_trial else status.model
 
@@ -126,7 +126,7 @@ class Report:
         return replace(status, restoring_progress=progress).at(self._clock(), time.monotonic())
 
     def now(self) -> Status:
-        """The same without lags and ages."""
+        """The status without lags and ages."""
         return self._status
 
     def set_error(self, text: str) -> None:
@@ -162,10 +162,8 @@ class Report:
             self._tell(EventKind.FOUND, latest)
 
     def set_publisher(self, publisher: LastPublisher | None) -> None:
-        """The lock tells only that a publisher died: since this look, if it lived at the one before.
-
-        Else since its last sign of life, which is its latest version.
-        """
+        """Set the publisher's state. The store's lock does not say when a publisher died: it died since this look if it
+        lived at the look before, or else since its latest version."""
         before, latest = self._status.publisher, self._status.published
         if publisher is None or publisher.state is not PublisherState.DIED:
             self._set(publisher=publisher)
@@ -176,7 +174,7 @@ class Report:
             self._set(publisher=replace(publisher, since=max(publisher.since, published_at)))
 
     def _compare(self) -> None:
-        """The serving version with what was published."""
+        """Compare the serving version with what was published."""
         serving = self._status.serving
         overdue, count = self._publications.newer(None if serving is None else serving.number)
         self._set(overdue=overdue, lag_versions=None if serving is None else count)
@@ -191,9 +189,9 @@ class Report:
         self._tell(EventKind.RESTORING, version)
 
     def set_progress(self, version: Version, progress: Progress) -> None:
-        """How far the restore is. Told now and then; may be called from any thread."""
+        """Set how far the restore is; an event tells of it now and then. Any thread."""
         known = self._progress
-        if known is not None and not progress.bytes_total:  # a later phase, which has no numbers of its own
+        if known is not None and not progress.bytes_total:  # a later phase has no numbers of its own
             progress = replace(known, phase=progress.phase)
         self._progress = progress
         now = time.monotonic()
@@ -206,11 +204,11 @@ class Report:
         self._tell(EventKind.RESTORED, version, restore_seconds=seconds, progress=self._progress)
 
     def give_up_restore(self) -> None:
-        """The restore was given up, or failed."""
+        """End a restore that was given up, or failed."""
         self._set(restoring=None)
 
     def swap(self, version: Version, seconds: float, *, not_served: Mapping[str, str], signed_by: str) -> None:
-        """It serves, without the signatures that are not served; `signed_by` a trusted key, or ""."""
+        """Set the serving version, its signatures that are left out, and the trusted key that signed it, or ""."""
         swaps = self._status.swaps + 1
         serves = {"serving": version, "served_at": time.monotonic(), "signed_by": signed_by, "not_served": not_served}
         self._set(state=State.SERVING, **serves, swaps=swaps, restore_seconds=seconds)
@@ -220,36 +218,36 @@ class Report:
         self._tell(EventKind.SWAPPED, version, restore_seconds=seconds)
 
     def set_before(self, before: tuple[int, ...]) -> None:
-        """What served before what serves, the last one first."""
+        """Set the versions that served before the serving one, the last one first."""
         self._set(before=before)
 
     def serve_nothing(self) -> None:
-        """What served does not any more, and nothing else does."""
+        """Note that nothing serves any more."""
         self._set(state=State.WAITING, serving=None, signed_by="")
         self._compare()
 
     def serve_damaged(self) -> None:
-        """What serves is damaged, and goes on: there is nothing else."""
+        """Note that a damaged version goes on serving: there is no other."""
         self._set(state=State.DAMAGED)
 
     def _log_swaps(self) -> None:
-        """What is on trial serves nobody yet."""
+        """Log swaps, unless on trial: then the model serves nobody yet."""
         if not self._on_trial:
             self._swaps.flush()
 
     def add_quarantined(self, version: Version, reason: str, quarantine: tuple[Quarantined, ...]) -> None:
-        """One more is quarantined."""
+        """Report one more quarantined version; `quarantine` is all of them."""
         self._set(quarantined=quarantine, quarantines=self._status.quarantines + 1)
         known = {"model": self._status.model, "version": version.number, "step": version.step}
         _log.warning("%s: version %d is quarantined: %s", self.name, version.number, reason, extra=known)
         self._tell(EventKind.QUARANTINED, version, reason=reason)
 
     def set_quarantine(self, quarantine: tuple[Quarantined, ...]) -> None:
-        """The quarantine has changed."""
+        """Set the quarantined versions."""
         self._set(quarantined=quarantine)
 
     def set_memory(self, replica: Residents[Any]) -> None:
-        """Versions came into memory, or left it."""
+        """Set the versions in memory, and those that are leaving."""
         before = self._status
         resident = tuple(dict.fromkeys(version.version.number for version in replica.residents))
         leaving = tuple(number for number in dict.fromkeys(replica.leaving) if number not in resident)
@@ -274,16 +272,16 @@ class Report:
 
 
 class SwapLog:
-    """Logs a swap at its next `flush` where none was logged for a while, and otherwise one line about all since.
+    """Logs swaps: each at once if the last line was ten seconds ago, otherwise one line about all since.
 
-    One thread's.
+    Belongs to one thread.
     """
 
     def __init__(self, model: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._model = model
         self._clock = clock
         self._number = 0
-        self._seconds: list[float] = []  # of the restore before each swap that was not logged
+        self._seconds: list[float] = []  # of the restores before swaps that were not logged
         self._logged_at = -math.inf
 
     def add(self, number: int, seconds: float) -> None:
@@ -291,7 +289,7 @@ class SwapLog:
         self._seconds.append(seconds)
 
     def flush(self) -> None:
-        """Log what is due. To be called now and then."""
+        """Log the swaps that are due."""
         now = self._clock()
         if not self._seconds or now - self._logged_at < _BETWEEN_SWAPS:
             return
@@ -308,6 +306,6 @@ class SwapLog:
 
 
 def _latest(numbers: list[int], *, without: Collection[int]) -> tuple[int, ...]:
-    """The last few, each at its last place."""
+    """The last few numbers, each once, at its last place."""
     kept = [number for number in reversed(dict.fromkeys(reversed(numbers))) if number not in without]
     return tuple(kept[-_ENDED:])

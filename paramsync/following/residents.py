@@ -21,12 +21,12 @@ RESIDENT = 2  # the serving version and the one before it, so that going back is
 
 
 Prepare = Callable[[R], Callable[[], None]]
-"""Called with the version about to serve, on the follower's thread; what it returns is called once that serves."""
+"""Called with the version about to serve, on the follower's thread; returns a function to call once it serves."""
 
 
 @dataclass(frozen=True, eq=False)
 class _Leaving:
-    """A version that has left, and its parts, kept until no request holds it any more."""
+    """A version that has left, and its parts, which stay until no request holds the version."""
 
     number: int
     resident: weakref.ref[InMemory]
@@ -49,10 +49,10 @@ class Residents(Generic[R]):
         parts: Callable[[R], tuple[Any, ...]] = lambda _: (),
         changed: Callable[[], object] = lambda: None,
     ) -> None:
-        """`resident` versions that served last stay in memory, and labelled ones beside them.
+        """`resident` versions that served last stay in memory, and labelled versions beside them.
 
-        `parts` of a version are freed only by `tend`, once nobody holds it. `changed` is called after each change of
-        what requests are answered from.
+        `parts` of a version are freed only by `tend`, once nobody holds the version. `changed` is called after each
+        change of `view`.
         """
         if resident < 1:
             raise ValueError(f"resident: expected at least 1, found {resident}")
@@ -74,12 +74,12 @@ class Residents(Generic[R]):
 
     @property
     def residents(self) -> tuple[R, ...]:
-        """Versions in memory: the serving one first, then those that served before it, then all others."""
+        """Versions in memory: the serving version first, then those that served before, then all others."""
         return self._view.residents
 
     @property
     def view(self) -> View[R]:
-        """What requests are answered from now."""
+        """The versions that requests are answered from."""
         return self._view
 
     @property
@@ -89,7 +89,7 @@ class Residents(Generic[R]):
 
     @property
     def leaving(self) -> tuple[int, ...]:
-        """Versions that have left, and that requests may still hold."""
+        """Versions that have left, and that requests may hold."""
         return tuple(leaving.number for leaving in self._leaving)
 
     def serving(self) -> R:
@@ -97,7 +97,7 @@ class Residents(Generic[R]):
         return self.take()
 
     def take(self, version: int | None = None, label: str = "") -> R:
-        """The serving version, or the resident one with this number, or with this label.
+        """The serving version, or the version in memory with this number, or with this label.
 
         Raises NotServingError, UnknownVersionError, UnknownLabelError.
         """
@@ -107,9 +107,9 @@ class Residents(Generic[R]):
         return view.take(self.model, version, label)
 
     def on_swap(self, prepare: Prepare[R]) -> Callable[[], None]:
-        """Call `prepare` before each swap, until the function that this returns is called.
+        """Call `prepare` before each swap. Returns a function that ends this.
 
-        An exception of `prepare`, or of the function that it returned, is logged, and the swap goes on.
+        An exception of `prepare`, or of the function that it returns, is logged, and the swap goes on.
         """
         self._prepares = (*self._prepares, prepare)
 
@@ -120,50 +120,50 @@ class Residents(Generic[R]):
 
     @property
     def trouble(self) -> str:
-        """What keeps all versions from being answered from well, for no fault of theirs; empty where nothing does."""
+        """Why answers fail whatever the version, such as workers that crash; empty if they do not."""
         return ""
 
     # For the follower -------------------------------------------------------------------------------------------------
 
     def restore(self, version: Version, tell: ProgressCallback | None = None) -> R:
-        """Brings a version into memory beside the serving one and checks it; what serves does not change.
+        """Restore a version beside the serving one, and check it.
 
         Raises as `Source.restore` does.
         """
         return self.source.restore(version, tell)
 
     def swap(self, resident: R) -> None:
-        """Makes it the serving version: one assignment. Those that served before it stay resident, as `hold` says."""
+        """Serve this version: one assignment. Versions that served before stay in memory, as `hold` says."""
         view = self._view
         number = resident.version.number
         others = [other for other in view.recent if other.version.number != number]
         prepares = self._prepares
         prepared = [self._guarded(number, prepare, resident) for prepare in prepares]
         self._show(View((resident, *others)[: self._most], view.labels, view.beside))
-        came = [prepare for prepare in self._prepares if prepare not in prepares]  # while others prepared
+        came = [prepare for prepare in self._prepares if prepare not in prepares]  # added while the others prepared
         prepared += [self._guarded(number, prepare, resident) for prepare in came]
         for serve in prepared:
             if serve is not None:
                 self._guarded(number, serve)
 
     def label(self, label: str, resident: R) -> None:
-        """Requests that name the label are answered from it from now on; it stays in memory as long as it has one."""
+        """Answer requests that name the label from this version; a version with a label stays in memory."""
         self.arrange(labels={**self._view.labels, label: resident})
 
     def failing(self) -> Mapping[R, str]:
-        """Versions in memory that turned out not to be fit to serve, and why."""
+        """Versions in memory that turned out to be unfit, such as those that crash workers, and why."""
         return {}
 
     def damage(self, resident: R) -> Exception | None:
-        """Why a version in memory has other bytes by now than were checked; None where it has not."""
+        """The error if the bytes of a version in memory have changed since they were checked."""
         return self.source.damage(resident)
 
     def drop(self, residents: Collection[R]) -> None:
-        """Answer from these no more: what served before them does, where that is in memory."""
+        """Answer from these versions no more, but from what served before them, if that is in memory."""
         self._show(self._view.mapped(lambda other: None if other in residents else other))
 
     def hold(self, beside: Sequence[R], *, recent: int, most: int) -> None:
-        """Keep these in memory beside so many of those that served last; from the next swap on that is `most`."""
+        """Keep these versions in memory, and the last `recent` that served; from the next swap on the last `most`."""
         self._most = most
         self.arrange(beside=beside, recent=recent)
 
@@ -174,7 +174,7 @@ class Residents(Generic[R]):
         beside: Sequence[R] | None = None,
         recent: int | None = None,
     ) -> None:
-        """Have labels lead to these versions, and keep in memory these, and so many of those that served last."""
+        """Set the labels, the versions in memory `beside`, and how many that served last stay; None: as they are."""
         now = self._view
         view = View(
             now.recent[:recent],
@@ -185,7 +185,7 @@ class Residents(Generic[R]):
             self._show(view)
 
     def release(self) -> None:
-        """Nothing serves any more, and nothing stays in memory but what requests hold."""
+        """Serve nothing any more, and keep nothing in memory but what requests hold."""
         self._show(View())
 
     def tend(self) -> None:

@@ -22,14 +22,14 @@ from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.v1 import graph_pb2
 
 Values = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-"""Arrays by name, or a function that returns them when they are needed."""
+"""Arrays by name, or a function that returns them, called when a publication is due."""
 
 
 class ExternalValues:
-    """The parameters of a graph. Values come by the name in checkpoints, or by the framework's name of the variable."""
+    """The parameters of a graph. Values are named as in checkpoints, or by the framework's name of the variable."""
 
     def __init__(self, content: bytes, *, copy: bool = True) -> None:
-        """`content` is a graph file. Raises GraphError where it is none."""
+        """`content` is a graph file. Raises GraphError if it cannot be read."""
         try:
             message = graph_pb2.Graph.FromString(content)
         except DecodeError as error:
@@ -73,7 +73,7 @@ class ExternalValues:
     def pin(self, values: Values | None = None) -> dict[str, Any]:
         """The values by their keys in a checkpoint, so that training cannot change them any more.
 
-        Raises SettingsError where there are none, and ParameterError, before anything is copied, where they do not fit
+        Raises SettingsError without values, and ParameterError, before anything is copied, for values that do not fit
         the graph.
         """
         if values is None:
@@ -87,7 +87,7 @@ class ExternalValues:
         return pinned
 
     def _fitting(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values by key. Raises ParameterError, which calls each as the framework does where it can."""
+        """The values by key. Raises ParameterError, which uses the framework's names."""
         known = {name: self._keys[name] for name in values if name in self._keys}
         by_key = {key: _array_like(values[name]) for name, key in known.items()}
         if len(by_key) < len(known):
@@ -130,15 +130,15 @@ def _array_like(value: Any) -> Any:
 
 
 def _pinned(value: Any, *, copy: bool) -> Any:
-    """The value where training does not change it; waits for no device where that can be helped."""
+    """The value, or a copy if training may change it. Does not wait for a device if that can be avoided."""
     framework = type(value).__module__.partition(".")[0]
     if framework == "torch":
         return _of_torch(value, copy=copy)
     if not copy:
         return value
     if framework in ("jax", "jaxlib"):
-        # A step that it is donated to would delete it. What numpy shares, on the CPU, is left alone until numpy lets go
-        # of it; another device makes a copy in its own time.
+        # A step that takes its memory (donate) would delete it. On the CPU numpy shares the buffer, and JAX leaves it
+        # alone as long; another device makes a copy in the background.
         return np.asarray(value) if all(device.platform == "cpu" for device in value.devices()) else value.copy()
     if framework == "tensorflow" or (isinstance(value, np.ndarray) and not _may_change(value)):
         return value
@@ -146,15 +146,15 @@ def _pinned(value: Any, *, copy: bool) -> Any:
 
 
 def _of_torch(tensor: Any, *, copy: bool) -> Any:
-    on_cpu = tensor.cpu()  # itself where it is there already
+    on_cpu = tensor.cpu()  # no copy if it is there already
     torch = sys.modules["torch"]
-    if on_cpu.dtype == torch.bfloat16:  # which numpy does not know
+    if on_cpu.dtype == torch.bfloat16:  # numpy has no bfloat16
         return _pinned(on_cpu.view(torch.int16).numpy().view(ml_dtypes.bfloat16), copy=copy)
     return _pinned(on_cpu.numpy(), copy=copy)
 
 
 def _may_change(array: Any) -> bool:
-    """Whether somebody may write to the memory of an array, through it or through what it is a view of."""
+    """Whether the memory of an array may be written to, through the array or its base."""
     owner = array
     while isinstance(owner, np.ndarray):
         if owner.flags.writeable:

@@ -1,4 +1,4 @@
-"""Job: what the training program trains, and the one function that makes it. Imports no TensorFlow by itself.
+"""Job: what the training program trains, and the function that makes it. Imports no TensorFlow by itself.
 
 `python -m trainer --job MODULE:FUNCTION` calls the function once, with `JobSettings`, and trains the `Job` it returns:
 
@@ -35,10 +35,10 @@ _TAKEN = ("model", "step", "root", "save_counter")  # names that tf.train.Checkp
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
-    """What a job's function is given, from the program's arguments. A job ignores what it has no use for.
+    """The program's arguments for a job's function.
 
-    `seed` is what weights, order and drawn examples should follow from. `data` is a path, as given. At `held_out` the
-    job may write the examples that it does not train on.
+    Weights, order and drawn examples should follow from `seed`. `data` is a path, as given. At `held_out` the job may
+    write the examples that it does not train on.
     """
 
     seed: int = 0
@@ -79,11 +79,11 @@ class Job:
                 raise SettingsError(f"Job.state: expected names other than {', '.join(_TAKEN)}, found {name!r}")
 
     def steps_done(self) -> int:
-        """What `step` says; waits for the step under way."""
+        """The value of `step`; waits for the step under way."""
         return int(self.step.numpy())  # not int(self.step): a variable of several replicas has none
 
     def check(self, step: int, loss: Any) -> None:
-        """Raises SettingsError where a call of `train_step`, which should have done this step, has not done as it must.
+        """Raises SettingsError if `train_step` did not do this step, or returned no loss.
 
         A state saved with the wrong step would train some steps twice, or never.
         """

@@ -1,4 +1,4 @@
-"""LiveVariables: the variables of a model as what is published, read in one call of TensorFlow."""
+"""LiveVariables: publishes the variables of a model, which one call of TensorFlow reads."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from paramsync.graphs.sources.kept_values import KeptValues, Place
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 
 Averages: TypeAlias = Callable[[tf.Variable], "tf.Variable | None"]
-"""The average that is published in place of a variable; None where there is none."""
+"""Gives the average to publish in place of a variable, or None."""
 
 _log = logging.getLogger("paramsync.trainer")
 
-# There is nothing to optimise: without that, the first call is like any other.
+# The function has nothing to optimise, and the optimiser would slow the first call down.
 _AS_WRITTEN = config_pb2.ConfigProto(
     graph_options=config_pb2.GraphOptions(
         rewrite_options=rewriter_config_pb2.RewriterConfig(disable_meta_optimizer=True)
     )
 ).SerializeToString()
 _HOST = "/device:CPU:0"
-_ON_THIS_THREAD = "SINGLE_THREADED_EXECUTOR"  # others would hand some reads to threads that may have no processor
+_ON_THIS_THREAD = "SINGLE_THREADED_EXECUTOR"  # other executors hand some reads to threads, which may get no processor
 
 
 class VariableReader:
     """Reads variables without copying them. One thread owns it.
 
-    A value is the variable's own buffer, as `value()` gives it. One call of a function reads all variables in the
-    host's memory: each call of TensorFlow costs microseconds and releases the GIL, which another thread, such as the
-    one that writes, may keep for a while. The function would move values of accelerators to the host: their variables
-    are read one by one, and so are those of distribution strategies, which may have to be added up.
+    A value is the variable's own buffer, as `value()` gives it. One function reads all variables in the host's memory:
+    each call of TensorFlow costs microseconds and releases the GIL, which another thread, such as the writer, may keep
+    for a while. Variables of accelerators are read one by one, because the function would move their values to the
+    host; so are variables of distribution strategies, which may have to be added up.
     """
 
     def __init__(self, variables: Sequence[tf.Variable]) -> None:
@@ -48,7 +48,7 @@ class VariableReader:
         self(variables)  # the first call is the slowest
 
     def __call__(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-        """The values of these variables; the variables of the call before cost the least."""
+        """The values of these variables; fastest for the same variables as before."""
         if len(variables) != len(self._variables) or not all(map(operator.is_, variables, self._variables)):
             self._choose(variables)
         values: list[Any] = [None] * len(variables)
@@ -89,7 +89,7 @@ def _function(types: Sequence[tf.DType]) -> Any:
     def read(*handles: tf.Tensor) -> list[tf.Tensor]:
         return [_read(handle, dtype) for handle, dtype in zip(handles, types, strict=True)]
 
-    # made sooner than a tf.function of as many arguments
+    # faster to make than a tf.function of as many arguments
     return tf.compat.v1.wrap_function(read, [tf.TensorSpec([], tf.resource)] * len(types))
 
 
@@ -100,15 +100,15 @@ def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 
 class LiveVariables:
-    """The variables of a model, or averages of them, as what is published."""
+    """The variables of a model, or averages of them, as a ValueSource."""
 
     def __init__(self, capture: Capture, averages: Averages | None = None, *, allow_ops: Collection[str] = ()) -> None:
-        """Raises SettingsError for a graph of a file, which has no variables, UnsafeGraphError for one that followers
-        refuse unless they allow these ops, and what `pin` does."""
+        """Raises SettingsError for a graph of a file, which has no variables; UnsafeGraphError for ops that followers
+        refuse, and `allow_ops` does not name; and what `pin` raises."""
         self._averages = averages
         self._allow_ops = tuple(allow_ops)
         self._problem = ""
-        self._idle: set[Place] = set()  # where what is kept has changed, and the graph was the same
+        self._idle: set[Place] = set()  # kept values that changed without changing the graph
         self._take(capture)
         self._read = VariableReader(self._published())
 
@@ -131,10 +131,10 @@ class LiveVariables:
     def pin(self, values: Any = None) -> dict[str, Any]:
         """The value of every captured variable, or of its average where there is one, by its key in a checkpoint.
 
-        To be called on the thread that updates the variables, between two steps: that is what makes them of one step.
-        Takes microseconds a variable, whatever its size, and as long as capturing does where there are other variables,
-        layers, tables or constants than at the last call. Raises SettingsError for an average that cannot stand for its
-        variable, StructureError where what there is now cannot be captured.
+        Call it on the thread that updates the variables, between two steps: then all values are of one step. Takes
+        microseconds a variable, whatever its size; and as long as capturing if variables, layers, tables or constants
+        have changed since the last call. Raises SettingsError for an average that cannot stand for its variable,
+        StructureError if the model cannot be captured as it is now.
         """
         if values is not None:
             raise SettingsError("values: they are the variables' own here; only Publisher.of_graph is given any")
@@ -145,9 +145,9 @@ class LiveVariables:
         return pinned
 
     def _follow(self) -> None:
-        """Capture what has other variables, layers, tables or constants now.
+        """Capture the model again if its variables, layers, tables or constants have changed.
 
-        What cannot be captured is tried again once they change.
+        A model that cannot be captured is tried again after the next change.
         """
         if self._origin is None:
             return
@@ -173,7 +173,7 @@ class LiveVariables:
         took = time.monotonic() - began
         if self.digest != digest:
             self._idle.clear()
-        elif not others:  # as what training notes down, which must not be captured at each publication
+        elif not others:  # such as a counter of the training, which must not cause a capture at each publication
             self._idle |= kept
             _log.info(
                 "%s makes no difference to what is published: seen in %.1f s, and not looked at again", what, took

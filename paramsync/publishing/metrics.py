@@ -1,4 +1,4 @@
-"""What is known of steps: loss and speed for the operator, and the gate that decides by metrics what is published."""
+"""Meter: loss and speed for the operator. Gate: decides by metrics which steps are published."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _WINDOW = 1.0  # seconds over which the speed is measured
 
 
 class Meter:
-    """Written by the thread that trains, read from any: a reader waits for nothing but a loss still being computed."""
+    """Written by the thread that trains, read from any thread: a reader waits only for a loss still being computed."""
 
     def __init__(self, step: int = 0, now: float | None = None) -> None:
-        """`now` is when that step was done; where nobody says, the speed counts from the first step that is."""
+        """`now` is when this step was done; without it the speed counts from the first call of `advance`."""
         self.first = self.step = step
         self.steps_per_second = 0.0
         self.stall: float | None = None  # seconds that the last publication held the thread that trains
@@ -24,7 +24,7 @@ class Meter:
         self._since = None if now is None else (step, now)
 
     def advance(self, step: int, loss: SupportsFloat | None, now: float) -> None:
-        """A step is done."""
+        """Note that a step is done."""
         self.step = step
         self._loss = loss
         if self._since is None:
@@ -36,7 +36,7 @@ class Meter:
 
     @property
     def loss(self) -> float | None:
-        """The loss of the last step; None before the first, and where it is no number."""
+        """The loss of the last step; None before the first, or if it is no number."""
         try:
             return None if self._loss is None else float(self._loss)
         except Exception:  # noqa: BLE001, a value of any kind, perhaps computed on another device
@@ -58,7 +58,7 @@ class Gate:
     """Decides by the metrics of a step and those of the newest version. Belongs to the thread that trains."""
 
     def __init__(self, publish_if: PublishIf) -> None:
-        """A metric whose name does not say whether less or more is better has `min` or `max` before it, and a space.
+        """If the name of a metric does not say whether less is better, "min" or "max" and a space come before it.
 
         Raises SettingsError.
         """
@@ -67,12 +67,12 @@ class Gate:
             raise SettingsError(f"publish_if: expected a metric's name or a function, found {publish_if!r:.80}")
         self._metric, self._less = ("", False) if not isinstance(publish_if, str) else _read(publish_if)
         self.held_back: str | None = None
-        """The step that was due last and was not published, and why; None where there is none."""
+        """The step that is due and held back, and why; None if there is none."""
 
     def refuses(self, step: int, metrics: Metrics | None, published: Metrics) -> bool:
-        """Whether a step with `metrics` must not take the place of a version with the `published` ones.
+        """Whether a step with `metrics` must not replace a version with the `published` metrics.
 
-        Waits for a metric that is still being computed. A function that raises holds the step back: training goes on.
+        Waits for a metric that is still being computed. A function that raises holds the step back; training goes on.
         """
         try:
             why = "no metrics are known" if metrics is None else self.refusal(metrics, published)
@@ -84,7 +84,7 @@ class Gate:
         return why is not None
 
     def refusal(self, metrics: Metrics, published: Metrics) -> str | None:
-        """Why a step with `metrics` is not published over a version with the `published` ones; None where it is."""
+        """Why the step is held back; None if it may be published."""
         if self._function is not None:
             return None if self._function(metrics) else "publish_if says no"
         if self._metric not in metrics:

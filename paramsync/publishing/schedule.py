@@ -1,4 +1,4 @@
-"""When a publication is due. Pure: the time and the last publication come in as arguments."""
+"""When a publication is due, and what a step is. Pure: the time and the last publication come in as arguments."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishSchedule:
-    """Publish every so many steps, or every so many seconds; where both are given, whichever comes first.
+    """Publish after `every_steps` steps or `every_seconds` seconds, whichever comes first.
 
-    Where neither is given, only the start and the end are published, and what an operator asks for. The start is
-    published where the store has no version yet, so that training which begins anew does not take the place of what was
-    trained before; `at_start=True` publishes it always, `at_start=False` never.
+    Without both, only the start and the end are published, and steps that an operator asks for. The start is published
+    if the store has no version yet, so that a training that begins anew does not replace what was trained before;
+    `at_start=True` publishes it always, `at_start=False` never.
 
         schedule = PublishSchedule(every_steps=100, every_seconds=30)
         if schedule.due(step, now, since=last): ...
@@ -41,11 +41,10 @@ class PublishSchedule:
                 raise SettingsError(f"{name}: expected a number above 0, found {value}")
 
     def due(self, step: int, now: float, *, since: Moment | None, empty: bool = True) -> bool:
-        """Whether `step` is to be published now. `since` is the last publication; None where there was none.
+        """Whether `step` is to be published now. `since` is the last publication, or where the counting began.
 
-        Without a publication at the start, `since` is where the counting began. `empty` says whether the store had no
-        version then. Steps that fall back, as those of a training that was set back do, are due at once where steps
-        count.
+        `empty` says whether the store had no version at the start. A step below the last one, of a training that was
+        set back, is due at once if steps count.
         """
         if since is None:
             return empty if self.at_start is None else self.at_start
@@ -56,7 +55,7 @@ class PublishSchedule:
         return by_steps or by_seconds
 
     def due_at_end(self, step: int, *, published: int | None) -> bool:
-        """Whether the last step is to be published. `published` is the last one that was; None where none was."""
+        """Whether the last step is to be published. `published` is the last step that was, or None."""
         return self.at_end and step != published
 
 

@@ -1,4 +1,4 @@
-"""SessionValues: the variables of a v1 graph as what is published, pinned in a session without copying them."""
+"""SessionValues: publishes the variables of a v1 graph, pinned in a session without copying them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ v1 = tf.compat.v1
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Variables that leave a session together: operations that pin their values, fetch them and release them."""
+    """Operations that pin, fetch and release the values of some variables together."""
 
     handles: Sequence[tf.Tensor]
     chosen: tf.Tensor  # a placeholder for such handles
@@ -37,22 +37,21 @@ class _Group:
     let_go: tf.Operation
 
     def free(self, session: Any, handles: Sequence[str]) -> None:
-        """Release the values of these handles. A session that is closed has done so."""
+        """Release the values of these handles; closing a session releases them, too."""
         with suppress(RuntimeError, tf.errors.OpError):
             session.run(self.let_go, {self.chosen: handles})
 
 
 class SessionValues:
-    """What lies between some tensors of a v1 graph, and the values of its variables in a session of that graph.
+    """The part of a v1 graph between some tensors, and the values of its variables in a session.
 
     `pin` belongs to the thread that trains, between two steps. A resource variable is copy-on-write: the session holds
-    its buffer, under a handle, so that the next update goes into another one; that takes microseconds a variable,
-    whatever its size. A reference variable, which TensorFlow 1 makes where nothing is said, is updated where it lies,
-    whoever reads it: it is copied, which takes as long as its memory takes. So is all that a session of another process
-    has, which sends it.
+    its buffer, under a handle, so that the next update goes into another buffer. That takes microseconds a variable,
+    whatever its size. A reference variable, TensorFlow 1's default, is updated in place, so it is copied, which takes
+    as long as its size. All variables of a session in another process are copied, too.
 
-    Pinned values are fetched on the thread that asks for them as arrays, in pieces, and released once they are there;
-    values that nobody asks for any more are released at the next pin or fetch.
+    The thread that asks for pinned values as arrays fetches them, in pieces, and releases them then. Values that nobody
+    asks for any more are released at the next pin or fetch.
     """
 
     def __init__(
@@ -64,14 +63,18 @@ class SessionValues:
         averages: Averages | None = None,
         allow_ops: Collection[str] = (),
     ) -> None:
-        """Adds what is needed to the graph.
+        """Add the operations that pin values to the graph.
 
-        `inputs` and `outputs` are one tensor or several, or by what callers say; names of tensors in the default graph
-        do as well. With `saver`, all that it saves is published, called as it calls it, so that it can restore it;
-        without, only what is between the tensors, by the variables' own names. `averages` gives the variable to be
-        published in place of one, or None. Raises GraphError for a graph that is finalised or cannot be captured,
-        UnsafeGraphError for one that followers refuse unless they allow these ops, SettingsError for an average that
-        cannot be one.
+        Args:
+            inputs: A tensor, several, or tensors by the names that callers use; or their names in the default graph.
+            outputs: As `inputs`.
+            saver: With it, all variables that it saves are published, under its names, so that it can restore them.
+                Without, only variables between the tensors, by their own names.
+            averages: Gives the variable to publish in place of another, or None.
+            allow_ops: Ops that followers were told to allow.
+
+        Raises GraphError for a graph that is finalised or cannot be captured, UnsafeGraphError for a graph that
+        followers refuse, SettingsError for an average that cannot stand for its variable.
         """
         inputs, outputs = tensors(inputs), tensors(outputs)
         draft = draft_of_tensors(inputs, outputs, saver=saver)
@@ -101,10 +104,10 @@ class SessionValues:
         self._left: deque[tuple[_Group, Any, Sequence[str]]] = deque()  # pinned, and overtaken before it was fetched
 
     def pin(self, values: Any = None) -> dict[str, Any]:
-        """The values that the variables have now in a session, by name, to be taken as arrays by one thread.
+        """The values of the variables in a session, by name; one thread may turn them into arrays.
 
-        Raises SettingsError for what is no session of the graph, PublishError for one that is closed, or in which a
-        variable has no value yet.
+        Raises SettingsError for anything but a session of the graph, PublishError for a session that is closed, or in
+        which a variable has no value yet.
         """
         session = values
         if not isinstance(session, v1.Session | v1.InteractiveSession) or session.graph is not self.graph:
@@ -124,7 +127,7 @@ class SessionValues:
         return pinned
 
     def tidy(self) -> None:
-        """Release pinned values that nobody will ask for any more."""
+        """Release pinned values that nobody asks for any more."""
         while self._left:
             group, session, handles = self._left.popleft()
             group.free(session, handles)
@@ -139,17 +142,18 @@ class SessionValues:
         self.tidy()
         values: dict[str, Any] = {}
         for (nodes, group), handles in zip(self._groups.items(), self._run[1](), strict=True):
-            raw = [handle.get_raw_handle() for handle in handles]  # or TensorFlow would add to the graph to free them
+            # else TensorFlow would add operations to the graph to free them
+            raw = [handle.get_raw_handle() for handle in handles]
             pinned = _Pinned(group, session, raw, self._left)
             values.update({node: _Value(pinned, at) for at, node in enumerate(nodes)})
         return values
 
     def _read(self, parameter: Parameter, node: str) -> Any:
-        """The value of a variable: where the variable has it, or a copy where that changes under whoever reads it."""
+        """The value of a variable: its buffer, or a copy for a variable that is updated in place."""
         op = self.graph.get_operation_by_name(node)
         with self.graph.colocate_with(op, ignore_existing=True):
             if op.type == "VarHandleOp":
-                # a read copies a variable of which rows were looked up or updated, unless that is disabled
+                # else a read copies a variable of which rows were looked up or updated
                 with self.graph.control_dependencies([tf.raw_ops.DisableCopyOnRead(resource=op.outputs[0])]):
                     value = tf.raw_ops.ReadVariableOp(resource=op.outputs[0], dtype=op.get_attr("dtype"))
             else:
@@ -172,7 +176,7 @@ class SessionValues:
 
 
 class _Pinned:
-    """The values of a group at one time, held by a session until they are fetched, or nobody refers to this."""
+    """The pinned values of a group: the session holds them until they are fetched, or this object is freed."""
 
     def __init__(self, group: _Group, session: Any, handles: Sequence[str], left: deque[Any]) -> None:
         self._group, self._session, self._handles = group, session, handles
@@ -181,7 +185,7 @@ class _Pinned:
         self._end.atexit = False
 
     def array(self, at: int) -> Array:
-        """One of the values. The first call fetches all. Raises PublishError where the session is closed."""
+        """One of the values. The first call fetches all. Raises PublishError if the session is closed."""
         if self._end.detach() is not None:
             try:
                 values = self._session.run(list(self._group.values), {self._group.chosen: self._handles})
@@ -210,7 +214,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """A partitioned variable, whose parts a checkpoint has as one."""
+    """A partitioned variable, which is one tensor in a checkpoint."""
 
     parts: Sequence[tuple[PartRange, Any]]
 
@@ -220,7 +224,7 @@ class _Whole:
 
 
 def tensors(structure: Any) -> Any:
-    """The same, with tensors of the default graph in place of their names. Raises GraphError."""
+    """The structure, with tensors of the default graph in place of their names. Raises GraphError."""
     return tf.nest.map_structure(_tensor, structure)
 
 
@@ -234,7 +238,7 @@ def _tensor(tensor: Any) -> Any:
 
 
 def _parts(parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
-    """The variables of each name: one, or all parts of one. Raises GraphError where some are missing."""
+    """The variables of each name: one, or all parts of one. Raises GraphError if parts are missing."""
     by_name: dict[str, list[Parameter]] = {}
     for parameter in parameters:
         by_name.setdefault(parameter.name, []).append(parameter)
@@ -249,7 +253,7 @@ def _parts(parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
 
 
 def _averages(graph: tf.Graph, averages: Averages) -> dict[str, str]:
-    """The nodes of variables that have an average, and of the averages."""
+    """The node of each variable that has an average, and the node of the average."""
     nodes = {}
     for key in (v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.LOCAL_VARIABLES):
         for variable in graph.get_collection(key):
@@ -260,5 +264,5 @@ def _averages(graph: tf.Graph, averages: Averages) -> dict[str, str]:
 
 
 def _array(value: Any, dtype: tf.DType) -> Array:
-    """What a session gives, where it gives scalars as numbers and bytes."""
+    """A value of a session as an array: sessions return scalars as numbers or bytes."""
     return np.asarray(value, object if dtype == tf.string else None)

@@ -1,4 +1,4 @@
-"""Spans of a publication, by the tracer provider of whoever trains. Imported only where OpenTelemetry is already."""
+"""Spans of a publication, by the tracer provider of the training program. Imported only if OpenTelemetry is."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ _LONG = 200  # characters of an error
 
 
 def traced(version: Version, context: Context | None, write: Callable[[str], Version]) -> Version:
-    """Write a version, which `write` does for a traceparent, with spans of that below the context. Nothing of this is
-    on the thread that trains."""
+    """Call `write` with a traceparent, within a span below `context`. Runs on the writing thread."""
     tracer, began = trace.get_tracer("paramsync"), time.time()
     attributes = {"paramsync.version": version.number, "paramsync.step": version.step}
     publish = tracer.start_span("publish", context, SpanKind.PRODUCER, attributes, start_time=_ns(version.step_done_at))

@@ -1,7 +1,7 @@
-"""Write-behind: one thread fetches the newest snapshot from its device, commits it to the store, and tells how it went.
+"""Write-behind: one thread fetches the newest snapshot from its device and commits it to the store.
 
-A snapshot is all parameters of one step, pinned without copying them. Nothing here imports TensorFlow before there are
-tensors of TensorFlow's.
+A snapshot is all parameters of one step, pinned without copying them. TensorFlow is imported only for tensors of
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherStatus:
-    """How publishing goes. `last_error` is None when the last publication went well, `held_back` where none is."""
+    """How publishing goes. `last_error` is None if the last publication went well."""
 
     published: Version | None = None
     publishes: int = 0  # committed by this publisher
     skipped: int = 0  # snapshots that a newer one overtook before they were written
     failed: int = 0  # snapshots that could not be published, whatever the reason
-    refused: int = 0  # those of them that were not published because of their values
+    refused: int = 0  # failures because of NaN or infinity
     last_error: str | None = None
-    held_back: str | None = None  # the step that was due last and is not published, and why: a gate's words
+    held_back: str | None = None  # the step that is due and that the gate holds back, and why
 
 
 class WriteBehind(Generic[T]):
-    """Writes items one after another on a thread of its own; of those that wait, only the newest is written.
+    """Writes items on a thread of its own; of the items that wait, only the newest is written.
 
-    Callers that wait for an item which is overtaken get the version of the item that overtook it. One lock guards all
+    A caller that waits for an item which a newer item replaced gets the version of the newer one. One lock guards all
     fields; it is not held while writing.
     """
 
@@ -67,7 +67,7 @@ class WriteBehind(Generic[T]):
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     def start(self) -> None:
-        """Begin to write. Without it, `run_once` does. At the interpreter's end, what waits is written before that."""
+        """Start the thread. At the interpreter's end, the item that waits is still written."""
         self._thread.start()
         atexit.register(self._end, os.getpid())
 
@@ -77,7 +77,7 @@ class WriteBehind(Generic[T]):
             self._listeners = (*self._listeners, listener)
 
     def put(self, item: T, *waiting: Future[Version]) -> None:
-        """Write this next, in place of what has been waiting; then resolve the futures. PublishError once closed."""
+        """Write this item next, in place of the item that waits; then resolve the futures. PublishError once closed."""
         with self._changed:
             if self._closed:
                 raise PublishError("the publisher is closed")
@@ -88,7 +88,7 @@ class WriteBehind(Generic[T]):
             self._changed.notify_all()
 
     def run_once(self) -> bool:
-        """Write what waits; False where nothing does. An error goes to those who wait for it and into the status."""
+        """Write the item that waits; False if there is none. An error goes to the futures and into the status."""
         with self._changed:
             work, self._next = self._next, None
             self._busy = work is not None
@@ -107,13 +107,13 @@ class WriteBehind(Generic[T]):
         return True
 
     def flush(self, timeout: float | None) -> bool:
-        """Wait until nothing waits to be written; False where that takes longer than `timeout` seconds."""
+        """Wait until everything is written; False after `timeout` seconds."""
         self.check_thread()
         with self._changed:
             return self._changed.wait_for(lambda: self._next is None and not self._busy, timeout)
 
     def close(self) -> None:
-        """Write what waits, then end the thread."""
+        """Write the item that waits, then end the thread."""
         self.check_thread()
         with self._changed:
             self._closed = True
@@ -123,16 +123,16 @@ class WriteBehind(Generic[T]):
         atexit.unregister(self._end)
 
     def check_thread(self) -> None:
-        """Raises PublishError on the writing thread, where to wait for what it writes would be for ever."""
+        """Raises PublishError on the writing thread, which would wait for itself."""
         if threading.current_thread() is self._thread:
             raise PublishError("expected another thread than the one that writes: a listener must not wait for it")
 
     def status(self) -> PublisherStatus:
-        """How it goes, as one value."""
+        """How publishing goes, as one value."""
         return self._status
 
     def take_error(self) -> str | None:
-        """The last error, unless it was taken already."""
+        """The last error, once."""
         if self._error is None:  # asked at every step: without the lock
             return None
         with self._changed:
@@ -191,8 +191,8 @@ class Snapshot:
     `values` are tensors that share the variables' buffers: TensorFlow's variables are copy-on-write, so an update after
     the snapshot goes into a new buffer. That costs memory for as long as the snapshot lives. `metrics` may be tensors
     that are still being computed; they are read when the snapshot is written, not on the training thread. `graph` is
-    the file of the graph that they are for; `problem` says why there are no values, `context` which span was
-    open where training published.
+    the file of their graph; `problem` says why there are no values; `context` is the span that was open when training
+    published.
     """
 
     version: Version
@@ -211,12 +211,12 @@ class Snapshot:
         return fetch(self.values, fetched=self.let_go)
 
     def let_go(self, name: str) -> None:
-        """Release a value that is written. May be called on any thread."""
+        """Release a value that is written. Any thread."""
         self.values.pop(name, None)
 
 
 def trace_context() -> Any:
-    """Which span is open on this thread; None where nobody has imported OpenTelemetry."""
+    """The span that is open on this thread; None if OpenTelemetry is not imported."""
     current = getattr(sys.modules.get("opentelemetry.context"), "get_current", None)
     return None if current is None else current()
 
@@ -236,11 +236,11 @@ class FrozenVariables:
         self._rewritten: set[str] = set()
 
     def names(self, tensors: Mapping[str, Array]) -> set[str]:
-        """The tensors of a snapshot that lie where they lay when `published` was called."""
+        """The tensors of a snapshot that are in the same memory as when `published` was called."""
         return {name for name, held in self._held.items() if name in tensors and _is_at(tensors[name], held)}
 
     def published(self, snapshot: Snapshot, tensors: Mapping[str, Array], unchanged: Collection[str]) -> None:
-        """Note that these tensors were committed, of which the store found some `unchanged`."""
+        """Note that these tensors were committed, and that the store saw some of them `unchanged`."""
         self._rewritten.update(set(self._held).intersection(unchanged) - self.names(tensors))
         self._held = {
             name: tensors[name]
@@ -287,16 +287,16 @@ class SnapshotWriter:
 
 
 class MetricReader:
-    """Reads metrics as numbers: one that cannot be read, or recorded, must not cost a version. Belongs to one thread.
+    """Reads metrics as numbers: a metric that cannot be read, or recorded, must not cost a version. For one thread.
 
-    A metric that is no number, or whose name cannot be shown, is left out, with one warning for each name.
+    It is left out, with one warning for each name.
     """
 
     def __init__(self) -> None:
         self._told: set[str] = set()
 
     def read(self, metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
-        """The metrics as numbers; waits for those still being computed."""
+        """The metrics as numbers; waits for metrics that are still being computed."""
         read = {}
         for name, value in metrics.items():
             try:
@@ -318,7 +318,7 @@ def _check(name: object) -> None:
 
 
 def device_name() -> str:
-    """The device in words. TensorFlow logs here what it has to say about its devices, unless it did before."""
+    """The device in words. TensorFlow logs its devices at the first call."""
     import tensorflow as tf
 
     tf.config.list_logical_devices()
@@ -329,7 +329,7 @@ def device_name() -> str:
 
 
 def device_of(value: Any) -> str | None:
-    """The accelerator that holds a value; None for a value that numpy can read where it lies."""
+    """The accelerator that holds a value; None for a value in the host's memory."""
     device: str = getattr(value, "backing_device", "")
     return device if device and "CPU" not in device else None
 
@@ -341,14 +341,13 @@ def fetch(
     piece: int = PIECE,
     fetched: Callable[[str], object] = lambda name: None,
 ) -> dict[str, Array]:
-    """All values as arrays. Values on the host are not copied; those that `away` names a device for are fetched.
+    """All values as arrays. Values on the host are not copied; values for which `away` names a device are fetched.
 
-    1. The values of one device and dtype are put one behind the other, on the device, into pieces of at most `piece`
-       bytes. A larger value is a piece by itself, and not copied there. One piece at a time: beside the values, that
-       is all the device memory this takes.
+    1. On the device, values of one dtype are concatenated into pieces of at most `piece` bytes, one piece at a time:
+       that is all the device memory that fetching takes. A larger value is a piece by itself, and not copied there.
     2. A piece is copied by a function of TensorFlow's, whose copies to the host go into pinned memory and run beside
        what the device computes; a tensor's own `.numpy()` would wait for everything, once for each.
-    3. `fetched` is called with the names in a piece once it is here: its values may be released.
+    3. `fetched` is called with each name of a piece that has come: its value may be released.
 
     The calling thread waits without the GIL. Raises what TensorFlow does, such as
     ResourceExhaustedError where the device has no room for a piece.
@@ -372,7 +371,7 @@ def fetch(
 
 
 def divide(names: Sequence[str], sizes: Sequence[int], piece: int) -> Iterator[list[str]]:
-    """The names in order, in groups of at most so many bytes together, or of one that is larger."""
+    """The names in order, in groups of at most `piece` bytes, or of one larger value."""
     group: list[str] = []
     room = piece
     for name, size in zip(names, sizes, strict=True):
@@ -395,7 +394,7 @@ def _fetch_piece(names: Sequence[str], values: Mapping[str, Any]) -> dict[str, A
 @cache
 def _gather() -> Any:
     """Traced once for all shapes of a piece, which are the same in every publication of a model."""
-    import tensorflow as tf  # here: without tensors of TensorFlow's nobody needs it
+    import tensorflow as tf  # here: values of other frameworks need no TensorFlow
 
     @tf.function(autograph=False)
     def gather(values: list[tf.Tensor]) -> tf.Tensor:
