@@ -53,7 +53,7 @@ def _check(address: str, shown: tls.ClientTls | None) -> None:
 
 def _unlike(address: str, shown: tls.ClientTls | None, why: str) -> CallError:
     """The error where one side does not speak TLS, or a certificate is not taken; else that nobody can be reached."""
-    trouble = tls.untold(address) if shown is None else shown.trouble(address)
+    trouble = tls.advise_tls(address) if shown is None else shown.explain(address)
     if trouble is None:
         return NotReachableError("inferencer's port for HTTP", address, why)
     return CallError(f"inferencer's port for HTTP at {address}: {trouble}", "UNAVAILABLE")

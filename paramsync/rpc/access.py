@@ -1,4 +1,4 @@
-"""Who may call what: which calls change something, by which credentials they may, and a line in the log for each."""
+"""Who may call what: which calls change something, which credentials they need, and a log line for each change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HOSTS = 64  # whose further refusals are counted by name
 
 
 class Effect(enum.Enum):
-    """What a call does. HEALTH may be asked by everybody."""
+    """The effect of a call. Everybody may call HEALTH."""
 
     HEALTH = "health"
     READS = "reads"
@@ -57,13 +57,13 @@ _EFFECTS = {**_listed(Effect.HEALTH, _HEALTH), **_listed(Effect.READS, _READS)}
 
 
 def effect_of(method: str) -> Effect:
-    """Of a gRPC method, as "package.Service/Method". One that nobody listed here changes something."""
+    """The effect of a gRPC method, as "package.Service/Method". A method that is not listed here changes something."""
     return _EFFECTS.get(method, Effect.CHANGES)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who calls: where from, the bearer token that came, and the name in a certificate that was verified."""
+    """The address of a caller, its bearer token, and the name in its certificate, which was verified."""
 
     peer: str
     token: str | None = field(default=None, repr=False)
@@ -71,44 +71,44 @@ class Caller:
 
     @classmethod
     def of(cls, peer: str, metadata: Iterable[tuple[str, str | bytes]], certificate: str | None) -> Caller:
-        """Of a call with these headers; the certificate was verified."""
+        """The caller with these headers; the certificate was verified."""
         return cls(peer, bearer(next((value for name, value in metadata if name == _HEADER), None)), certificate)
 
     @classmethod
     def of_grpc(cls, context: Any, peer: str) -> Caller:
-        """Of a call by gRPC's own server that begins just now."""
-        shown = context.auth_context()  # a certificate that was not verified makes no connection
+        """The caller of a call at a grpcio server."""
+        shown = context.auth_context()  # gRPC connects nobody whose certificate is not verified
         names = shown.get("x509_common_name") or shown.get("x509_subject_alternative_name") or (None,)
         name = None if names[0] is None else names[0].decode(errors="replace")
         return cls.of(peer, context.invocation_metadata() or (), name)
 
 
 def bearer(header: str | bytes | None) -> str | None:
-    """The token of an authorization header; None where there is none."""
+    """The token of an authorization header, if any."""
     text = header.decode(errors="replace") if isinstance(header, bytes) else header or ""
     return text[len(_SCHEME) :].strip() if text[: len(_SCHEME)].lower() == _SCHEME else None
 
 
 def name_in(certificate: Mapping[str, Any] | None) -> str | None:
-    """The common name, or else the first other name, of a certificate as Python's ssl gives it; None where none is."""
+    """The common name, or else the first other name, of a certificate as Python's ssl gives it, if any."""
     shown = certificate or {}
     names = [value for part in shown.get("subject", ()) for key, value in part if key == "commonName"]
     return next((str(name) for name in (*names, *(value for _, value in shown.get("subjectAltName", ())))), None)
 
 
 class RefusalLimit:
-    """Which refusals of one interval are told one by one, and how many more each host had: nobody fills a disk.
+    """Decides which refusals of an interval get a log line, and counts the others by host, so that nobody fills a disk.
 
-    A host that had more is only counted until it had none for an interval. The caller takes the lock.
+    A host with too many refusals is only counted until it has had none for an interval. The caller takes the lock.
     """
 
     def __init__(self) -> None:
         self._told: Counter[str] = Counter()
         self._more: Counter[str] = Counter()
-        self._counted: frozenset[str] = frozenset()  # who had more in the interval before
+        self._counted: frozenset[str] = frozenset()  # hosts with too many in the interval before
 
     def is_told(self, host: str) -> bool:
-        """Whether this refusal is; else it is counted."""
+        """Whether this refusal gets a line; if not, it is counted."""
         if host in self._counted or self._told[host] >= _TOLD_EACH or self._told.total() >= _TOLD_ALL:
             self._more[host if host in self._more or len(self._more) < _HOSTS else "others"] += 1
             return False
@@ -116,7 +116,7 @@ class RefusalLimit:
         return True
 
     def next(self) -> Counter[str]:
-        """The next interval begins. Returns how many more each host had."""
+        """Begin the next interval. Returns how many refusals of each host were only counted."""
         more, self._told, self._more = self._more, Counter(), Counter()
         self._counted = frozenset(more)
         return more
@@ -125,9 +125,9 @@ class RefusalLimit:
 class Access:
     """Who may call at one port. Any thread.
 
-    Where there are tokens, or certificates of callers are taken, each call that changes something has to show one of
-    them. Where nothing is configured, only a port that this machine alone can reach takes such calls. With `reads`
-    calls that only read have to show one too.
+    With tokens, or certificates of callers, each call that changes something has to show one of them; with `reads`,
+    calls that only read have to show one too. Without both, only a port that this machine alone can reach takes calls
+    that change something.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Access:
         reads: bool = False,
         options: OptionNames = FLAGS,
     ) -> None:
-        """With `certificates` the port takes those of callers. `options` are what advice calls the credentials."""
+        """With `certificates` the port takes certificates of callers. `options` names credentials in advice."""
         self.host = host
         self._tokens = tokens
         self._certificates = certificates
@@ -152,7 +152,7 @@ class Access:
         """Whether everybody who reaches the port may change something."""
 
     def in_plain(self, *, tls: bool) -> str:
-        """What to configure where tokens could be read on their way; else empty."""
+        """What to configure if tokens travel unencrypted; else empty."""
         if tls or self._tokens is None or is_loopback(self.host):
             return ""
         with_what = f"{self._options.certificate} FILE and {self._options.key} FILE"
@@ -164,7 +164,7 @@ class Access:
 
     @property
     def advice(self) -> str:
-        """What to configure where calls that change something are refused whoever makes them; else empty."""
+        """What to configure if the port refuses every call that changes something; else empty."""
         if self.is_open or self._is_configured:
             return ""
         return (
@@ -173,24 +173,24 @@ class Access:
         )
 
     def looks_at(self, effect: Effect) -> bool:
-        """Whether calls of this kind may be refused, or are logged."""
+        """Whether calls with this effect are checked."""
         return effect is Effect.CHANGES or (effect is Effect.READS and self._reads)
 
     def who(self, caller: Caller) -> str | None:
-        """The name of a caller with a right credential; None where there is none."""
+        """The name of a caller with a valid credential, if any."""
         by_token = None if self._tokens is None or caller.token is None else self._tokens.who(caller.token)
         return by_token or (caller.certificate if self._certificates else None)
 
     def check(self, what: str, caller: Caller) -> None:
-        """Of a call that changes something. Raises NotAllowedError, UnauthenticatedError, after a line in the log."""
+        """Check a call that changes something. Logs and raises NotAllowedError, UnauthenticatedError."""
         with self.refusals(what, caller):
             self.check_read(what, caller)
 
     def check_host(self, what: str, named: Iterable[str], others: Collection[str] = (), *, option: str = "") -> None:
-        """Raise NotAllowedError for a header Host that names neither this machine nor one of `others`, which `option`
-        gives, where this machine alone may ask.
+        """Raise NotAllowedError if only this machine may call, and the header Host names another one.
 
-        A site can have its own name lead to a loopback address (DNS rebinding). A browser says which name it asked for.
+        A site can have its own name lead to a loopback address (DNS rebinding); a browser sends the name that it asked
+        for. `others` are names that `option` allows as well.
         """
         if not self.is_open:
             return
@@ -201,7 +201,7 @@ class Access:
                 raise NotAllowedError(f"{what}: expected {expected}, found {host[:200]!r}")
 
     def check_read(self, what: str, caller: Caller) -> None:
-        """Of a call that reads, where `looks_at` says so. Raises NotAllowedError, UnauthenticatedError."""
+        """Check a call that reads. Raises NotAllowedError, UnauthenticatedError."""
         if self.is_open or self.who(caller) is not None:
             return
         if not self._is_configured:
@@ -223,7 +223,7 @@ class Access:
 
     @contextmanager
     def refusals(self, what: str, caller: Caller) -> Iterator[None]:
-        """Log the NotAllowedError that is raised within, or count it where there are many."""
+        """Log a NotAllowedError that the block raises, or count it if there are many."""
         try:
             yield
         except NotAllowedError as error:
@@ -241,7 +241,7 @@ class Access:
         self._interval.start()
 
     def tell_refusals(self) -> None:
-        """Log how many changes were refused within the interval that were not told one by one. The next one begins."""
+        """Log how many refusals of the interval got no line. The next interval begins."""
         with self._lock:
             more = self._refusals.next()
             self._interval = None
@@ -254,7 +254,7 @@ class Access:
 
     @contextmanager
     def audited(self, what: str, caller: Caller, request: str = "") -> Iterator[AuditedChange]:
-        """Make a change, whose outcome the log gets, with what was asked for."""
+        """Log the outcome of the change that the block makes."""
         change = AuditedChange()
         try:
             yield change
@@ -267,7 +267,7 @@ class Access:
         self._log(what, caller, request, outcome="done")
 
     def _log(self, what: str, caller: Caller, request: str = "", *, outcome: str, why: str = "") -> None:
-        """One line, whatever callers put into names: each value is quoted as Python does."""
+        """Log one line. Values are quoted as by Python, so that callers cannot forge lines."""
         who = self.who(caller) or ("anybody here" if self.is_open else None)
         values = {"what": what, "request": request, "who": who, "from": caller.peer, "outcome": outcome, "why": why}
         line = " ".join(f"{name}={shown(value)}" for name, value in values.items() if value)
@@ -275,7 +275,7 @@ class Access:
 
 
 class AuditedChange:
-    """A change that is under way; `why` says why it failed, where its error does not."""
+    """A change under way. `why` says why it failed, if its exception does not."""
 
     def __init__(self) -> None:
         self.why = ""

@@ -36,7 +36,7 @@ def address(host: str, port: int) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a server on this host can be called from this machine alone, as far as can be told."""
+    """Whether only this machine can call a server on this host: all its addresses are loopback addresses."""
     try:
         resolved = {str(where[0]) for *_, where in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
@@ -51,7 +51,7 @@ def _is_loopback(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def check_address(text: str) -> str:
-    """The text itself, if it is HOST:PORT that can be called. Raises SettingsError where it is not."""
+    """Returns the text if it is HOST:PORT. Raises SettingsError if not."""
     match = _ADDRESS.fullmatch(text)
     if not match or not 0 < int(match[1]) <= LAST_PORT:
         raise SettingsError(f"address {text!r}: expected HOST:PORT, such as 127.0.0.1:8500 or [::1]:8500")
@@ -59,7 +59,7 @@ def check_address(text: str) -> str:
 
 
 def check_ports(host: str, ports: Mapping[str, int]) -> None:
-    """Raises SettingsError where two ports, each given with its option, are the same or one is not free."""
+    """Raises SettingsError if two ports, by their options, are the same, or if a port is not free."""
     check_different(ports)
     for option, port in ports.items():
         if port:
@@ -67,20 +67,20 @@ def check_ports(host: str, ports: Mapping[str, int]) -> None:
 
 
 def check_different(ports: Mapping[str, int]) -> None:
-    """Raises SettingsError where two ports, each given with its option, are the same; 0, any free one, never is."""
+    """Raises SettingsError if two ports, by their options, are the same. 0 is any free port, so never the same."""
     for (first, port), (second, same) in itertools.combinations(ports.items(), 2):
         if port and port == same:
             raise SettingsError(f"expected two different ports, found {port} for both {first} and {second}")
 
 
 def free_port(host: str) -> int:
-    """A port that was free a moment ago, for a program that must be named to another one before it listens."""
+    """A port that was free a moment ago, for a program whose address must be known before it listens."""
     with socket.create_server((host, 0)) as probe:
         return int(probe.getsockname()[1])
 
 
 def check_port(host: str, port: int, option: str) -> None:
-    """Raises SettingsError where no server could listen on the port now."""
+    """Raises SettingsError if no server can listen on the port now."""
     try:
         family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
@@ -95,14 +95,14 @@ def check_port(host: str, port: int, option: str) -> None:
         raise SettingsError(
             f"cannot listen on port {port} of {host}: {error.strerror}; choose another with --host and {option}"
         ) from error
-    except UnicodeError as error:  # a part of it is empty or longer than names can be
+    except UnicodeError as error:  # a part of the name is empty or too long
         raise SettingsError(
             f"cannot listen on {host!r}: it is no name of a host; choose another with --host"
         ) from error
 
 
 def refused(host: str, port: int, option: str) -> SettingsError:
-    """The reason why a server did not get a port, for servers that do not name it."""
+    """The error for a server that did not get its port and does not say why."""
     try:
         check_port(host, port, option)
     except SettingsError as error:
@@ -111,7 +111,7 @@ def refused(host: str, port: int, option: str) -> SettingsError:
 
 
 def is_here(host: str, names: Collection[str]) -> bool:
-    """Whether a name with its port is of this machine, without asking for addresses: a site says what its own is."""
+    """Whether HOST or HOST:PORT names this machine. Looks up no address: a site chooses its own."""
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     try:
         return _is_loopback(ipaddress.ip_address(name))
@@ -120,5 +120,5 @@ def is_here(host: str, names: Collection[str]) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A name may end with a dot, which says that no domain is to be added to it."""
+    """A name in small letters, without the dot that ends an absolute name."""
     return name.lower().removesuffix(".")

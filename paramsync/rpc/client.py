@@ -1,4 +1,4 @@
-"""Calls a trainer and an inferencer with typed methods, and explains every failure as one of our errors."""
+"""Calls a trainer and an inferencer with typed methods; every failure is one of our errors."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),  # a program that was started again is found within a second
 )
-# gRPC says UNAVAILABLE for itself and for a server that says so; only its words tell which. Words that are missing
-# here cost nothing but the advice in the message.
+# gRPC says UNAVAILABLE if it cannot connect, and if the server says so; only its words tell which. Words that are
+# missing here cost nothing but the advice in the message.
 _NO_CONNECTION = (
     "failed to connect", "errors resolving", "DNS resolution failed", "Socket closed", "GOAWAY received", "recvmsg",
 )  # fmt: skip
@@ -44,7 +44,7 @@ _Answer = TypeVar("_Answer", bound=Message)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What a client shows to a server, and how it is called: by TLS, or in plain."""
+    """The token that a client sends, and the TLS that it speaks, if any."""
 
     token: str | None = field(default=None, repr=False)
     tls: ClientTls | None = None
@@ -54,7 +54,7 @@ NO_CREDENTIALS = Credentials()
 
 
 class Stream(Generic[_Answer]):
-    """The messages of a call as they come. One thread iterates; any thread may close, which ends the iteration."""
+    """The messages of a call as they come. One thread iterates; any thread may close and so end the iteration."""
 
     def __init__(
         self, call: grpc.CallIterator[_Answer], explain: Callable[[grpc.RpcError], errors.ParamsyncError]
@@ -90,7 +90,7 @@ class _Client:
             self._channel = grpc.secure_channel(address, tls.credentials, options=_OPTIONS)
 
     def serves(self, service: str = "") -> bool:
-        """Whether the program's health says that a service serves; False for a service it does not know."""
+        """Whether the program's health says that a service serves; False for an unknown service."""
         from grpc_health.v1 import health_pb2
 
         request = health_pb2.HealthCheckRequest(service=service)
@@ -128,7 +128,7 @@ class _Client:
         )
 
     def _explain(self, error: grpc.RpcError, seconds: float | None) -> errors.ParamsyncError:
-        """The failure as one line, in the class of errors that says whose fault it is."""
+        """The failure as one of our errors, on one line."""
         code, detail = error.code(), " ".join((error.details() or "").split())
         if code is grpc.StatusCode.UNAVAILABLE and detail.startswith(_NO_CONNECTION):
             if why := self._why_no_connection(detail):
@@ -143,12 +143,12 @@ class _Client:
         return errors.CallError(detail or f"{self.program} at {self.address} answered {code.name}", code.name)
 
     def _why_no_connection(self, detail: str) -> str | None:
-        """What gRPC does not say: what is wrong with the certificates, or that one of both sides does not speak TLS."""
+        """What gRPC does not say: what is wrong with a certificate, or that one side does not speak TLS."""
         if any(words in detail for words in _NOBODY_THERE):
             return None
-        from paramsync.rpc import tls  # only here: most calls are answered
+        from paramsync.rpc import tls  # here: most calls connect
 
-        return tls.untold(self.address) if self._tls is None else self._tls.trouble(self.address)
+        return tls.advise_tls(self.address) if self._tls is None else self._tls.explain(self.address)
 
 
 class Trainer(_Client):
@@ -170,17 +170,17 @@ class Trainer(_Client):
 
 
 class Inferencer(_Client):
-    """An inferencer's control port, which tells and changes what it serves. Predictions have their own port."""
+    """An inferencer's control port. Predictions have another port."""
 
     program = "inferencer"
     mistaken = "it may be the inferencer's other port, for predictions; expected its control port"
 
     def status(self, model: str = "") -> tuple[pb.ModelStatus, ...]:
-        """The status of a model, or of all models where none is named."""
+        """The status of a model, or of all models if none is named."""
         return tuple(self.report(model).models)
 
     def report(self, model: str = "", *, load: bool = False) -> pb.GetStatusResponse:
-        """The same, and the status of the server's workers; with `load` also what they counted of requests."""
+        """The status of models and workers; with `load` also what the workers counted of requests."""
         request = pb.GetStatusRequest(model=model, load=load)
         return self._ask("/paramsync.v1.Sync/GetStatus", request, pb.GetStatusResponse)
 
@@ -195,8 +195,8 @@ class Inferencer(_Client):
     ) -> pb.ModelStatus:
         """Return once that version, or the newest published one, serves; `progress` gets every message until then.
 
-        With `fresh` the trainer publishes first, and the inferencer syncs to that version. Raises SyncError where the
-        version does not come to serve, RequestError for a model or version that is not there.
+        With `fresh` the trainer publishes first, and the inferencer syncs to that version. Raises SyncError if the
+        version does not come to serve, RequestError for an unknown model or version.
         """
         request = pb.SyncRequest(model=model, version=version, fresh=fresh)
         last = pb.SyncProgress()
@@ -224,21 +224,23 @@ class Inferencer(_Client):
         return self._change("Unpin", pb.UnpinRequest(model=model), seconds)
 
     def rollback(self, model: str, version: int | None = None, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
-        """Serve the version that served before, `version` where it was named, and stay there until unpinned."""
+        """Serve the version that served before, or `version`, and stay there until unpinned."""
         return self._change("Rollback", pb.RollbackRequest(model=model, version=version), seconds)
 
     def label(self, model: str, label: str, version: int, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
-        """Give this version a name that requests may ask for, in place of the version that had it."""
+        """Give this version a label, which another version may have had."""
         return self._change("Label", pb.LabelRequest(model=model, label=label, version=version), seconds)
 
     def unlabel(self, model: str, label: str, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
-        """Forget the name; its version stays in memory no longer than others."""
+        """Take a label away."""
         return self._change("Unlabel", pb.UnlabelRequest(model=model, label=label), seconds)
 
     def replace_workers(self, *, seconds: float = REPLACING_SECONDS) -> Iterator[pb.ReplacedWorker]:
-        """Have another process take the place of each worker, one after the other; each once it has. Raises SyncError
-        where one does not come up, and where all take longer than so many seconds for each."""
-        most = seconds * max(1, len(self.report().workers))  # which also says whether the server answers at all
+        """Replace the worker processes one after the other; yields each once it is replaced.
+
+        Raises SyncError if a new process does not come up, or if a worker takes longer than `seconds` on average.
+        """
+        most = seconds * max(1, len(self.report().workers))  # this call also tells whether the server answers at all
         stream = self._open(
             "/paramsync.v1.Sync/ReplaceWorkers", pb.ReplaceWorkersRequest(), pb.ReplacedWorker, seconds=most
         )
@@ -255,7 +257,7 @@ class Inferencer(_Client):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Outputs by name, and the one version they all came from."""
+    """Outputs by name, and the version that they all came from."""
 
     outputs: Mapping[str, np.ndarray]
     version: int
@@ -268,7 +270,7 @@ class Predictor(_Client):
     mistaken = "it may be the inferencer's other port, for control; expected its port for predictions"
 
     def predict(self, model: str, inputs: Mapping[str, np.ndarray], *, seconds: float = SECONDS) -> Prediction:
-        """Raises RequestError where the inputs do not fit, CallError where no version serves."""
+        """Raises RequestError if the inputs do not fit, CallError if no version serves."""
         from paramsync.rpc import tensor_proto
         from paramsync.v1 import serving_pb2
 
@@ -279,7 +281,7 @@ class Predictor(_Client):
         answer = self._ask(method, request, serving_pb2.PredictResponse, seconds=seconds)
         try:
             outputs = tensor_proto.to_arrays(answer.outputs, "output")
-        except errors.InputError as error:  # this time it is the server's fault
+        except errors.InputError as error:  # here it is the server's fault
             raise errors.CallError(f"{self.program} at {self.address} answered {error}", "INTERNAL") from error
         return Prediction(outputs, answer.model_spec.version.value)
 

@@ -1,4 +1,4 @@
-"""ReadAgain: a value that files hold, read again once one of them was changed, without a restart."""
+"""ReadAgain: a value from files, which is read again when a file changes, without a restart."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import Generic, TypeVar
 from paramsync.errors import SettingsError
 
 _log = logging.getLogger("paramsync.security")
-_LIMIT = 1 << 20  # bytes; a larger file is another one
+_LIMIT = 1 << 20  # bytes; a larger file is named by mistake
 
 T = TypeVar("T")
 
 
 class ReadAgain(ABC, Generic[T]):
-    """What cannot be used is logged, once, and the value before stays. Any thread; it can be pickled."""
+    """Files that cannot be used are logged once, and the value before stays. Any thread; can be pickled."""
 
     def __init__(self, *paths: Path) -> None:
-        """Raises SettingsError where the files cannot be used."""
+        """Raises SettingsError if the files cannot be used."""
         self._paths = paths
         self._stamps = self._look()
         self._value = self._read()
@@ -31,16 +31,16 @@ class ReadAgain(ABC, Generic[T]):
         """Raises SettingsError."""
 
     def value(self) -> T:
-        """What the files say now."""
+        """The value of the files as they are now."""
         stamps = self._look()
         if stamps != self._stamps:
-            self._stamps = stamps  # first: another thread need not read them too
+            self._stamps = stamps  # before reading, so that no other thread reads them too
             try:
                 value = self._read()
             except SettingsError as error:
                 _log.error("%s; what was there before is still used", error)
             else:
-                if self._stamps == stamps:  # else another thread reads what is newer, or has done so
+                if self._stamps == stamps:  # else another thread has read newer files
                     self._value = value
                 _log.info("read again: %s", ", ".join(map(str, self._paths)))
         return self._value
@@ -50,9 +50,9 @@ class ReadAgain(ABC, Generic[T]):
 
 
 def read_secret(option: str, path: Path) -> bytes:
-    """All of a file that holds a secret. Raises SettingsError where others than its owner may read it.
+    """The content of a file with a secret. Raises SettingsError if others than its owner may read it.
 
-    Of a file of somebody else's the group may be allowed to: so secrets are mounted for a process without privileges.
+    The group may read a file of another owner: secrets are mounted so for a process without privileges.
     """
     content, status = _read(option, path)
     if too_open := status.st_mode & (0o077 if status.st_uid == os.geteuid() else 0o007):
@@ -65,12 +65,12 @@ def read_secret(option: str, path: Path) -> bytes:
 
 
 def read_file(option: str, path: Path) -> bytes:
-    """All of a file that an option names. Raises SettingsError."""
+    """The content of a file that an option names. Raises SettingsError."""
     return _read(option, path)[0]
 
 
 def _read(option: str, path: Path) -> tuple[bytes, os.stat_result]:
-    """Never waits, as for somebody who writes into a FIFO: requests are answered meanwhile."""
+    """Opens without blocking: a FIFO would wait for a writer."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

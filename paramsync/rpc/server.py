@@ -28,7 +28,7 @@ _MOST_TOLD = 1 << 12  # bytes; of a longer request the log has the size
 _MOST_BYTES = 1000  # of a status text: it is sent in a header, where a byte may take three, and headers have a limit
 
 UNFORESEEN = "internal error; the server's log has it"
-"""The text that a caller gets, with INTERNAL, for an error that no table has."""
+"""The text, with INTERNAL, for an error that is not in a table."""
 
 Codes = Mapping[type[BaseException], grpc.StatusCode]
 
@@ -60,7 +60,7 @@ def code_of(error: BaseException, codes: Codes = CODES) -> grpc.StatusCode | Non
 
 
 def one_line(text: str) -> str:
-    """The text as a status carries it: the beginning of a long one, without anything that could not be sent."""
+    """The text of a status: one line, cut if it is long, without characters that cannot be sent."""
     begins = text[: 4 * _MOST_BYTES]  # of what is very long nothing more is looked at
     content = " ".join(begins.split()).encode(errors="backslashreplace")
     whole = len(content) <= _MOST_BYTES and len(begins) == len(text)
@@ -68,7 +68,7 @@ def one_line(text: str) -> str:
 
 
 def request_text(request: Message) -> str:
-    """What a request says, for the log."""
+    """A request as text, for the log."""
     size = request.ByteSize()
     return text_format.MessageToString(request, as_one_line=True) if size <= _MOST_TOLD else f"{size} bytes"
 

@@ -1,4 +1,4 @@
-"""TLS: the certificate of a server, read again when its files change; what a client checks, and why that fails."""
+"""TLS: a server's certificate, read again when its files change; what a client checks, and why a check fails."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from paramsync.rpc.read_again import ReadAgain, read_file, read_secret
 from paramsync.rpc.settings import FLAGS, OptionNames
 
 if TYPE_CHECKING:
-    import grpc  # only where it is called: settings import this module, and gRPC reads the environment once
+    import grpc  # imported in functions: gRPC reads the environment when it is imported
 
-_LOOK_SECONDS = 2.0  # for a handshake whose only purpose is to learn why it fails
+_LOOK_SECONDS = 2.0  # for a handshake that is made only to learn why it fails
 _EXPIRED, _MISMATCHES = 10, (62, 64)  # X509_V_ERR_CERT_HAS_EXPIRED, _HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH
 
 
@@ -63,7 +63,7 @@ class _Loaded(NamedTuple):
 
 
 class ServerTls(ReadAgain[_Loaded]):
-    """What the ports of one process show. Any thread."""
+    """The certificate of all ports of a process. Any thread."""
 
     def __init__(self, files: TlsFiles) -> None:
         """Raises SettingsError for files that cannot be used."""
@@ -73,7 +73,7 @@ class ServerTls(ReadAgain[_Loaded]):
         super().__init__(self._certificate, self._key, *([] if self._client_ca is None else [self._client_ca]))
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """For one port; gRPC asks at each handshake whether there is something new."""
+        """Credentials of one port; gRPC asks at each handshake for a new certificate."""
         import grpc
 
         given = self.value()
@@ -88,18 +88,18 @@ class ServerTls(ReadAgain[_Loaded]):
         return grpc.dynamic_ssl_server_credentials(_grpc_configuration(given), changed, given.client_ca is not None)
 
     def http_context(self) -> ssl.SSLContext:
-        """For one port. A caller may show a certificate, and need not."""
+        """The context of one HTTP port. A caller may show a certificate."""
         return self._exchanged(lambda loaded: loaded.http)
 
     def http2_context(self) -> ssl.SSLContext:
-        """For one port that speaks gRPC without gRPC's own server. With `client_ca` a caller shows a certificate."""
+        """The context of one port of our own gRPC server. With `client_ca` a caller has to show a certificate."""
         return self._exchanged(lambda loaded: loaded.http2)
 
     def _exchanged(self, of: Callable[[_Loaded], ssl.SSLContext]) -> ssl.SSLContext:
         first = of(self.value())
 
         def exchange(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
-            connection.context = of(self.value())  # before anything of the old one was sent
+            connection.context = of(self.value())  # before anything of the old certificate was sent
 
         first.sni_callback = exchange
         return first
@@ -132,20 +132,20 @@ def _grpc_configuration(loaded: _Loaded) -> Any:
 
 
 class ClientTls:
-    """What a client checks of a server, and what it shows."""
+    """The CA that a client trusts, and the certificate that it shows, if any."""
 
     def __init__(
         self, ca: Path, certificate: Path | None = None, key: Path | None = None, *, option: str = "--tls-ca"
     ) -> None:
-        """`ca`, which the option names, has the certificates of who signs those of servers.
+        """`ca` is the file, named by `option`, of the CAs that sign servers' certificates.
 
-        Raises SettingsError for what cannot be used.
+        Raises SettingsError for files that cannot be used.
         """
         if (certificate is None) != (key is None):
             raise SettingsError("expected --tls-cert FILE and --tls-key FILE together, found one of them")
         roots = read_file(option, ca)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        """For what is no channel of gRPC's."""
+        """For connections that are no gRPC channel."""
         _load_ca(self.context, option, ca, roots)
         self.context.set_alpn_protocols(["h2", "http/1.1"])
         shown = None
@@ -157,13 +157,13 @@ class ClientTls:
 
     @property
     def credentials(self) -> grpc.ChannelCredentials:
-        """For a channel of gRPC's."""
+        """For a gRPC channel."""
         import grpc
 
         return grpc.ssl_channel_credentials(*self._credentials)
 
-    def trouble(self, address: str) -> str | None:
-        """Why a server at this address is not trusted, or does not trust this client; None where it is and does."""
+    def explain(self, address: str) -> str | None:
+        """Why the handshake with the server at this address fails; None if it does not fail."""
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         try:
@@ -188,16 +188,16 @@ class ClientTls:
         return "it wants a certificate of its callers: show one with --tls-cert FILE and --tls-key FILE"
 
 
-def untold(address: str) -> str | None:
-    """What to do where a server at this address speaks TLS and was called in plain; None where it speaks none."""
+def advise_tls(address: str) -> str | None:
+    """What to do about a server that was called in plain and speaks TLS; None if it does not speak TLS."""
     return "it speaks TLS: name who signed its certificate with --tls-ca FILE" if _speaks_tls(address) else None
 
 
 def _speaks_tls(address: str) -> bool:
-    """Whether a server at this address begins a handshake."""
+    """Whether a server at this address answers a handshake."""
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing is sent but that
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only the handshake is sent
     context.set_alpn_protocols(["h2", "http/1.1"])
     try:
         _shake(context, host.strip("[]"), int(port))
@@ -209,8 +209,10 @@ def _speaks_tls(address: str) -> bool:
 
 
 def _shake(context: ssl.SSLContext, host: str, port: int) -> bool:
-    """Whether the server goes on after the handshake. By TLS 1.3 one that does not take a caller's certificate says so
-    only then, or hangs up. Raises OSError."""
+    """Whether the server goes on after the handshake: in TLS 1.3 it refuses a caller's certificate only then.
+
+    Raises OSError.
+    """
     with (
         socket.create_connection((host, port), timeout=_LOOK_SECONDS) as plain,
         context.wrap_socket(plain, server_hostname=host) as connection,
@@ -225,7 +227,7 @@ def _shake(context: ssl.SSLContext, host: str, port: int) -> bool:
 
 def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path, options: OptionNames = FLAGS) -> None:
     try:
-        context.load_cert_chain(certificate, key, password=lambda: "")  # without it an encrypted key is asked for
+        context.load_cert_chain(certificate, key, password=lambda: "")  # without it OpenSSL asks at the terminal
     except (OSError, ValueError) as error:
         reason = (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
         raise SettingsError(

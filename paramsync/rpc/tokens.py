@@ -1,4 +1,4 @@
-"""Tokens: secrets by which callers show that they may change something, each with the name of who has it."""
+"""Tokens: secrets with which callers may change something, each with the name of its owner."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from paramsync.errors import SettingsError
 from paramsync.rpc.read_again import ReadAgain, read_secret
 
 LEAST = 16  # characters
-_MOST = 4096  # characters, and lines: both are sent or compared with each call
+_MOST = 4096  # characters of a line, and lines: each call sends one and compares all
 _LINE = re.compile(r"(?:(?P<name>[\w.@-]{1,100}):\s*)?(?P<secret>[A-Za-z0-9._~+/-]+=*)", re.ASCII)
 _HOW = "make one with: openssl rand -hex 32"
 
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """Who has it, for the log, and what it is."""
+    """A secret, and the name of its owner for the log."""
 
     name: str
     secret: str = field(repr=False)
 
 
 class Tokens(ReadAgain[tuple[Token, ...]]):
-    """All tokens that are taken now. Any thread."""
+    """The tokens that are valid now. Any thread."""
 
     def __init__(self, option: str, file: Path | None, text: str = "") -> None:
-        """Of a file, or else of a text; `option` is what named it. Raises SettingsError."""
+        """The tokens of a file, or else of a text, that `option` gave. Raises SettingsError."""
         self._option = option
         self._text = text
         self._file = file
         super().__init__(*(() if file is None else (file,)))
 
     def who(self, secret: str) -> str | None:
-        """Whose token this is; None where it is nobody's. How long that takes says nothing about the tokens."""
+        """The owner of this token, if any. Takes the same time for all tokens."""
         shown, name = _digest(secret), None
         for token in self.value():
             if hmac.compare_digest(_digest(token.secret), shown):
@@ -44,7 +44,7 @@ class Tokens(ReadAgain[tuple[Token, ...]]):
         return name
 
     def first(self) -> str:
-        """The token to show to others."""
+        """The token to send to other servers."""
         return self.value()[0].secret
 
     def _read(self) -> tuple[Token, ...]:
@@ -55,7 +55,7 @@ class Tokens(ReadAgain[tuple[Token, ...]]):
 
 
 def read(where: str, text: str) -> tuple[Token, ...]:
-    """The tokens of a text: one a line, as TOKEN or NAME:TOKEN. Raises SettingsError, which does not show them."""
+    """The tokens of a text: one a line, as TOKEN or NAME:TOKEN. Raises SettingsError, which shows no token."""
     tokens = []
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
@@ -77,5 +77,5 @@ def read(where: str, text: str) -> tuple[Token, ...]:
 
 
 def _digest(secret: str) -> bytes:
-    """Of the same length for all of them."""
+    """A digest, so that all tokens have the same length."""
     return hashlib.sha256(secret.encode(errors="replace")).digest()

@@ -14,7 +14,7 @@ import pytest
 from inferencer.protocols.page.advice import TEXTS, advice
 from inferencer.protocols.page.page import files
 from paramsync.errors import CorruptCheckpointError, GraphError, ParameterError, UnsafeGraphError, UntrustedError
-from paramsync.following.faults import told
+from paramsync.following.faults import describe
 from paramsync.rpc.tokens import Tokens
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.http import Got, call
@@ -260,13 +260,16 @@ FILE = Path("/store/ckpt-7.data-00000-of-00001")
 @pytest.mark.parametrize(
     ("reason", "words"),
     [
-        (told(ParameterError(str(FILE), expected="finite values in w", found="NaN or infinity")), "Training diverged"),
-        (told(ParameterError("version 7", expected="w", found="v")), "name variables otherwise"),
-        (told(CorruptCheckpointError(FILE, expected="checksum 0x1 of w", found="0x2")), "paramsync verify STORE"),
-        (told(UntrustedError("version 7", expected="a signature", found="none")), "--trust KEYFILE"),
-        (told(UnsafeGraphError("PyFunc: allow each by its name (inferencer: --allow-op NAME)")), "--allow-op NAME"),
+        (
+            describe(ParameterError(str(FILE), expected="finite values in w", found="NaN or infinity")),
+            "Training diverged",
+        ),
+        (describe(ParameterError("version 7", expected="w", found="v")), "name variables otherwise"),
+        (describe(CorruptCheckpointError(FILE, expected="checksum 0x1 of w", found="0x2")), "paramsync verify STORE"),
+        (describe(UntrustedError("version 7", expected="a signature", found="none")), "--trust KEYFILE"),
+        (describe(UnsafeGraphError("PyFunc: allow each by its name (inferencer: --allow-op NAME)")), "--allow-op NAME"),
         ("workers crashed while they computed it (killed by signal 11)", "mend the model"),
-        (told(GraphError("something else")), "Sync now"),
+        (describe(GraphError("something else")), "Sync now"),
     ],
 )
 def test_each_reason_has_its_advice(reason: str, words: str) -> None:
