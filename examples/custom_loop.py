@@ -1,4 +1,4 @@
-"""Train with a loop of your own while whoever follows STORE serves it: `python examples/custom_loop.py STORE`."""
+"""Train with a loop of your own while an inferencer of STORE serves it: `python examples/custom_loop.py STORE`."""
 
 import sys
 

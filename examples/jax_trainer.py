@@ -1,4 +1,4 @@
-"""Train with Keras on JAX while whoever follows STORE serves the same model with TensorFlow.
+"""Train with Keras on JAX while an inferencer of STORE serves the same model with TensorFlow.
 
     paramsync graph publish examples.jax_trainer:build STORE
     KERAS_BACKEND=jax python -m examples.jax_trainer STORE
@@ -38,7 +38,7 @@ def main(store: str) -> keras.Model:
         for step in range(1, STEPS + 1):
             x = random.uniform(-1, 1, (64, 8)).astype(np.float32)
             loss = model.train_on_batch(x, x.sum(axis=1, keepdims=True) > 0)
-            values = {one.path: one.value for one in model.variables}
+            values = {variable.path: variable.value for variable in model.variables}
             publisher.publish_if_due(step, {"loss": loss}, values=values)
     return model
 

@@ -1,4 +1,4 @@
-"""Fit a Keras model while whoever follows STORE serves it: `python examples/keras_fit.py STORE`."""
+"""Fit a Keras model while an inferencer of STORE serves it: `python examples/keras_fit.py STORE`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Train as TensorFlow 1 does, and publish by a hook: `python examples/tf1_session.py STORE CHECKPOINTS`."""
+"""Train as in TensorFlow 1, and publish by a hook: `python examples/tf1_session.py STORE CHECKPOINTS`."""
 
 import sys
 

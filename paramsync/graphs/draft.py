@@ -18,6 +18,7 @@ from paramsync.graphs.lifting.cut import cut
 from paramsync.graphs.lifting.lift import lift
 from paramsync.graphs.lifting.roles import purify
 from paramsync.graphs.nodes import become, become_constant, become_placeholder
+from paramsync.graphs.safety import guard
 from paramsync.v1 import bundle_pb2, graph_pb2
 
 
@@ -47,7 +48,8 @@ class Draft:
     """A graph as its source has it. Nodes that lead to no output of a signature are ignored.
 
     - `tables` are packed, each under the node of its handle; `seeds` are the nodes of Keras SeedGenerators' states.
-    - An input of a signature may be any tensor. Some output must depend on it, unless `unused_inputs` is set.
+    - An input of a signature may be any tensor. Some output must depend on it, unless `unused_inputs` is set. Dtypes of
+      outputs may be left out.
     - `called` is the framework's name for the variable of a parameter. `object_graph` makes, for the names of the
       parameters, the object graph of their checkpoints.
     - `refused` has the reason for each signature that was left out because it cannot be served.
@@ -80,6 +82,7 @@ def finish(draft: Draft) -> Graph:
     purify(lifted)
     name_by_content(lifted)
     nodes, specs = join_parts(lifted, parameters)
+    _describe_outputs(lifted, signatures)
     try:
         content = lifted.SerializeToString(deterministic=True)
     except (ValueError, EncodeError) as error:
@@ -92,7 +95,7 @@ def finish(draft: Draft) -> Graph:
                     name=name,
                     node=nodes[name],
                     dtype=spec.dtype.as_datatype_enum,
-                    shape=bundle_pb2.TensorShape.FromString(spec.shape.as_proto().SerializeToString()),
+                    shape=_shape(spec.shape),
                     variable=draft.called.get(name, ""),
                 )
                 for name, spec in specs.items()
@@ -103,6 +106,28 @@ def finish(draft: Draft) -> Graph:
         ),
         refused=draft.refused,
     )
+
+
+def _describe_outputs(graph_def: Any, signatures: Mapping[str, graph_pb2.Signature]) -> None:
+    """Infer the dtypes and shapes of outputs, if the source does not say them. Raises GraphError."""
+    ends = [end for signature in signatures.values() for end in signature.outputs if not end.dtype]
+    if not ends:
+        return
+    built = tf.compat.v1.GraphDef()
+    built.CopyFrom(graph_def)
+    guard(built)
+    with tf.Graph().as_default():
+        try:
+            results = tf.graph_util.import_graph_def(built, return_elements=[end.tensor for end in ends], name="")
+        except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
+            raise GraphError(f"the graph cannot be imported: {error}") from error
+    for end, result in zip(ends, results, strict=True):
+        end.dtype = result.dtype.as_datatype_enum
+        end.shape.CopyFrom(_shape(result.shape))
+
+
+def _shape(shape: tf.TensorShape) -> bundle_pb2.TensorShape:
+    return bundle_pb2.TensorShape.FromString(shape.as_proto().SerializeToString())
 
 
 # Partitioned variables: the checkpoint has the whole, so the whole is the parameter, and its parts are slices of it ---

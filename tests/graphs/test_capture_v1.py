@@ -302,7 +302,7 @@ def test_batches_beyond_the_rank_are_refused_before_tensorflow_aborts(batches: i
     gather.attr["batch_dims"].i = batches
     gather.input[:2] = ["x", "rows"]
     with pytest.raises(GraphError, match="cannot be imported"):
-        draft_of_meta(meta, ["x", "rows"], ["y"])
+        finish(draft_of_meta(meta, ["x", "rows"], ["y"]))
 
 
 def test_a_table_whose_filling_might_never_end_is_refused() -> None:

@@ -139,13 +139,10 @@ class _Merged:
         copy.CopyFrom(node)
         copy.name = names[node.name]
         copy.attr.pop("_class", None)  # a colocation, by old names
-        waits = [name[1:] for name in control_inputs(node)]
-        copy.input[:] = [
-            *(names[node_of(tensor)] + tensor[len(node_of(tensor)) :] for tensor in data_inputs(node)),
-            *(
-                f"^{names[name]}" for name in waits if name not in reads
-            ),  # TensorFlow makes a function wait for all its reads
-        ]
+        # TensorFlow makes a function wait for all its reads
+        waits = [name[1:] for name in control_inputs(node) if name[1:] not in reads]
+        data = [names[node_of(tensor)] + tensor[len(node_of(tensor)) :] for tensor in data_inputs(node)]
+        copy.input[:] = [*data, *(f"^{names[name]}" for name in waits)]
         return copy
 
     def _add_variable(self, node: str, variable: tf.Variable) -> None:

@@ -17,10 +17,9 @@ from tensorflow.core.framework import variable_pb2
 from paramsync.errors import GraphError
 from paramsync.graphdef.reading import full, node_of, origin, reach
 from paramsync.graphs.draft import Draft, Parameter, PartRange
-from paramsync.graphs.lifting.cut import cut
 from paramsync.graphs.lifting.roles import PRINTS, is_seed
 from paramsync.graphs.nodes import VARIABLES, leading_to, with_functions
-from paramsync.graphs.safety import check, guard
+from paramsync.graphs.safety import check
 from paramsync.graphs.sources.structures import components, endpoint_of
 from paramsync.graphs.sources.table_contents import TABLES, Foreign, v1_tables
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
@@ -95,8 +94,6 @@ class V1Graph:
         if self.foreign is not None:
             allowed = (*self.foreign.allowed, *TABLES, *_VARIABLE_OPS.split(), *PRINTS)
             check(with_functions(self.graph_def, reached), allowed=allowed)
-        if any(not end.dtype for signature in signatures.values() for end in signature.outputs):
-            signatures = self._describe(signatures, unused_inputs=unused_inputs)
         variables = parameters(self._nodes, reached, saver=self.saver, variables=self.variables)
         seeds = {
             variable.node: variable.spec
@@ -127,31 +124,6 @@ class V1Graph:
             outputs = [end.tensor for end in signature.outputs]
             names.update(node.name for node in leading_to(self._nodes, outputs, fed=fed))
         return [node for node in self.graph_def.node if node.name in names]
-
-    def _describe(
-        self, signatures: Mapping[str, graph_pb2.Signature], *, unused_inputs: bool
-    ) -> dict[str, graph_pb2.Signature]:
-        """The signatures with the dtype and shape of each output, as TensorFlow infers them."""
-        described = {}
-        for name, signature in signatures.items():
-            graph_def, placed = cut(self.graph_def, {name: signature}, ends=(), unused_inputs=unused_inputs)
-            outputs = [end.tensor for end in placed[name].outputs]
-            built = with_functions(graph_def, graph_def.node)
-            guard(built)
-            with tf.Graph().as_default():
-                try:
-                    results = tf.graph_util.import_graph_def(built, return_elements=outputs, name="")
-                except (ValueError, TypeError, KeyError, tf.errors.OpError) as error:
-                    raise GraphError(f"{self.where} holds a graph that cannot be imported: {error}") from error
-            described[name] = graph_pb2.Signature(
-                inputs=signature.inputs,
-                outputs=[
-                    endpoint_of(end.name, end.tensor, result)
-                    for end, result in zip(signature.outputs, results, strict=True)
-                ],
-                method_name=signature.method_name,
-            )
-        return described
 
 
 def variable_defs(contents: Iterable[bytes], where: str) -> list[Any]:
