@@ -16,8 +16,7 @@ import tensorflow as tf
 
 from paramsync.graphdef.reading import node_of
 from paramsync.graphs.graph import Graph
-from paramsync.graphs.inlining import inlined
-from paramsync.graphs.nodes import leading_to
+from paramsync.graphs.nodes import inline, leading_to
 
 
 class InputPart(enum.Enum):
@@ -314,7 +313,7 @@ def are_apart(graph: Graph, signature: str) -> bool:
     """Whether rows of several requests may share a call, by the rules of the ops. Takes milliseconds."""
     message = graph.message()
     described = message.signatures[signature]
-    whole = inlined(tf.compat.v1.GraphDef.FromString(message.graph_def))
+    whole = inline(tf.compat.v1.GraphDef.FromString(message.graph_def))
     with tf.Graph().as_default() as built:
         tf.graph_util.import_graph_def(whole.graph_def, name="")
     made: dict[str, Made] = {one.tensor: ROW for one in described.inputs}
@@ -333,7 +332,7 @@ def is_elementwise(graph: Graph, signature: str) -> bool:
     """
     message = graph.message()
     described = message.signatures[signature]
-    whole = inlined(tf.compat.v1.GraphDef.FromString(message.graph_def))
+    whole = inline(tf.compat.v1.GraphDef.FromString(message.graph_def))
     nodes = {node.name: node for node in whole.graph_def.node}
     takes = {node_of(end.tensor) for end in described.inputs}
     takes |= {value.node for value in message.parameters if not value.shape.unknown_rank and not value.shape.dim}

@@ -20,8 +20,7 @@ from paramsync.errors import CorruptCheckpointError, GraphError, UnfinishedError
 from paramsync.graphdef.reading import node_of, origin
 from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import Graph
-from paramsync.graphs.inlining import inlined
-from paramsync.graphs.nodes import PLAIN_CALLS, become, become_constant, leading_to, with_functions
+from paramsync.graphs.nodes import PLAIN_CALLS, become, become_constant, inline, leading_to, with_functions
 from paramsync.graphs.parameters import Ways
 from paramsync.graphs.safety import SAVED_MODEL, check_weight
 from paramsync.graphs.sources.meta_graphs import v1_graph
@@ -216,7 +215,7 @@ class _Rewrite:
 
     def _inline(self, *calls: Any) -> Any:
         """Inline these calls of functions."""
-        nodes = inlined(with_functions(self._meta.graph_def, calls), most=_MOST).graph_def.node
+        nodes = inline(with_functions(self._meta.graph_def, calls), most=_MOST).graph_def.node
         for node in nodes:
             if node.op in PLAIN_CALLS:
                 raise LookupError(f"{node.name!r} calls {node.attr['f'].func.name!r}, which it does not have")
