@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from paramsync.errors import ParamsyncError, SettingsError
-from paramsync.program import stderr_filter
 from paramsync.program.flags import Parser, check_text
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import graph_file
@@ -26,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings.set_environment()
     try:
         target, store, allow_ops = _parse(sys.argv[1:] if arguments is None else arguments)
-        with contextlib.redirect_stdout(sys.stderr), stderr_filter.left_out():
+        with contextlib.redirect_stdout(sys.stderr):
             graph = _capture(target).graph
             content = graph.to_bytes()
             graph.check_file(content, allowed=allow_ops)  # as every follower does

@@ -1,20 +1,21 @@
-"""How training and publishing go, as Prometheus reads it: the page, and GET /metrics by HTTP."""
+"""Metrics of training and publishing for Prometheus: the page, and the port that answers GET /metrics."""
 
 from __future__ import annotations
 
-import asyncio
 import socket
+import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST as CONTENT_TYPE
+from prometheus_client.exposition import ThreadingWSGIServer
 from prometheus_client.metrics_core import Metric
 
-from paramsync.errors import NotAllowedError
+from paramsync.errors import NotAllowedError, UnauthenticatedError
 from paramsync.program.prometheus import MetricsPage
 from paramsync.rpc import addresses
 from paramsync.rpc.access import Access, Caller, Effect, bearer, name_in
@@ -24,15 +25,11 @@ if TYPE_CHECKING:
     from paramsync.publishing.control_port import Training
 
 
-Fields: TypeAlias = "Mapping[str, Sequence[str]]"
-"""The headers of a request: their values by name, in small letters."""
-
-
 class TrainerMetrics(MetricsPage):
-    """The page of metrics, read anew at each call, on any thread."""
+    """The page of metrics. Every call, on any thread, reads the state of training anew."""
 
     def __init__(self, training: Callable[[], Training | None], *, clock: Callable[[], float] = time.time) -> None:
-        """`training` returns the training that has begun; None before."""
+        """`training` returns the training that has begun, or None before."""
         self._training = training
         self._clock = clock
         super().__init__()
@@ -44,23 +41,28 @@ class TrainerMetrics(MetricsPage):
         meter, state, publishing = training.meter, training.state, training.publisher.status()
         version = publishing.published
         committed = None if version is None else version.committed_at
-        since = None if committed is None else max(0.0, self._clock() - committed)
-        took = None if version is None or committed is None else committed - version.snapshot_at
-        number = None if version is None else version.number
         for name, meaning, value in (
             ("step", "The step that training is at.", meter.step),
             ("loss", "Loss of the last step.", meter.loss),
-            ("published_version", "The version that this process published last.", number),
+            (
+                "published_version",
+                "The version that this process published last.",
+                None if version is None else version.number,
+            ),
             (
                 "published_step",
                 "Training step of the version published last.",
                 None if version is None else version.step,
             ),
-            ("since_publication_seconds", "Time since this process published a version.", since),
+            (
+                "since_publication_seconds",
+                "Time since this process published a version.",
+                None if committed is None else max(0.0, self._clock() - committed),
+            ),
             (
                 "last_publish_duration_seconds",
                 "Duration of the last publication, from pinning its values to its commit.",
-                took,
+                None if version is None or committed is None else committed - version.snapshot_at,
             ),
             (
                 "last_stall_duration_seconds",
@@ -90,110 +92,79 @@ class TrainerMetrics(MetricsPage):
             yield CounterMetricFamily(f"paramsync_trainer_{name}", meaning, value=count)
 
 
-_SECONDS = 5.0  # for a caller to ask, and to take the answer
-_BYTES = 8192  # of a request
-_MOST = 8  # callers at a time; the next is hung up on
-
-
 class MetricsPort:
-    """Answers from the moment it is made, on a thread of its own."""
+    """Serves a registry of metrics by prometheus_client's WSGI application, from construction to `close`."""
 
     def __init__(
         self,
         host: str,
         port: int,
-        text: Callable[[], bytes],
+        registry: CollectorRegistry,
         *,
         access: Access | None = None,
         tls: ServerTls | None = None,
     ) -> None:
-        """`access` says who may ask; None: everybody whom this host lets. Port 0 is any free one.
+        """`access` decides who may read; by default everybody who reaches `host`. Port 0 is any free port.
 
-        Raises SettingsError for an address that cannot be had.
+        Raises SettingsError if the port is taken or the address cannot be used.
         """
         addresses.check_port(host, port, "--metrics-port")
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+
+        class Server(ThreadingWSGIServer):
+            address_family = family
+
+            def handle_error(self, *_: object) -> None:
+                """A caller that leaves, is silent or speaks no TLS is not worth a traceback."""
+
+        application = _guarded(make_wsgi_app(registry), access or Access(host=host))
         try:
-            listener = socket.create_server(address[:2], family=family)
+            self._server = make_server(str(address[0]), port, application, Server, handler_class=_Handler)
         except OSError as error:
             raise addresses.refused(host, port, "--metrics-port") from error
-        self.address = addresses.address(host, listener.getsockname()[1])
-        self._text = text
-        self._access = access or Access(host=host)
-        self._tls = tls
-        self._callers = 0
-        self._closed: Future[None] = Future()
-        serve = self._serve(listener)
-        self._thread = threading.Thread(target=asyncio.run, args=(serve,), name="metrics", daemon=True)
+        if tls is not None:  # each caller's own thread shakes hands: a silent caller must not keep others waiting
+            self._server.socket = tls.http_context().wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        self.address = addresses.address(host, self._server.server_port)
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        self._closed.set_result(None)
+        self._server.shutdown()
+        self._server.server_close()
         self._thread.join()
 
-    async def _serve(self, listener: socket.socket) -> None:
-        # asyncio would print a traceback for each connection that it has no file descriptor for
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        context = None if self._tls is None else self._tls.http_context()
-        seconds = None if context is None else _SECONDS
-        server = await asyncio.start_server(
-            self._accept, sock=listener, limit=_BYTES, ssl=context, ssl_handshake_timeout=seconds
-        )
-        await asyncio.wrap_future(self._closed)
-        server.close()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._callers += 1
-        try:
-            if self._callers <= _MOST:
-                writer.write(self._answer(*await _request(reader), writer.transport))
-                await asyncio.wait_for(writer.drain(), _SECONDS)
-        except (OSError, asyncio.TimeoutError):
-            pass  # a caller that leaves is no error of ours
-        finally:
-            self._callers -= 1
-            writer.close()
+class _Handler(WSGIRequestHandler):
+    timeout = 5.0  # seconds for a caller to send its request and to take the answer
 
-    def _answer(self, request: list[str], fields: Fields, transport: asyncio.WriteTransport) -> bytes:
-        if len(request) != 3:
-            return _response("400 Bad Request", b"expected GET /metrics\n")
-        method, path, _ = request
-        if path.partition("?")[0] != "/metrics":
-            return _response("404 Not Found", b"expected /metrics\n")
-        if method != "GET":
-            return _response("405 Method Not Allowed", b"expected GET\n")
+    def get_environ(self) -> dict[str, Any]:
+        environ: dict[str, Any] = super().get_environ()
+        if isinstance(self.connection, ssl.SSLSocket):
+            environ["paramsync.certificate"] = self.connection.getpeercert()
+        return environ
+
+    def log_message(self, *_: object) -> None:
+        """Requests are not logged."""
+
+
+def _guarded(application: Callable[..., Iterable[bytes]], access: Access) -> Callable[..., Iterable[bytes]]:
+    """The application for callers that may read, under names of this machine; an error text for all others."""
+
+    def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        certificate = name_in(environ.get("paramsync.certificate"))
+        caller = Caller(environ["REMOTE_ADDR"], bearer(environ.get("HTTP_AUTHORIZATION")), certificate)
         try:
-            if self._access.looks_at(Effect.READS):
-                authorization = next(iter(fields.get("authorization", ())), "")
-                self._access.check_read("GET /metrics", _caller(transport, authorization))
+            if access.looks_at(Effect.READS):
+                access.check_read("GET /metrics", caller)
+            access.check_host("GET /metrics", [environ.get("HTTP_HOST", "")])
+        except UnauthenticatedError as error:
+            start_response("401 Unauthorized", [("WWW-Authenticate", "Bearer")])
+            return [f"{error}\n".encode()]
         except NotAllowedError as error:
-            return _response("401 Unauthorized", f"{error}\n".encode(), more="WWW-Authenticate: Bearer\r\n")
-        try:
-            self._access.check_host("GET /metrics", fields.get("host", ()))
-        except NotAllowedError as error:
-            return _response("403 Forbidden", f"{error}\n".encode())
-        return _response("200 OK", self._text(), CONTENT_TYPE)
+            start_response("403 Forbidden", [("Content-Type", "text/plain; charset=utf-8")])
+            return [f"{error}\n".encode()]
+        return application(environ, start_response)
 
-
-def _caller(transport: asyncio.WriteTransport, authorization: str) -> Caller:
-    certificate = name_in(transport.get_extra_info("peercert"))
-    return Caller(str(transport.get_extra_info("peername")), bearer(authorization), certificate)
-
-
-async def _request(reader: asyncio.StreamReader) -> tuple[list[str], Fields]:
-    """The words of the request's first line, none where it does not come or is no HTTP, and its headers."""
-    try:
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), _SECONDS)
-    except (asyncio.TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
-        return [], {}
-    first, *headers = head.decode(errors="replace").split("\r\n")
-    fields: dict[str, list[str]] = {}
-    for name, _, value in (header.partition(":") for header in headers):
-        fields.setdefault(name.lower(), []).append(value.strip())
-    return first.split(), fields
-
-
-def _response(status: str, body: bytes, kind: str = "text/plain; charset=utf-8", *, more: str = "") -> bytes:
-    length = f"Content-Length: {len(body)}\r\n"
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {kind}\r\n{length}Connection: close\r\n{more}\r\n"
-    return head.encode() + body
+    return answer

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paramsync.errors import SettingsError
-from paramsync.program import stderr_filter, traces
+from paramsync.program import traces
 from paramsync.program.process import Stop, raise_descriptor_limit
 from paramsync.program.settings import service_manager
 from paramsync.publishing.control_port import ControlPort, Training
@@ -55,8 +55,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
     for directory in (settings.store, settings.state, settings.tensorboard):
         if directory is not None:
             _make_writable(directory)
-    with stderr_filter.left_out():  # a job's module may import TensorFlow
-        function = job_source.find(settings.job)
+    function = job_source.find(settings.job)
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(traces.exported("paramsync-trainer"))
@@ -77,15 +76,14 @@ def run(settings: Settings, *, stop: Stop) -> None:
         if settings.metrics_port is not None:
             exposition = TrainerMetrics(lambda: control.training)
             metrics = enter(
-                closing(MetricsPort(settings.host, settings.metrics_port, exposition.text, access=access, tls=tls))
+                closing(MetricsPort(settings.host, settings.metrics_port, exposition.registry, access=access, tls=tls))
             )
         given = JobSettings(seed=settings.seed, data=settings.data, held_out=settings.held_out)
-        with stderr_filter.left_out():
-            job = job_source.make(settings.job, function, given)
-            from .scalars import Scalars
-            from .state import TrainingState
+        job = job_source.make(settings.job, function, given)
+        from .scalars import Scalars  # here: they import TensorFlow
+        from .state import TrainingState
 
-            device = device_name()
+        device = device_name()
         if metrics is not None:
             _log.info("metrics by HTTP: %s", metrics.address)
         stop.arm()

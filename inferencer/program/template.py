@@ -16,7 +16,6 @@ from contextlib import suppress
 from typing import Any
 
 from paramsync.host.processes import end_with_parent
-from paramsync.program import stderr_filter
 from paramsync.program.process import ending_signals, start_logging
 
 
@@ -86,9 +85,8 @@ def _is_forked(connection: socket.socket, supervisor: int) -> bool:
 
 def _roles(*, log_format: str) -> dict[str, Any]:
     start_logging(log_format)
-    with stderr_filter.left_out():
-        from ..importer.process import importing
-        from ..worker.process import tried, work
+    from ..importer.process import importing
+    from ..worker.process import tried, work
 
     return {"worker": work, "trial": tried, "importer": importing}
 

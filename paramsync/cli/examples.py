@@ -114,7 +114,7 @@ examples:
     "completion": """\
 examples:
   source <(paramsync completion bash)     in ~/.bashrc
-  source <(paramsync completion zsh)      in ~/.zshrc, after compinit
+  eval "$(paramsync completion zsh)"      in ~/.zshrc, after compinit
   paramsync completion fish > ~/.config/fish/completions/paramsync.fish
 """,
     "graph": """\

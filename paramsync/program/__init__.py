@@ -1,1 +1,1 @@
-"""Shared by the programs: flags, logs, signals, metrics of the process, and a filter for TensorFlow's noise."""
+"""Shared by the programs: flags, logs, signals, metrics of the process."""

@@ -12,17 +12,17 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 
 class MetricsPage(Collector):
-    """Collects the metrics whenever it is asked, on any thread."""
+    """A registry that computes the program's metrics at every scrape, on any thread."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self._registry.register(self)
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        GCCollector(registry=self.registry)
 
     def text(self) -> bytes:
-        return generate_latest(self._registry)
+        return generate_latest(self.registry)
 
     def describe(self) -> list[Metric]:
         return []  # nobody else is in the registry who could take one of its names

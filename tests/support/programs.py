@@ -74,8 +74,8 @@ class Program:
 
 
 def events(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """What a program logged as JSON, and it logs nothing else."""
-    return [json.loads(line) for line in lines]
+    """What a program logged as JSON, without the lines that TensorFlow writes while it is imported."""
+    return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def eventually(look: Callable[[], T | None], what: Callable[[], str]) -> T:

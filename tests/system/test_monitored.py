@@ -52,7 +52,7 @@ def trainer(folder: Path) -> Iterator[str]:
         training = Training(
             publisher=publisher, meter=meter, device="CPU", total_steps=None, steps_per_epoch=None, state=Saved()
         )
-        with closing(MetricsPort("127.0.0.1", 0, TrainerMetrics(lambda: training).text)) as port:
+        with closing(MetricsPort("127.0.0.1", 0, TrainerMetrics(lambda: training).registry)) as port:
             yield port.address
 
 

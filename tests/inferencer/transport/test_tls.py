@@ -16,6 +16,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from prometheus_client import CollectorRegistry
 
 from paramsync.errors import CallError, NotReachableError, SettingsError
 from paramsync.publishing.control_port import ControlPort
@@ -87,7 +88,7 @@ def secured(stack: ExitStack, publisher: Publisher, authority: Authority, **more
     access = Access(host="127.0.0.1", certificates=client_ca is not None)
     control = ControlPort("127.0.0.1", 0, store=publisher.path, access=access, tls=ServerTls(tls))
     stack.callback(control.close)
-    metrics = MetricsPort("127.0.0.1", 0, lambda: b"x 1\n", access=access, tls=ServerTls(tls))
+    metrics = MetricsPort("127.0.0.1", 0, CollectorRegistry(), access=access, tls=ServerTls(tls))
     stack.callback(metrics.close)
     return Secured(running, control.address, metrics.address, authority, files)
 
