@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from paramsync.cli.arguments import INFERENCER, TRAINER
-from paramsync.cli.credentials import credentials
+from paramsync.cli.settings import credentials
 from paramsync.errors import ParamsyncError
 from paramsync.rpc.client import Inferencer, Trainer
 

@@ -1,4 +1,4 @@
-"""The command line of `paramsync`: commands, their arguments and defaults. Imports nothing that takes time."""
+"""The arguments of all commands, with defaults, help texts and examples. Imports nothing that takes time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from paramsync.cli.examples import ALL, EXIT_CODES, OF_COMMANDS
 from paramsync.cli.settings import SERVER
 from paramsync.host.files import line
 from paramsync.program.flags import seconds
@@ -20,11 +19,11 @@ TRAINER = address(HOST, TRAINER_PORT)
 PREDICTIONS = address(HOST, PREDICTIONS_PORT)
 HTTP = address(HOST, REST_PORT)
 
-_DIGITS = 18  # of a version's number
+_DIGITS = 18  # that the number of a version may have
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Wrong arguments end the program with exit code 2."""
+    """Parse the arguments. Wrong arguments end the program with exit code 2."""
     top = parser()
     arguments, unknown = top.parse_known_args(argv)
     if unknown:
@@ -36,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     top: argparse.ArgumentParser = _Parser(
         prog="paramsync",
         description="Keeps an inference copy of a TensorFlow model up to date while the model is\nbeing trained.",
-        epilog=f"{ALL}\n{EXIT_CODES}",
+        epilog=f"{_EXAMPLES}\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -47,14 +46,14 @@ def parser() -> argparse.ArgumentParser:
     _add_predict(commands)
     _add_looking(commands)
     _add_programs(commands)
-    text = "bash, zsh or fish; models: the names that these complete, of the models that are served"
-    completion = _command(commands, "completion", "completion", "print what a shell needs to complete all of this")
+    text = "bash, zsh or fish; models: list the names of models that the scripts complete"
+    completion = _command(commands, "completion", "completion", "print the completion script of a shell")
     completion.add_argument("shell", choices=("bash", "zsh", "fish", "models"), metavar="SHELL", help=text)
     return top
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says on one line what is wrong, and where to read on. Ends the program with exit code 2."""
+    """Reports wrong arguments on one line that names the help. Ends the program with exit code 2."""
 
     def error(self, message: str) -> NoReturn:
         known = re.match(r"argument (?:COMMAND|ACTION): invalid choice: (.*?) \(choose from (.*)\)", message)
@@ -70,7 +69,7 @@ def _refuse(known: argparse.ArgumentParser, command: str, why: str) -> NoReturn:
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
-    from difflib import get_close_matches  # only where something is wrong
+    from difflib import get_close_matches  # here: most arguments are right
 
     near = get_close_matches(word.strip("'"), [name.strip("'") for name in known], n=1)
     return f": did you mean {near[0]}?" if near else ""
@@ -80,7 +79,7 @@ _Commands = argparse._SubParsersAction  # argparse gives it no public name
 
 
 class _Release(argparse.Action):
-    """Looks the release up only where somebody asks."""
+    """Looks the release up when `--version` is given."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, *, help: str) -> None:  # noqa: A002, argparse's word
         super().__init__(option_strings, dest, nargs=0, help=help)
@@ -99,7 +98,7 @@ def _command(
         name,
         help=summary,
         description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"{epilog}{OF_COMMANDS.get(name, '')}\n{EXIT_CODES}",
+        epilog=f"{epilog}{_EXAMPLES_OF.get(name, '')}\n{_EXIT_CODES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -108,10 +107,10 @@ def _command(
 
 
 def _add_up(commands: _Commands[argparse.ArgumentParser]) -> None:
-    up = _command(commands, "up", "up", "start a trainer and an inferencer here and watch versions flow")
-    text = "end by itself S seconds after the first version serves"
+    up = _command(commands, "up", "up", "start a trainer and an inferencer here, and watch versions flow")
+    text = "end S seconds after the first version serves"
     up.add_argument("--seconds", type=seconds(below=1e9), metavar="S", help=text)
-    up.add_argument("--json", action="store_true", help="at the end print what happened as one JSON object")
+    up.add_argument("--json", action="store_true", help="print a summary as one JSON object at the end")
     for option, default, what in (
         ("--port", PREDICTIONS_PORT, "predictions"),
         ("--rest-port", REST_PORT, "predictions over HTTP"),
@@ -123,76 +122,84 @@ def _add_up(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 
 def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
-    status = _command(commands, "status", "status", "show what is trained, published and served, and how far apart")
-    sync = _command(commands, "sync", "sync", "serve the newest version, or the one given, now; wait until it serves")
-    top = _command(commands, "top", "top", "show rates, latencies, versions and workers, every second, until Ctrl-C")
-    watch = _command(commands, "watch", "operate", "tell what happens to versions, until it is interrupted")
-    pin = _command(commands, "pin", "operate", "serve one version and stay there")
+    status = _command(commands, "status", "status", "show what is trained, published and served, and the lag")
+    sync = _command(commands, "sync", "sync", "serve the newest version, or the given one, now, and wait for it")
+    top = _command(commands, "top", "top", "show rates, latencies and workers every second, until Ctrl-C")
+    watch = _command(commands, "watch", "operate", "print events of versions as they happen, until Ctrl-C")
+    pin = _command(commands, "pin", "operate", "serve one version, and do not follow newer ones")
     unpin = _command(commands, "unpin", "operate", "follow the newest version again")
-    rollback = _command(commands, "rollback", "operate", "serve the version that served before, and stay there")
-    label = _command(commands, "label", "operate", "give a version a name that requests may ask for")
-    unlabel = _command(commands, "unlabel", "operate", "forget a label")
-    workers = _command(commands, "workers", "workers", "have other processes answer in the place of those that do")
+    rollback = _command(
+        commands, "rollback", "operate", "serve the version that served before, and do not follow newer ones"
+    )
+    label = _command(commands, "label", "operate", "name a version, so that requests can ask for it")
+    unlabel = _command(commands, "unlabel", "operate", "remove a label")
+    workers = _command(commands, "workers", "operate", "replace worker processes without downtime")
     actions = workers.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
-    replace = _command(actions, "replace", "workers", "start a process for each worker, one after the other")
+    replace = _command(
+        actions, "replace", "operate", "replace worker processes one at a time, without dropping a request"
+    )
     for command, text in (
-        (status, "one model in place of all"),
-        (sync, "may be left out where one model is served"),
-        (watch, "one model in place of all"),
-        (top, "one model in place of all"),
+        (status, "only this model"),
+        (sync, "not needed if only one model is served"),
+        (watch, "only this model"),
+        (top, "only this model"),
     ):
         command.add_argument("model", nargs="?", default="", metavar="MODEL", help=text)
     for command in (pin, unpin, rollback, label, unlabel):
         command.add_argument("model", metavar="MODEL")
     pin.add_argument("version", type=_number, metavar="N")
     label.add_argument("label", metavar="LABEL", help="such as stable or canary")
-    label.add_argument("version", type=_number, metavar="N", help="it stays in memory as long as it has a label")
+    label.add_argument("version", type=_number, metavar="N", help="stays in memory as long as it has a label")
     unlabel.add_argument("label", metavar="LABEL")
-    text = "say which version would serve, and change nothing"
+    text = "print which version would serve, and change nothing"
     rollback.add_argument("--dry-run", action="store_true", help=text)
     status.add_argument("--watch", action="store_true", help="show it again whenever it changes, until Ctrl-C")
-    text = "print one line for a monitor; the exit code is 0 where all is good, 1 degraded, 2 bad"
+    text = "print one line for a monitor; the exit code is 0 for good, 1 for degraded, 2 for bad"
     status.add_argument("--check", action="store_true", help=text)
-    text = "with --check: a model that is further behind is degraded (default 60)"
+    text = "with --check: a model with a larger lag is degraded (default 60)"
     status.add_argument("--max-lag", type=seconds(below=1e9), metavar="S", help=text)
-    text = "with --check: a model whose answers are older is degraded (default: any age is good)"
+    text = "with --check: a model with older answers is degraded (default: any age is good)"
     status.add_argument("--max-age", type=seconds(below=1e9), metavar="S", help=text)
     which = sync.add_mutually_exclusive_group()
-    which.add_argument("--version", type=_number, metavar="N", help="this version in place of the newest")
-    which.add_argument("--fresh", action="store_true", help="have the trainer publish now, and serve that version")
+    which.add_argument("--version", type=_number, metavar="N", help="this version instead of the newest")
+    which.add_argument("--fresh", action="store_true", help="ask the trainer to publish first, and serve that version")
     sync.add_argument("--all", action="store_true", help="every model of every server")
     text = "give up after S seconds (default 30)"
     sync.add_argument("--timeout", type=seconds(below=1e9), default=30.0, metavar="S", help=text)
-    text = "end by itself after S seconds"
+    text = "end after S seconds"
     top.add_argument("--seconds", type=seconds(below=1e9), metavar="S", help=text)
     for command in (status, sync, watch, top, pin, unpin, rollback, label, unlabel, replace):
         _add_servers(command)
         _add_json(command, _JSON_LINES.get(command.prog.split()[-1], _JSON))
         _add_credentials(command)
-    text = f"the trainer's control port (default {TRAINER}, whose absence is told where servers are the default too)"
+    text = f"the trainer's control port (default {TRAINER}, which may be absent if --server is given)"
     status.add_argument("--trainer", metavar="HOST:PORT", help=text)
     page = _command(commands, "open", "open", "open the page of a server in a browser, and print its address")
     _add_address(page, "--http", HTTP, "the inferencer's port for HTTP")
     _add_tls(page)
-    page.set_defaults(token_file=None)  # who may act is asked in the page
+    page.set_defaults(token_file=None)  # the page asks for the token itself
 
 
 def _add_servers(command: argparse.ArgumentParser) -> None:
-    text = f"the control port of an inferencer; once for each of several (default ${SERVER}, or {INFERENCER})"
+    text = f"an inferencer's control port; may be repeated (default ${SERVER}, or {INFERENCER})"
     command.add_argument("--server", dest="servers", action="append", metavar="HOST:PORT", help=text)
-    command.add_argument("--inferencer", dest="servers", action="append", help=argparse.SUPPRESS)  # its older name
+    command.add_argument(
+        "--inferencer", dest="servers", action="append", help=argparse.SUPPRESS
+    )  # the older name of --server
 
 
 def _add_predict(commands: _Commands[argparse.ArgumentParser]) -> None:
     values = (
         "VALUE is JSON, @FILE.npy or @FILE.npz:KEY. JSON numbers become float32, or int64\n"
-        "where all are whole and the model does not ask for float32; arrays from files\n"
+        "if all are whole and the model does not ask for float32; arrays from files\n"
         "keep their dtype.\n\n"
     )
-    predict = _command(commands, "predict", "predict", "ask a model, and say which version answered", epilog=values)
+    predict = _command(
+        commands, "predict", "predict", "send a request to a model, and print which version answered", epilog=values
+    )
     add = predict.add_argument
     add("model", metavar="MODEL")
-    text = "one input of the model; once for each"
+    text = "one input of the model; repeat for each input"
     add("--input", dest="inputs", action="append", required=True, type=_named_value, metavar="NAME=VALUE", help=text)
     add("--rows", type=_number, metavar="N", help="send only the first N rows of each input")
     _add_address(predict, "--server", PREDICTIONS, "the port for predictions, not the control port")
@@ -202,23 +209,23 @@ def _add_predict(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 def _add_looking(commands: _Commands[argparse.ArgumentParser]) -> None:
     versions = _command(
-        commands, "versions", "versions", "list what is in a store: sizes, what is shared, who holds it"
+        commands, "versions", "versions", "list the versions in a store, their sizes, and processes that hold them"
     )
-    verify = _command(commands, "verify", "verify", "compute every checksum of a version in a store again")
+    verify = _command(commands, "verify", "verify", "check every checksum of a version in a store")
     diff = _command(commands, "diff", "diff", "show which parameters differ between two versions, and by how much")
     for command in (versions, verify, diff):
         command.add_argument("store", metavar="STORE", help="the directory that is published to")
-    diff.add_argument("old", nargs="?", type=_number, metavar="V1", help="in place of the version before V2")
-    diff.add_argument("new", nargs="?", type=_number, metavar="V2", help="in place of the newest")
-    text = "also whether a key in this file of public keys signed it; may be repeated"
+    diff.add_argument("old", nargs="?", type=_number, metavar="V1", help="default: the version before V2")
+    diff.add_argument("new", nargs="?", type=_number, metavar="V2", help="default: the newest")
+    text = "also check that a key in this file of public keys signed it; may be repeated"
     verify.add_argument("--trust", action="append", default=[], metavar="KEYFILE", help=text)
     text = "show only the N parameters that changed most"
     diff.add_argument("--top", type=_number, metavar="N", help=text)
     which = verify.add_mutually_exclusive_group()
-    which.add_argument("version", nargs="?", type=_number, metavar="VERSION", help="in place of the newest")
-    which.add_argument("--all", action="store_true", help="every version that is there")
+    which.add_argument("version", nargs="?", type=_number, metavar="VERSION", help="default: the newest")
+    which.add_argument("--all", action="store_true", help="every version")
 
-    keys = _command(commands, "keys", "keys", "make keys that versions are signed with")
+    keys = _command(commands, "keys", "keys", "make keys to sign versions with")
     making = keys.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
     new = _command(making, "new", "keys", "make PREFIX.key, to sign with, and PREFIX.pub, to trust; never overwrite")
     new.add_argument("prefix", metavar="PREFIX", help="such as /etc/paramsync/digits")
@@ -227,29 +234,29 @@ def _add_looking(commands: _Commands[argparse.ArgumentParser]) -> None:
     graph = _command(commands, "graph", "graph", "look at a graph, or put one into a store")
     actions = graph.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
     show = _command(actions, "show", "graph", "list inputs, outputs, parameters, tables and ops")
-    tensorboard = _command(actions, "tensorboard", "graph", "write the graph to where TensorBoard shows it")
+    tensorboard = _command(actions, "tensorboard", "graph", "write the graph for TensorBoard")
     source = "a store, graph-….pb, ….meta, a SavedModel's directory, or a frozen graph's ….pb"
     for command in (show, tensorboard):
         command.add_argument("source", metavar="SOURCE", help=source)
-    tensorboard.add_argument("logdir", metavar="LOGDIR", help="the directory that TensorBoard is started with")
+    tensorboard.add_argument("logdir", metavar="LOGDIR", help="the log directory of TensorBoard")
     build = (
         "BUILD is a function of MODULE without arguments that returns a Keras model, a\n"
         "tf.Module, or a Capture; or such a model itself. MODULE is imported with\n"
         "TensorFlow as the backend of Keras, from the current directory.\n"
         "\n"
     )
-    summary = "put a model's graph into a store, for other frameworks"
+    summary = "put a model's graph into a store, for trainers without TensorFlow"
     publish = _command(actions, "publish", "graph", summary, epilog=build)
     publish.add_argument("target", metavar="MODULE:BUILD", help="such as models.digits:build")
-    publish.add_argument("store", metavar="STORE", help="the directory that will be published to; made if need be")
-    text = "publish a graph with this op, which the inferencer is told to allow too"
+    publish.add_argument("store", metavar="STORE", help="the directory that will be published to; made if missing")
+    text = "allow this op in the graph; the inferencer has to allow it too"
     publish.add_argument("--allow-op", dest="allow_ops", action="append", default=[], metavar="NAME", help=text)
     for command in (versions, verify, diff, show, tensorboard, publish):
         _add_json(command)
 
 
 def _add_programs(commands: _Commands[argparse.ArgumentParser]) -> None:
-    """Everything that follows is passed on, --help too."""
+    """Everything after the command is passed on, --help too."""
     serving = "serve predictions; with --tf-serving first, by tensorflow_model_server's flags"
     for name, program, summary in (
         ("serve", "inferencer", serving),
@@ -277,15 +284,18 @@ def _add_address(command: argparse.ArgumentParser, option: str, default: str, wh
 
 
 def _add_credentials(command: argparse.ArgumentParser) -> None:
-    text = "the token to show, by default that of PARAMSYNC_TOKEN_FILE or PARAMSYNC_TOKEN"
+    text = "send the token in this file (default: PARAMSYNC_TOKEN_FILE, or PARAMSYNC_TOKEN)"
     command.add_argument("--token-file", type=Path, metavar="FILE", help=text)
     _add_tls(command)
 
 
 def _add_tls(command: argparse.ArgumentParser) -> None:
     for option, text in (
-        ("--tls-ca", "call by TLS; who signs the certificates of servers (default: PARAMSYNC_TLS_CA, else in plain)"),
-        ("--tls-cert", "the certificate to show (default: PARAMSYNC_TLS_CERT)"),
+        (
+            "--tls-ca",
+            "use TLS, and trust servers whose certificates this CA signed (default: PARAMSYNC_TLS_CA, else no TLS)",
+        ),
+        ("--tls-cert", "the client certificate (default: PARAMSYNC_TLS_CERT)"),
         ("--tls-key", "its key (default: PARAMSYNC_TLS_KEY)"),
     ):
         command.add_argument(option, type=Path, metavar="FILE", help=text)
@@ -302,3 +312,89 @@ def _named_value(text: str) -> tuple[str, str]:
     if not (name and equals and value):
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, found {text!r}")
     return name, value
+
+
+_EXAMPLES = """\
+examples:
+  paramsync up                          see it work, on this machine
+  paramsync status                      what is trained, published and served
+  paramsync status --watch              the same, whenever it changes
+  paramsync open                        its page, in a browser
+  paramsync top                         rates, latencies, versions and workers
+  paramsync sync digits                 serve the newest version now
+  paramsync sync digits --fresh         have the trainer publish first
+  paramsync rollback digits             serve the version before, and stay there
+  paramsync predict digits --input image=@held_out.npz:x --rows 3
+  paramsync versions /dev/shm/digits    what is in a store, and who uses it
+  paramsync diff /dev/shm/digits        what the newest version changed
+  paramsync verify /dev/shm/digits      whether it is what was published
+  paramsync graph show /dev/shm/digits  what its graph takes and gives
+  paramsync train --store /dev/shm/digits --job MODULE:FUNCTION
+  paramsync serve --model digits=/dev/shm/digits
+  paramsync serve --tf-serving --port=8500 --model_base_path=/models/digits
+"""
+
+_EXIT_CODES = "exit codes: 0 done, 1 it did not happen, 2 wrong arguments, 130 Ctrl-C"
+
+_EXAMPLES_OF = {
+    "up": """\
+examples:
+  paramsync up
+  paramsync up --seconds 20 --json        what happened, as one object
+  paramsync up --port 0 --rest-port 0 --control-port 0 --trainer-port 0
+""",
+    "status": """\
+examples:
+  paramsync status                        of all models
+  paramsync status digits --watch         again whenever it changes
+  paramsync status --server 10.0.0.1:8502 --server 10.0.0.2:8502
+  PARAMSYNC_SERVER=10.0.0.1:8502,10.0.0.2:8502 paramsync status
+  paramsync status --json | jq '.servers[].models[].serving.number'
+""",
+    "sync": """\
+examples:
+  paramsync sync digits                   the newest version, now
+  paramsync sync digits --fresh           the trainer publishes first
+  paramsync sync digits --version 420
+  paramsync sync --all --timeout 60       every model of every server
+""",
+    "top": """\
+examples:
+  paramsync top
+  paramsync top digits --seconds 10 --json | jq '.models[].p99_seconds'
+""",
+    "watch": """\
+examples:
+  paramsync watch digits
+  paramsync watch --json | jq 'select(.kind == "quarantined")'
+""",
+    "predict": """\
+examples:
+  paramsync predict digits --input image=@held_out.npz:x --rows 3
+  paramsync predict mlp --input 'x=[[1, 2, 3, 4]]' --server 10.0.0.1:8500
+""",
+    "diff": """\
+examples:
+  paramsync diff /dev/shm/digits          the newest version and the one before
+  paramsync diff /dev/shm/digits 400 420 --top 10
+""",
+    "verify": """\
+examples:
+  paramsync verify /dev/shm/digits        the newest version
+  paramsync verify /dev/shm/digits 420
+  paramsync verify /dev/shm/digits --all
+  paramsync verify /dev/shm/digits --trust digits.pub
+""",
+    "completion": """\
+examples:
+  source <(paramsync completion bash)     in ~/.bashrc
+  eval "$(paramsync completion zsh)"      in ~/.zshrc, after compinit
+  paramsync completion fish > ~/.config/fish/completions/paramsync.fish
+""",
+    "graph": """\
+examples:
+  paramsync graph show /dev/shm/digits
+  paramsync graph tensorboard saved_model/ logs
+  paramsync graph publish models.digits:build /dev/shm/digits
+""",
+}

@@ -1,4 +1,4 @@
-"""How times, numbers, messages and tables are written: for a person in words, for a program as JSON."""
+"""Formats of times, sizes, messages and tables: words for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-WIDE = 68  # columns; with fewer, what is made to be side by side is below each other
-
-_MANY = 512 << 20  # bytes that take long enough to say how far it is
-NOTHING = "–"  # noqa: RUF001, stands where there is no value
+_UNBOUNDED = 1 << 20  # columns
+_MANY = 512 << 20  # bytes whose reading takes long enough for a progress bar
+NOTHING = "–"  # noqa: RUF001, shown for an absent value
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Where people read. Takes every text as it is: names and errors may hold what rich would read as markup."""
+    """The output for people. Text is never markup. In a file or pipe no line is wrapped and no text cut."""
     from rich.console import Console, ConsoleDimensions
 
     made = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
-    if made.is_dumb_terminal:  # rich takes it to have 80 columns
+    if not made.is_terminal:
+        made.width = _UNBOUNDED
+    elif made.is_dumb_terminal:  # rich assumes 80 columns
         made.size = ConsoleDimensions(*shutil.get_terminal_size())
     return made
 
 
 def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = (), show_header: bool = True) -> Table:
-    """A table without lines. A text that is too long for its column goes on below, but for columns that stay `whole`;
-    numbers stand at the `right`."""
+    """A table without lines. Long texts go on below, except in `whole` columns. Numbers are aligned `right`."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=show_header)
@@ -44,13 +44,13 @@ def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = (
 
 
 def redraws(screen: Console) -> bool:
-    """Whether a person watches who can be shown something that changes in place."""
+    """Whether the screen is a terminal that can draw over what it shows."""
     return screen.is_terminal and not screen.is_dumb_terminal
 
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar for bytes that take time, where a person is watching; gone when it is done."""
+    """A progress bar on a terminal, for many bytes. It disappears at the end."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     people = console(stderr=True)
@@ -93,8 +93,8 @@ def plain(message: Message) -> dict[str, Any]:
 
 
 def to_json(value: object) -> str:
-    """One line. What JSON has no number for stands as a string."""
-    import json  # here: most people read
+    """One line. NaN and infinity become strings, since JSON has no such numbers."""
+    import json  # here: most output is not JSON
 
     return json.dumps(_numbers(value), allow_nan=False) + "\n"
 

@@ -7,7 +7,7 @@ import sys
 import webbrowser
 from argparse import Namespace
 
-from paramsync.cli.credentials import credentials
+from paramsync.cli.settings import credentials
 from paramsync.errors import CallError, NotReachableError
 from paramsync.rpc import tls
 from paramsync.rpc.addresses import check_address

@@ -1,4 +1,4 @@
-"""`paramsync pin`, `unpin`, `rollback`, `label`, `unlabel`, `watch`: what an operator has inferencers do, or tell."""
+"""`paramsync pin`, `unpin`, `rollback`, `label`, `unlabel`, `workers replace` and `watch`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import sys
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from paramsync.cli.changes import ServerChange, tell
 from paramsync.cli.formatting import duration, plain, to_json
 from paramsync.cli.process import check_reader, complain
-from paramsync.cli.servers import ask_all, connected, short
+from paramsync.cli.servers import ServerChange, ask_all, connected, short, tell
 from paramsync.errors import CallError, ParamsyncError
 from paramsync.host.files import line
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 
-_LOOK_SECONDS = 0.5  # whether anybody reads
-_AGAIN_SECONDS = 1.0  # until a server that is lost is asked again
+_LOOK_SECONDS = 0.5  # between two looks whether the reader of our output has left
+_AGAIN_SECONDS = 1.0  # until a lost server is asked again
 
 _EVENTS = {
     pb.Event.FOUND: "found",
@@ -28,50 +27,55 @@ _EVENTS = {
     pb.Event.SWAPPED: "serves",
     pb.Event.QUARANTINED: "refused",
 }
+_Ask = Callable[[Inferencer, Namespace], pb.ModelStatus]
+_CHANGES: dict[str, _Ask] = {
+    "pin": lambda inferencer, given: inferencer.pin(given.model, given.version),
+    "unpin": lambda inferencer, given: inferencer.unpin(given.model),
+    "label": lambda inferencer, given: inferencer.label(given.model, given.label, given.version),
+    "unlabel": lambda inferencer, given: inferencer.unlabel(given.model, given.label),
+}
 
 
 def run(arguments: Namespace) -> bool:
-    """True where every server has done it."""
+    """True if every server has done it."""
     with connected(arguments) as inferencers:
         if arguments.command == "watch":
             _watch(inferencers, arguments)
-        return _change(inferencers, arguments)
+        if arguments.command == "workers":
+            return _replace_workers(inferencers, arguments)
+        changes = [ServerChange(inferencer, arguments.model) for inferencer in inferencers]
+        if arguments.command == "rollback":
+            return _roll_back(changes, arguments)
+        ask = _CHANGES[arguments.command]
+        ask_all(changes, lambda change: change.run(lambda: ask(change.inferencer, arguments)))
+        sentence = _labels if "label" in arguments.command else _pinned
+        return tell(arguments, changes, lambda change, status: sentence(status))
 
 
-def _change(inferencers: Sequence[Inferencer], arguments: Namespace) -> bool:
-    sentence = _labels if arguments.command in ("label", "unlabel") else _pinned
-    changes = [ServerChange(inferencer, arguments.model) for inferencer in inferencers]
-    if arguments.command == "rollback":
-        return _roll_back(changes, arguments)
-    ask_all(changes, lambda change: change.run(lambda: _ask(change.inferencer, arguments)))
-    return tell(arguments, changes, lambda change, status: sentence(status))
-
-
-def _ask(inferencer: Inferencer, arguments: Namespace) -> pb.ModelStatus:
-    match arguments.command:
-        case "pin":
-            return inferencer.pin(arguments.model, arguments.version)
-        case "unpin":
-            return inferencer.unpin(arguments.model)
-        case "label":
-            return inferencer.label(arguments.model, arguments.label, arguments.version)
-        case _:
-            return inferencer.unlabel(arguments.model, arguments.label)
+def _replace_workers(inferencers: Sequence[Inferencer], arguments: Namespace) -> bool:
+    """At one server after the other. Raises the error of a worker that is not replaced, which ends it there."""
+    for inferencer in inferencers:
+        at = f"{inferencer.address} " if len(inferencers) > 1 else ""
+        for replaced in inferencer.replace_workers():
+            who = f"process {replaced.after} in the place of {replaced.before}"
+            text = line(f"{at}worker {replaced.number}: {who}, {duration(replaced.seconds)}") + "\n"
+            report = {"server": inferencer.address, **plain(replaced)}
+            sys.stdout.write(to_json(report) if arguments.json else text)
+            sys.stdout.flush()
+    return True
 
 
 def _roll_back(changes: Sequence[ServerChange], arguments: Namespace) -> bool:
-    """Says where each server goes back to, and has it go there, whatever comes to serve meanwhile."""
+    """Say which version each server goes back to, then ask for that version, whichever serves by then."""
     ask_all(changes, lambda change: change.run(lambda: change.inferencer.status(arguments.model)[0]))
     if arguments.dry_run:
         return tell(arguments, changes, lambda change, status: _way_back(status))
-    if not arguments.json:
-        several = len(changes) > 1
-        for change in changes:
-            if change.status is not None:
-                server = f"{change.inferencer.address} " if several else ""
-                sys.stdout.write(f"{line(server + _way_back(change.status))}\n")
-        sys.stdout.flush()
     named = [(change, change.status) for change in changes if change.status is not None]
+    if not arguments.json:
+        for change, status in named:
+            server = f"{change.inferencer.address} " if len(changes) > 1 else ""
+            sys.stdout.write(f"{line(server + _way_back(status))}\n")
+        sys.stdout.flush()
     ask_all(named, lambda pair: pair[0].run(lambda: _back(pair[0].inferencer, arguments.model, pair[1])))
     return tell(arguments, changes, lambda change, status: _pinned(status))
 
@@ -100,29 +104,30 @@ def _pinned(status: pb.ModelStatus) -> str:
     return f"{status.model}: follows the newest version; {serving}"
 
 
+_News = pb.Event | ParamsyncError | Sequence[pb.ModelStatus]
+"""An event, why a server is lost, or the models of a server that answers again."""
+
+
 def _watch(inferencers: Sequence[Inferencer], arguments: Namespace) -> None:
-    """Until Ctrl-C. Raises the error of a server that is lost where it is the only one; of several it is told, and that
-    one is back."""
-    told: queue.SimpleQueue[tuple[str, pb.Event | ParamsyncError | Sequence[pb.ModelStatus]]] = queue.SimpleQueue()
+    """Tell events until Ctrl-C. Of several servers one may be lost and come back; of one server, raises its error."""
+    news: queue.SimpleQueue[tuple[str, _News]] = queue.SimpleQueue()
     ended = threading.Event()
 
     def listen(inferencer: Inferencer) -> None:
         address, lost = inferencer.address, False
         while not ended.is_set():
             try:
-                models = inferencer.status(
-                    arguments.model
-                )  # a server that is stopped opens the stream, and says nothing
+                models = inferencer.status(arguments.model)  # a stopped process would open the stream and say nothing
                 if lost:
-                    told.put((address, models))
+                    news.put((address, models))
                 lost = False
                 for event in inferencer.watch(arguments.model):
-                    told.put((address, event))
+                    news.put((address, event))
                 error: ParamsyncError = CallError(f"inferencer at {address} ended the watch", "UNAVAILABLE")
             except ParamsyncError as failed:
                 error = failed
             if not lost:
-                told.put((address, error))
+                news.put((address, error))
             lost = True
             ended.wait(_AGAIN_SECONDS)
 
@@ -132,27 +137,24 @@ def _watch(inferencers: Sequence[Inferencer], arguments: Namespace) -> None:
         while True:
             check_reader()
             with contextlib.suppress(queue.Empty):
-                _tell(*told.get(timeout=_LOOK_SECONDS), arguments, several=len(inferencers) > 1)
+                _tell(*news.get(timeout=_LOOK_SECONDS), arguments, several=len(inferencers) > 1)
     finally:
         ended.set()
 
 
-def _tell(
-    address: str, what: pb.Event | ParamsyncError | Sequence[pb.ModelStatus], arguments: Namespace, *, several: bool
-) -> None:
-    if isinstance(what, ParamsyncError):
-        if not several or not isinstance(what, CallError):
-            raise what
-        complain(f"paramsync watch: {address} lost: {short(what, address)}; the others are watched on")
-    elif not isinstance(what, pb.Event):
-        serving = [f"{model.model} version {model.serving.number}" for model in what if model.HasField("serving")]
+def _tell(address: str, news: _News, arguments: Namespace, *, several: bool) -> None:
+    if isinstance(news, ParamsyncError):
+        if not several or not isinstance(news, CallError):
+            raise news
+        complain(f"paramsync watch: {address} lost: {short(news, address)}; the others are watched on")
+    elif not isinstance(news, pb.Event):
+        serving = [f"{model.model} version {model.serving.number}" for model in news if model.HasField("serving")]
         complain(f"paramsync watch: {address} answers again; it serves {', '.join(serving) or 'no version'}")
     else:
         server = f"{address} " if several else ""
-        sys.stdout.write(
-            to_json({"server": address, **plain(what)}) if arguments.json else f"{line(_event(what, server))}\n"
-        )
-        sys.stdout.flush()  # whoever reads waits for each
+        text = to_json({"server": address, **plain(news)}) if arguments.json else f"{line(_event(news, server))}\n"
+        sys.stdout.write(text)
+        sys.stdout.flush()  # the reader waits for each event
 
 
 def _event(event: pb.Event, server: str) -> str:

@@ -1,107 +1,108 @@
-"""What a person sees of a trainer and of servers: what the trainer does, one table of the models, what is wrong.
+"""The status of a trainer and of servers as rich draws it: lines about the trainer, one table of models, then notes.
 
-Pure: from what was answered, and how many seconds ago, to what rich draws.
+Knows nothing of calls: all functions turn answers and the time of day into text.
 """
 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
-from paramsync.cli.fitted_table import fitted
-from paramsync.cli.formatting import NOTHING, ago, duration, size
+from paramsync.cli.formatting import NOTHING, ago, duration, size, table
+from paramsync.cli.live import Last
 from paramsync.cli.servers import short
-from paramsync.errors import ParamsyncError
 from paramsync.host.files import line
 from paramsync.v1 import sync_pb2 as pb
 
 GOOD, DOUBTFUL, BAD = "green", "yellow", "red"
+Answers = Mapping[str, Last[pb.GetStatusResponse]]
+"""The last answer of each server, by its address."""
 
 _STATES = {pb.ModelStatus.SERVING: GOOD, pb.ModelStatus.WAITING: DOUBTFUL, pb.ModelStatus.DRAINING: DOUBTFUL}
-_LATE_SECONDS = 5.0  # a version that takes longer than the slow poll does not just come
-_NAMED = 5  # versions in one sentence
-_DISPENSABLE = ("in memory", "age", "published")
-
-
-@dataclass(frozen=True, slots=True)
-class StatusRow:
-    """A model of a server; or a server, and why it tells nothing of its models."""
-
-    server: str = ""
-    model: pb.ModelStatus | None = None
-    seconds: float = 0.0
-    """How old the status is."""
-    missing: str = ""
-    """What stands in place of a model: why the server does not answer, if it is `lost`."""
-    lost: bool = False
+_LATE_SECONDS = 5.0  # a lag above the interval of the slow poll is more than the next swap on its way
+_NAMED = 5  # versions that one sentence lists
+_WRAPPED = ("server", "model", "lag", "in memory")
 
 
 @dataclass(frozen=True)
-class StatusTable:
-    """A line or two of the trainer, and a table that is as narrow as the terminal. `now` is the time of day."""
+class FittedTable:
+    """A table of named cells. On a narrow terminal it leaves out `dispensable` columns, in this order, then long names
+    go on below."""
 
-    rows: Sequence[StatusRow]
-    now: float
-    trainer: pb.PublisherStatus | None = None
-    several: bool = False
-    """Whether there is more than one server, so that a column says which."""
-    notes: Sequence[Text] = field(default=())
-    """What else there is to say, below the table."""
+    rows: Sequence[Mapping[str, Text]]
+    dispensable: Sequence[str] = ()
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        if self.trainer is not None:
-            yield from _trainer(self.trainer, self.now)
-            yield ""
-        if self.several or any(row.model for row in self.rows):
-            cells = [_cells(row, several=self.several) for row in self.rows]
-            yield from fitted(cells, options.max_width, dispensable=_DISPENSABLE)
-        else:
-            yield from (_in_place(row) for row in self.rows)
-        notes = [note for row in self.rows for note in _notes(row, self.now, several=self.several)]
-        notes += self.notes
-        if notes:
-            yield ""
-        yield from notes
+        columns = list(dict.fromkeys(name for row in self.rows for name in row))
+        drawn = self._table(columns)
+        for name in self.dispensable:
+            if Measurement.get(console, options, drawn).maximum < options.max_width:
+                break
+            columns.remove(name)
+            drawn = self._table(columns)
+        yield drawn
+
+    def _table(self, columns: Sequence[str]) -> Table:
+        drawn = table(*columns, whole=[name for name in columns if name not in _WRAPPED])
+        for row in self.rows:
+            drawn.add_row(*(row.get(name, Text(NOTHING)) for name in columns))
+        return drawn
 
 
-def _cells(row: StatusRow, *, several: bool) -> dict[str, Text]:
-    server = {"server": Text(row.server)} if several else {}
-    model = row.model
-    if model is None:
-        return {**server, "": _in_place(row)}
+def status_view(trainer: pb.PublisherStatus | None, servers: Answers, now: float) -> RenderableType:
+    """What the trainer does, the models of all servers, and what is wrong with any of them."""
+    parts: list[RenderableType] = [] if trainer is None else [*_trainer(trainer, now), ""]
+    several = len(servers) > 1
+    rows = [row for server, last in servers.items() for row in _rows(server, last, several=several)]
+    parts += [FittedTable(rows, ("in memory", "age", "published"))] if rows else []
+    notes = [note for server, last in servers.items() for note in _notes(server, last, now, several=several)]
+    if notes:
+        parts += ["", *notes]
+    return Group(*parts)
+
+
+def _rows(server: str, last: Last[pb.GetStatusResponse], *, several: bool) -> Iterator[Mapping[str, Text]]:
+    name = {"server": Text(server)} if several else {}
+    if last.answer is None and several:
+        yield {**name, "model": Text(NOTHING), "state": Text("lost", BAD)}
+    for model in () if last.answer is None else last.answer.models:
+        yield {**name, **_cells(model, last.age)}
+    if last.answer is not None and not last.answer.models:
+        yield {**name, "model": Text(NOTHING), "state": Text("no model is served")}
+
+
+def _cells(model: pb.ModelStatus, seconds: float) -> dict[str, Text]:
+    """One row, of a status that is so many seconds old."""
     state = pb.ModelStatus.State.Name(model.state).lower()
     died = model.publisher == pb.ModelStatus.DIED and model.state == pb.ModelStatus.SERVING
-    failing = model.reason and model.state == pb.ModelStatus.SERVING
-    style = BAD if failing else DOUBTFUL if died else _STATES.get(model.state, BAD)
-    serving = str(model.serving.number) if model.HasField("serving") else NOTHING
-    serving += " pinned" if model.HasField("pinned") else ""
+    style = BAD if model.last_error else DOUBTFUL if died else _STATES.get(model.state, BAD)
+    pinned = model.HasField("pinned")
+    late = model.lag_seconds > 0 and model.lag_seconds + seconds > _LATE_SECONDS
     aged = model.HasField("serving_age_seconds")
     return {
-        **server,
         "model": Text(line(model.model)),
         "state": Text(state, style),
-        "serving": Text(serving, DOUBTFUL if model.HasField("pinned") else ""),
-        "published": Text(str(model.published.number) if model.HasField("published") else NOTHING),
-        "lag": Text(behind(model, row.seconds), DOUBTFUL if _is_late(model, row.seconds) else ""),
-        "age": Text(duration(model.serving_age_seconds + row.seconds) if aged else NOTHING),
+        "serving": Text(_number(model, "serving") + (" pinned" if pinned else ""), DOUBTFUL if pinned else ""),
+        "published": Text(_number(model, "published")),
+        "lag": Text(behind(model, seconds), DOUBTFUL if late else ""),
+        "age": Text(duration(model.serving_age_seconds + seconds) if aged else NOTHING),
         "in memory": Text(", ".join(map(str, sorted(model.resident, reverse=True))) or NOTHING),
     }
 
 
-def _in_place(row: StatusRow) -> Text:
-    return Text(line(row.missing), BAD if row.lost else "")
-
-
-def _is_late(model: pb.ModelStatus, seconds: float) -> bool:
-    return model.HasField("lag_seconds") and model.lag_seconds > 0 and model.lag_seconds + seconds > _LATE_SECONDS
+def _number(model: pb.ModelStatus, field: str) -> str:
+    return str(getattr(model, field).number) if model.HasField(field) else NOTHING
 
 
 def behind(model: pb.ModelStatus, seconds: float = 0.0) -> str:
-    """How far what serves is behind what is published, in words, so many seconds after the status was given."""
+    """How far the served version is behind the published one, `seconds` after the status was given."""
     parts = lag(model, seconds).split(", ")
     if parts == [NOTHING]:
         return NOTHING
@@ -122,27 +123,35 @@ def lag(model: pb.ModelStatus, seconds: float = 0.0) -> str:
     return ", ".join(parts) or NOTHING
 
 
-def _notes(row: StatusRow, now: float, *, several: bool) -> list[Text]:
-    """What there is to say of a model beside its numbers; red is what is wrong."""
-    model = row.model
-    if model is None:
-        return []
-    who = f"{row.server} {model.model}" if several else model.model
-    bad = refusals(model.quarantined, now)
-    bad += [f"signature {name} is not served: {why}" for name, why in sorted(model.not_served.items())]
-    if model.publisher == pb.ModelStatus.DIED:
-        bad.insert(0, publishing(model, now))
-    notes = [Text(line(f"{who}: {note}"), BAD) for note in bad]
-    if model.reason:
-        waits = not model.HasField("serving")
-        text = f"{who}: waits for a version: {model.reason}" if waits else f"{who}: {model.reason}"
-        notes.append(Text(line(text), DOUBTFUL if waits else BAD))
-    told = [] if several else _told(model, row.seconds, now)
-    return [*([Text(line(f"{who}: {', '.join(told)}"))] if told else []), *notes]
+def _notes(server: str, last: Last[pb.GetStatusResponse], now: float, *, several: bool) -> Iterator[Text]:
+    """Sentences about one server, for which the table has no column; red says that something is wrong."""
+    if last.answer is not None:
+        for model in last.answer.models:
+            yield from _model_notes(model, f"{server} " if several else "", last.age, now, told=not several)
+        yield from _workers(server, last.answer, now, several=several)
+    if last.error is not None and last.lost_at is not None:
+        yield Text(
+            line(f"{server} lost {duration(time.monotonic() - last.lost_at)} ago: {short(last.error, server)}"), BAD
+        )
+
+
+def _model_notes(model: pb.ModelStatus, server: str, seconds: float, now: float, *, told: bool) -> Iterator[Text]:
+    who = f"{server}{model.model}"
+    facts = _facts(model, seconds, now) if told else []
+    if facts:
+        yield Text(line(f"{who}: {', '.join(facts)}"))
+    wrong = [publishing(model, now)] if model.publisher == pb.ModelStatus.DIED else []
+    wrong += refusals(model.quarantined, now)
+    wrong += [f"signature {name} is not served: {why}" for name, why in sorted(model.not_served.items())]
+    wrong += [f"last error: {model.last_error}"] if model.last_error else []
+    for text in wrong:
+        yield Text(line(f"{who}: {text}"), BAD)
+    if model.waiting_for:
+        yield Text(line(f"{who}: waits for a version: {model.waiting_for}"), DOUBTFUL)
 
 
 def publishing(model: pb.ModelStatus, now: float) -> str:
-    """What became of the publisher of its store; empty where the store does not say."""
+    """What the publisher of the model's store does; empty where the store does not say."""
     since = duration(max(0.0, now - model.publisher_since))
     return {
         pb.ModelStatus.TRAINING: f"training for {since}",
@@ -152,7 +161,7 @@ def publishing(model: pb.ModelStatus, now: float) -> str:
 
 
 def refusals(quarantined: Iterable[pb.Quarantine], now: float) -> list[str]:
-    """A sentence about all versions that were refused for one reason, in which only their own number differs."""
+    """A sentence for each reason, with all versions that were refused for it: reasons may differ in the number."""
     groups: dict[str, list[pb.Quarantine]] = {}
     for refused in quarantined:
         reason = re.sub(rf"(?<!\d){refused.number}(?!\d)", "N", refused.reason)
@@ -172,40 +181,35 @@ def _refusal(group: Sequence[pb.Quarantine], now: float) -> str:
     return f"{which} were refused, the last {when}: {last.reason}"
 
 
-def _told(model: pb.ModelStatus, seconds: float, now: float) -> list[str]:
-    told = [publishing(model, now)] if model.publisher in (pb.ModelStatus.TRAINING, pb.ModelStatus.FINISHED) else []
-    told += [f"pinned to version {model.pinned}"] if model.HasField("pinned") else []
-    told += [f"{label} is version {number}" for label, number in sorted(model.labels.items())]
-    told += [f"{part.model} is version {part.version.number}" for part in model.parts]
-    told += [f"signed by key {model.signed_by}"] if model.signed_by else []
+def _facts(model: pb.ModelStatus, seconds: float, now: float) -> list[str]:
+    facts = [publishing(model, now)] if model.publisher in (pb.ModelStatus.TRAINING, pb.ModelStatus.FINISHED) else []
+    facts += [f"pinned to version {model.pinned}"] if model.HasField("pinned") else []
+    facts += [f"{label} is version {number}" for label, number in sorted(model.labels.items())]
+    facts += [f"{part.model} is version {part.version.number}" for part in model.parts]
+    facts += [f"signed by key {model.signed_by}"] if model.signed_by else []
     if model.HasField("since_publication_seconds"):
-        told.append(f"published {duration(model.since_publication_seconds + seconds)} ago")
+        facts.append(f"published {duration(model.since_publication_seconds + seconds)} ago")
     if model.HasField("serving_age_seconds"):
-        told.append(f"answers are {duration(model.serving_age_seconds + seconds)} old")
-    return told
+        facts.append(f"answers are {duration(model.serving_age_seconds + seconds)} old")
+    return facts
 
 
-def workers(answers: Mapping[str, pb.GetStatusResponse | ParamsyncError], now: float) -> list[Text]:
-    """A line about the processes of a server; of several servers, about each where not all answer."""
-    lines = []
-    for server, answer in answers.items():
-        if isinstance(answer, ParamsyncError) or not answer.workers:
-            continue
-        numbers = {worker.number for worker in answer.workers}
-        answering = {worker.number for worker in answer.workers if worker.state == pb.WorkerStatus.ANSWERING}
-        restarts = sum({worker.number: worker.restarts for worker in answer.workers}.values())
-        starting = [worker for worker in answer.workers if worker.state == pb.WorkerStatus.STARTING]
-        importing = [worker.since for worker in starting if not worker.pid]
-        if importing and not answering:
-            told = [f"starting, importing TensorFlow, {duration(now - min(importing))}"]
-        else:
-            told = [f"{len(answering)} of {len(numbers)} answer" if answering < numbers else f"{len(answering)} answer"]
-            told.append(f"{size(sum(worker.private_bytes for worker in answer.workers))} of their own")
-        told += [f"{restarts} restart{'' if restarts == 1 else 's'}"] if restarts else []
-        if answering < numbers or len(answers) == 1:
-            who = f"{server} workers" if len(answers) > 1 else "workers"
-            lines.append(Text(f"{who}: {', '.join(told)}", DOUBTFUL if answering < numbers else ""))
-    return lines
+def _workers(server: str, answer: pb.GetStatusResponse, now: float, *, several: bool) -> Iterator[Text]:
+    """A line about the workers of a server; of several servers, only where not all workers answer."""
+    numbers = {worker.number for worker in answer.workers}
+    answering = {worker.number for worker in answer.workers if worker.state == pb.WorkerStatus.ANSWERING}
+    if not numbers or (several and answering == numbers):
+        return
+    restarts = sum({worker.number: worker.restarts for worker in answer.workers}.values())
+    importing = [w.since for w in answer.workers if w.state == pb.WorkerStatus.STARTING and not w.pid]
+    if importing and not answering:
+        facts = [f"starting, importing TensorFlow, {duration(now - min(importing))}"]
+    else:
+        facts = [f"{len(answering)} of {len(numbers)} answer" if answering < numbers else f"{len(answering)} answer"]
+        facts.append(f"{size(sum(worker.private_bytes for worker in answer.workers))} of their own")
+    facts += [f"{restarts} restart{'' if restarts == 1 else 's'}"] if restarts else []
+    who = f"{server} workers" if several else "workers"
+    yield Text(f"{who}: {', '.join(facts)}", DOUBTFUL if answering < numbers else "")
 
 
 def _trainer(status: pb.PublisherStatus, now: float) -> Iterator[Text]:
@@ -216,14 +220,14 @@ def _trainer(status: pb.PublisherStatus, now: float) -> Iterator[Text]:
     facts.append(f"{status.steps_per_second:.1f} steps/s")
     yield Text(line(f"trainer: {', '.join(facts)}"))
     if status.HasField("published"):
-        told = [f"version {status.published.number} published {ago(status.published.committed_at, now)}"]
+        facts = [f"version {status.published.number} published {ago(status.published.committed_at, now)}"]
     else:
-        told = ["nothing published yet"]
-    # Finer than `duration`: it should be well below a millisecond.
-    told += [f"training held {status.stall_seconds * 1000:.1f} ms"] if status.HasField("stall_seconds") else []
-    told += [f"{status.skipped} skipped"] if status.skipped else []
-    told += [f"{status.refused} refused"] if status.refused else []
-    yield Text(line(f"trainer: {', '.join(told)}"))
+        facts = ["nothing published yet"]
+    # `duration` rounds to milliseconds, and a good stall is well below one
+    facts += [f"training held {status.stall_seconds * 1000:.1f} ms"] if status.HasField("stall_seconds") else []
+    facts += [f"{status.skipped} skipped"] if status.skipped else []
+    facts += [f"{status.refused} refused"] if status.refused else []
+    yield Text(line(f"trainer: {', '.join(facts)}"))
     for what, why in (
         ("last error", status.last_error),
         ("held back", status.held_back),
@@ -231,12 +235,3 @@ def _trainer(status: pb.PublisherStatus, now: float) -> Iterator[Text]:
     ):
         if why:
             yield Text(line(f"trainer: {what}: {why}"), BAD)
-
-
-def rows(server: str, answer: pb.GetStatusResponse | ParamsyncError, *, seconds: float = 0.0) -> list[StatusRow]:
-    """Of one server, whose answer is so old."""
-    if isinstance(answer, ParamsyncError):
-        return [StatusRow(server, missing=short(answer, server), lost=True)]
-    return [StatusRow(server, model, seconds) for model in answer.models] or [
-        StatusRow(server, missing="no model is served")
-    ]

@@ -1,27 +1,33 @@
-"""`paramsync predict`: asks a model and says which version answered."""
+"""`paramsync predict`: sends a request to a model, and prints which version answered."""
 
 from __future__ import annotations
 
+import json
+import math
+import stat
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 from rich.table import Table
 
-from paramsync.cli.credentials import credentials
 from paramsync.cli.formatting import console, duration, to_json
-from paramsync.cli.values import Value, read
+from paramsync.cli.settings import credentials
 from paramsync.errors import RequestError, SettingsError
 from paramsync.host.files import harmless
 from paramsync.rpc.client import Prediction, Predictor
 
-_ROWS = 12  # how many rows of an answer a terminal shows
-_VALUES = 12  # and how many values of a row
+_ROWS = 12  # of an answer that a terminal shows
+_VALUES = 12  # of a row
 _UNBOUNDED = 1 << 30  # columns
-_CLASSES = 1000  # a wider row is hardly one of scores, so its greatest element says nothing
+_CLASSES = 1000  # wider rows are hardly scores of classes, and get no argmax
 
 _decoded = np.frompyfunc(lambda text: text.decode(errors="replace"), 1, 1)
 
@@ -31,7 +37,7 @@ def run(arguments: Namespace) -> bool:
     for name, text in arguments.inputs:
         if name in values:
             raise SettingsError(f"input {name!r}: expected it once, found it again")
-        values[name] = read(name, text, rows=arguments.rows)
+        values[name] = read_value(name, text, rows=arguments.rows)
     started = time.monotonic()
     with Predictor(arguments.server, credentials(arguments)) as predictor:
         prediction = _ask(predictor, arguments.model, values)
@@ -41,8 +47,6 @@ def run(arguments: Namespace) -> bool:
         return True
     took = duration(time.monotonic() - started)
     screen = console()
-    if not screen.is_terminal:  # what a file or a program gets is whole
-        screen.width = _UNBOUNDED
     screen.print(f"{arguments.model}: version {prediction.version} answered in {took}", style="bold", soft_wrap=True)
     for name, array in sorted(prediction.outputs.items()):
         _show(screen, name, array)
@@ -50,7 +54,7 @@ def run(arguments: Namespace) -> bool:
 
 
 def _ask(predictor: Predictor, model: str, values: Mapping[str, Value]) -> Prediction:
-    """JSON does not say whether 1 is whole by chance: what the server refuses naming float32 is sent as float32."""
+    """In JSON 1 may mean 1.0: inputs that the server refuses, naming float32, are sent again as float32."""
     values = dict(values)
     while True:
         try:
@@ -63,7 +67,7 @@ def _ask(predictor: Predictor, model: str, values: Mapping[str, Value]) -> Predi
 
 
 def _listed(array: np.ndarray) -> object:
-    if array.dtype == object:  # one by one: an array of bytes would drop what ends in zeros
+    if array.dtype == object:  # numpy's own strings would drop zeros at the end
         array = np.array(_decoded(array), object)
     return array.tolist()
 
@@ -80,7 +84,7 @@ def _show(screen: Console, name: str, array: np.ndarray) -> None:
     table.add_column(f"{name}: {kind} {list(array.shape)}", no_wrap=True, overflow="ellipsis", ratio=1)
     count = min(_ROWS, len(rows)) if watched else len(rows)
     for number in range(count):
-        row = rows[number : number + 1]  # an array also where the elements of one are bytes
+        row = rows[number : number + 1]  # a slice: a row of bytes would not be an array
         table.add_row(
             str(number),
             *([str(int(row.argmax()))] if scores else []),
@@ -92,7 +96,7 @@ def _show(screen: Console, name: str, array: np.ndarray) -> None:
 
 
 def _text(row: np.ndarray, *, most: int) -> str:
-    """Its values, the first and last few of them where there are more than `most`."""
+    """The values of a row; only the first and last few if there are more than `most`."""
     if row.dtype == object:
         return " ".join(map(harmless, _decoded(row).flat))
     text = np.array2string(
@@ -103,3 +107,109 @@ def _text(row: np.ndarray, *, most: int) -> str:
         max_line_width=_UNBOUNDED,
     )
     return text.strip("[]")
+
+
+# Values on the command line, as arrays ------------------------------------------------------------------------------
+
+_encoded = np.frompyfunc(str.encode, 1, 1)  # numpy's own strings would drop zeros at the end
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    array: np.ndarray
+    maybe_float: bool = False  # whole numbers in JSON may be meant as float32
+
+    def as_float(self) -> Value:
+        return Value(self.array.astype(np.float32))
+
+
+def read_value(name: str, text: str, *, rows: int | None = None) -> Value:
+    """The value of the input called name: JSON, @FILE.npy or @FILE.npz:KEY. Raises SettingsError."""
+    try:
+        value = _from_file(text[1:]) if text.startswith("@") else _from_json(text)
+    except OSError as error:
+        raise SettingsError(f"input {name!r}: {error.filename}: {error.strerror}") from error
+    except ValueError as error:
+        raise SettingsError(f"input {name!r}: {error}") from error
+    if rows is None:
+        return value
+    if value.array.ndim == 0:
+        raise SettingsError(f"input {name!r}: --rows needs an array, found the single value {text}")
+    return Value(value.array[:rows], value.maybe_float)
+
+
+def _from_file(text: str) -> Value:
+    file, colon, key = text.rpartition(":")
+    if not (colon and file.endswith(".npz")):
+        file, key = text, ""
+    if not Path(file).name.endswith((".npy", ".npz")):
+        raise ValueError(f"expected JSON, @FILE.npy or @FILE.npz:KEY, found @{text}")
+    if not stat.S_ISREG(Path(file).stat().st_mode):
+        raise ValueError(f"expected a regular file, found {file}, which is none")
+    with Path(file).open("rb") as opened:  # numpy.load does not close a file that it cannot read
+        try:
+            return Value(_array(opened, file, key))
+        except Exception as error:
+            raise ValueError(f"{file}: {' '.join(str(error).split()) or type(error).__name__}") from error
+
+
+def _array(opened: BinaryIO, file: str, key: str) -> np.ndarray:
+    loaded = np.load(opened, allow_pickle=False)
+    if isinstance(loaded, np.ndarray):
+        return loaded
+    if key not in loaded:
+        raise ValueError(f"expected one of the keys {', '.join(loaded)}, as in @{file}:KEY, found {key or 'none'}")
+    array: np.ndarray = loaded[key]
+    return array
+
+
+def _from_json(text: str) -> Value:
+    try:
+        value = json.loads(text, parse_float=_decimal)
+    except OverflowError as error:
+        raise _beyond("numbers that float32 has", error) from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"expected JSON, @FILE.npy or @FILE.npz:KEY, found {_start(text)} ({error})") from error
+    try:
+        array = np.array(value)
+    except ValueError as error:
+        raise ValueError(f"expected rows of one length, found {_start(text)}") from error
+    elements = np.array(value, dtype=object)
+    kinds = {type(element) for element in elements.flat}
+    if kinds == {int}:
+        return Value(_exact(elements, np.int64, "whole numbers that int64 has"), maybe_float=True)
+    if kinds <= {int, float}:
+        return Value(_exact(elements, np.float32, "numbers that float32 has"))
+    if kinds not in ({str}, {bool}):
+        raise ValueError(f"expected numbers, strings or booleans, of one kind, found {_start(text)}")
+    return Value(np.array(_encoded(elements), object) if kinds == {str} else array)
+
+
+def _decimal(text: str) -> float:
+    """Raises OverflowError for a number that becomes infinite; only the word Infinity may."""
+    if math.isinf(number := float(text)):
+        raise OverflowError(text)
+    return number
+
+
+def _exact(elements: np.ndarray, dtype: npt.DTypeLike, expected: str) -> np.ndarray:
+    """The numbers in this dtype. Raises ValueError for the first finite number beyond its range."""
+    array = np.empty(elements.shape, dtype)
+    with np.errstate(over="ignore"):
+        for at, element in enumerate(elements.flat):
+            try:
+                array.flat[at] = number = array.dtype.type(element)
+                fits = not np.isinf(number) or math.isinf(element)
+            except OverflowError:
+                fits = False
+            if not fits:
+                raise _beyond(expected, element)
+    return array
+
+
+def _beyond(expected: str, found: object) -> ValueError:
+    return ValueError(f"expected {expected}, found {_start(str(found))}; give other dtypes as @FILE.npy")
+
+
+def _start(text: str) -> str:
+    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -1,18 +1,23 @@
-"""The servers that a command asks: whom the options or PARAMSYNC_SERVER name, all asked at the same time."""
+"""The servers that a command asks, all at the same time, and how their answers are told: in words or as JSON."""
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
+import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from paramsync.cli.arguments import INFERENCER, TRAINER
-from paramsync.cli.credentials import credentials
-from paramsync.cli.formatting import plain
-from paramsync.cli.settings import SERVER, servers
-from paramsync.errors import NotReachableError, ParamsyncError, SettingsError
+from paramsync.cli.formatting import plain, to_json
+from paramsync.cli.live import Last
+from paramsync.cli.process import complain
+from paramsync.cli.settings import SERVER, credentials, servers
+from paramsync.errors import CallError, NotReachableError, ParamsyncError, SettingsError, SyncError
+from paramsync.host.files import line
 from paramsync.rpc.addresses import check_address
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
@@ -22,9 +27,9 @@ _Answer = TypeVar("_Answer")
 
 
 def addresses(arguments: Namespace) -> list[str]:
-    """Of control ports, each once: those given by --server, else by PARAMSYNC_SERVER, else the default.
+    """The control ports to ask, each once: those of --server, else of PARAMSYNC_SERVER, else the default.
 
-    Raises SettingsError for what is no HOST:PORT.
+    Raises SettingsError for an address that is not HOST:PORT.
     """
     if arguments.servers:
         return _read(arguments.servers) or [check_address("")]
@@ -40,23 +45,25 @@ def _read(texts: Sequence[str]) -> list[str]:
 
 
 def trainer(arguments: Namespace, servers: Sequence[str]) -> tuple[str, bool]:
-    """The address of the trainer's control port, and whether somebody is expected there: where it is named, or all is
-    asked at its default address. A host that only serves has no trainer."""
+    """The trainer's address, and whether its absence is an error: if it is named, or if no server is named either.
+
+    A host that only serves has no trainer.
+    """
     return arguments.trainer or TRAINER, arguments.trainer is not None or list(servers) == [INFERENCER]
 
 
 @contextlib.contextmanager
 def connected(arguments: Namespace) -> Iterator[list[Inferencer]]:
-    """A client of each; leaving ends whatever they still wait for."""
+    """A client of each server; leaving ends the calls that still wait."""
     with contextlib.ExitStack() as stack:
         shown = credentials(arguments)
         yield [stack.enter_context(Inferencer(address, shown)) for address in addresses(arguments)]
 
 
 def ask_all(targets: Sequence[_Target], ask: Callable[[_Target], _Answer]) -> list[_Answer | ParamsyncError]:
-    """What each answers, or why it does not, in the order of the targets. Takes as long as the slowest of them.
+    """The answer or error of each target, in their order. Takes as long as the slowest target.
 
-    Ctrl-C is not held up: the threads that ask end with the clients they ask.
+    Ctrl-C does not wait for the calls: the threads are daemons, and closing the clients ends them.
     """
     answers: dict[int, _Answer | ParamsyncError] = {}
 
@@ -75,32 +82,94 @@ def ask_all(targets: Sequence[_Target], ask: Callable[[_Target], _Answer]) -> li
 
 
 def short(error: ParamsyncError, server: str) -> str:
-    """The reason without what stands beside it already: which server it is."""
+    """The text of an error without the server's name, which stands beside it."""
     if isinstance(error, NotReachableError):
         return f"not reachable ({error.why})"
     return str(error).replace(f"{Inferencer.program} at {server} ", "")
 
 
 def report(
-    address: str, publisher: pb.PublisherStatus | ParamsyncError, servers: Sequence[str], told: Sequence[Any]
+    address: str, publisher: Last[pb.PublisherStatus], servers: Mapping[str, Last[pb.GetStatusResponse]]
 ) -> dict[str, Any]:
-    """What a trainer and inferencers said of themselves, as JSON values."""
-    missing = isinstance(publisher, ParamsyncError)
+    """The last answers of a trainer and of inferencers as JSON values."""
+    status = None if publisher.error else publisher.answer
     return {
         "trainer": {
             "address": address,
-            "error": str(publisher) if missing else None,
-            "status": None if isinstance(publisher, ParamsyncError) else plain(publisher),
+            "error": None if publisher.error is None else str(publisher.error),
+            "status": None if status is None else plain(status),
         },
-        "servers": [_server_report(server, answer) for server, answer in zip(servers, told, strict=True)],
+        "servers": [_server_report(server, last) for server, last in servers.items()],
     }
 
 
-def _server_report(address: str, answer: pb.GetStatusResponse | ParamsyncError) -> dict[str, Any]:
-    missing = isinstance(answer, ParamsyncError)
+def _server_report(address: str, last: Last[pb.GetStatusResponse]) -> dict[str, Any]:
+    answer = None if last.error else last.answer
     return {
         "address": address,
-        "error": str(answer) if missing else None,
-        "models": None if isinstance(answer, ParamsyncError) else [plain(model) for model in answer.models],
-        "workers": None if isinstance(answer, ParamsyncError) else [plain(worker) for worker in answer.workers],
+        "error": None if last.error is None else str(last.error),
+        "models": None if answer is None else [plain(model) for model in answer.models],
+        "workers": None if answer is None else [plain(worker) for worker in answer.workers],
+    }
+
+
+@dataclass(slots=True)
+class ServerChange:
+    """A change of one model at one server, and its outcome."""
+
+    inferencer: Inferencer
+    model: str
+    status: pb.ModelStatus | None = None
+    error: ParamsyncError | None = None
+    seconds: float = 0.0
+
+    def run(self, ask: Callable[[], pb.ModelStatus]) -> None:
+        self.status = None
+        started = time.monotonic()
+        try:
+            self.status = ask()
+        except ParamsyncError as error:
+            self.error = error
+        self.seconds = time.monotonic() - started
+
+
+def tell(
+    arguments: Namespace, changes: Sequence[ServerChange], sentence: Callable[[ServerChange, pb.ModelStatus], str]
+) -> bool:
+    """Print one line for each change. True if all are done."""
+    several = len({change.inferencer.address for change in changes}) > 1
+    for change in changes:
+        address = change.inferencer.address
+        if arguments.json:
+            sys.stdout.write(to_json(_change_report(change)))
+        elif change.status is not None:
+            sys.stdout.write(f"{line((f'{address} ' if several else '') + sentence(change, change.status))}\n")
+    sys.stdout.flush()
+    for change in changes:
+        if change.error is not None:
+            reason = f"{change.error}{_next_step(change.error)}"
+            if several and change.inferencer.address not in reason:
+                reason = f"{change.inferencer.address} {change.model}: {reason}"
+            complain(f"paramsync {arguments.command}: {reason}")
+    return all(change.error is None for change in changes)
+
+
+def _next_step(error: ParamsyncError) -> str:
+    """What to do, if the error does not say it."""
+    cause = error.__cause__ if isinstance(error, SyncError) else error
+    if not isinstance(cause, CallError) or isinstance(cause, NotReachableError):
+        return ""
+    if cause.code == "DEADLINE_EXCEEDED":
+        return "; see `paramsync status`, or wait longer with --timeout S"
+    return "; what served goes on serving, see `paramsync status`" if isinstance(error, SyncError) else ""
+
+
+def _change_report(change: ServerChange) -> dict[str, object]:
+    status = change.status
+    return {
+        "server": change.inferencer.address,
+        "model": change.model if status is None else status.model,
+        "seconds": round(change.seconds, 4),
+        "error": None if change.error is None else str(change.error),
+        "status": None if status is None else plain(status),
     }

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+from argparse import Namespace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from paramsync.rpc.client import Credentials
 
 SERVER = "PARAMSYNC_SERVER"
 """The control ports of inferencers, HOST:PORT, with commas between them."""
@@ -12,15 +17,26 @@ _FOR_TERMINALS = {"FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
 
 
 def environment_for_logs() -> dict[str, str]:
-    """For a child whose output is read by a program: nothing may make it draw as on a terminal, or keep quiet."""
+    """The environment of a child whose output a program reads: nothing makes the child draw, or keep quiet."""
     return {name: value for name, value in os.environ.items() if name not in {*_FOR_TERMINALS, _GRPC_VERBOSITY}}
 
 
 def silence_grpc() -> None:
-    """Its C library says on the standard error what its callers are told too. To be called before it is imported."""
+    """Call before gRPC is imported: its C library would log errors that its callers get too."""
     os.environ.setdefault(_GRPC_VERBOSITY, "NONE")
 
 
 def servers() -> str:
-    """The text of `SERVER`; empty where it is not set."""
+    """The text of `SERVER`; empty if it is not set."""
     return os.environ.get(SERVER, "")
+
+
+def credentials(arguments: Namespace | None = None) -> Credentials:
+    """The token and certificates of a command's arguments, else of the environment. Raises SettingsError."""
+    from paramsync.rpc import settings  # here: --help does without
+    from paramsync.rpc.client import Credentials
+
+    given = arguments or Namespace(token_file=None, tls_ca=None, tls_cert=None, tls_key=None)
+    tokens = settings.tokens(given.token_file)
+    tls = settings.client_tls(given.tls_ca, given.tls_cert, given.tls_key)
+    return Credentials(token=None if tokens is None else tokens.first(), tls=tls)

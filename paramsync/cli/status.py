@@ -1,75 +1,224 @@
-"""`paramsync status`: what is trained, published and served, and how far apart they are; once, or as it changes."""
+"""`paramsync status`: what is trained, published and served; once, as it changes, or as one line for a monitor."""
 
 from __future__ import annotations
 
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import IntEnum
+from functools import partial
+from typing import Any
 
-from paramsync.cli.credentials import credentials
-from paramsync.cli.formatting import to_json
+from paramsync.cli.formatting import console, duration, to_json
+from paramsync.cli.live import Last, Polled, show
 from paramsync.cli.process import complain, importing
-from paramsync.cli.servers import addresses, ask_all, connected, report, trainer
+from paramsync.cli.servers import addresses, ask_all, connected, report, short, trainer
+from paramsync.cli.settings import credentials
 from paramsync.errors import CallError, ParamsyncError, SettingsError
-from paramsync.rpc.client import Inferencer, Trainer
+from paramsync.host.files import line
+from paramsync.rpc.client import Trainer
 from paramsync.v1 import sync_pb2 as pb
 
-if TYPE_CHECKING:
-    pass
-
-Answer = pb.GetStatusResponse | ParamsyncError
+_MAX_LAG = 60.0
+_POLL_SECONDS = 0.5
 
 
 def run(arguments: Namespace) -> bool | int:
-    """True where every server answers; with `--check` the exit code."""
+    """True if every server answers; with `--check` the exit code."""
     if arguments.check:
-        from paramsync.cli.check import run as check
-
-        return check(arguments)
+        return _check(arguments)
     if (arguments.max_lag, arguments.max_age) != (None, None):
         raise SettingsError("--max-lag and --max-age: expected --check with them")
-    if arguments.watch:
-        from paramsync.cli.status_watch import watch
-
-        return watch(arguments)
     servers = addresses(arguments)
     address, expected = trainer(arguments, servers)
     with connected(arguments) as inferencers, Trainer(address, credentials(arguments)) as training:
-        publisher, *told = ask_all([training.status, *(_asking(each, arguments.model) for each in inferencers)], _call)
-    for answer in (publisher, *told):
-        if isinstance(answer, ParamsyncError) and not isinstance(answer, CallError):
-            raise answer
+        reports = [partial(inferencer.report, arguments.model) for inferencer in inferencers]
+        asks: list[Callable[[], Any]] = [training.status, *reports]
+        programs = [Polled(ask, _POLL_SECONDS) for ask in asks]
+        if arguments.watch:
+            watch = _Watch(address, programs[0], dict(zip(servers, programs[1:], strict=True)), expected=expected)
+            show(watch, programs, seconds=_POLL_SECONDS, json=arguments.json)
+        ask_all(programs, lambda program: program.run_once())
+    publisher, *lasts = (program.last for program in programs)
+    for last in (publisher, *lasts):
+        if last.error is not None and not isinstance(last.error, CallError):
+            raise last.error
     if arguments.json:
-        sys.stdout.write(to_json(report(address, publisher, servers, told)))
+        sys.stdout.write(to_json(report(address, publisher, dict(zip(servers, lasts, strict=True)))))
     else:
-        _show(publisher, servers, told)
-    for answer in ([publisher] if expected else []) + told:
-        if isinstance(answer, ParamsyncError):
-            complain(f"paramsync status: {answer}")
-    return not any(isinstance(answer, ParamsyncError) for answer in told)
+        with importing():  # after the calls: --json does without
+            from paramsync.cli.overview import status_view
+        screen = console()
+        # The errors are told below.
+        shown = {server: Last(last.answer, last.at) for server, last in zip(servers, lasts, strict=True)}
+        screen.print(status_view(publisher.answer, shown, time.time()))
+        screen.file.flush()
+    for last in ([publisher] if expected else []) + lasts:
+        if last.error is not None:
+            complain(f"paramsync status: {last.error}")
+    return all(last.error is None for last in lasts)
 
 
-def _asking(inferencer: Inferencer, model: str) -> Callable[[], Any]:
-    return lambda: inferencer.report(model)
+class _Watch:
+    """`--watch`: tells of each model that is another than before, and of each server that is lost or back."""
+
+    def __init__(
+        self,
+        address: str,
+        training: Polled[pb.PublisherStatus],
+        servers: Mapping[str, Polled[pb.GetStatusResponse]],
+        *,
+        expected: bool,
+    ) -> None:
+        """The trainer is at `address`. Its absence is told if it is `expected`."""
+        self._address = address
+        self._training = training
+        self._servers = servers
+        self._expected = expected
+        self._said: dict[str, str] = {}
+
+    def drawn(self) -> Any:
+        from rich.console import Group
+        from rich.text import Text
+
+        from paramsync.cli.overview import BAD, status_view
+
+        training = self._training.last
+        answers = {server: program.last for server, program in self._servers.items()}
+        view = status_view(None if training.error else training.answer, answers, time.time())
+        if training.error is None or not (self._expected or training.answer):
+            return view
+        return Group(view, Text(line(str(training.error)), BAD))
+
+    def lines(self) -> Iterator[str]:
+        several = len(self._servers) > 1
+        for server, program in self._servers.items():
+            last = program.last
+            if last.error is not None:
+                yield from self._changed(server, f"lost: {short(last.error, server)}")
+                continue
+            if server in self._said:
+                yield from self._changed(server, "answers again")
+            for model in last.answer.models if last.answer is not None else ():
+                who = f"{server} {model.model}" if several else model.model
+                yield from self._changed(who, _sentence(model), essence=_essence(model))
+
+    def _changed(self, who: str, text: str, *, essence: str = "") -> Iterator[str]:
+        if self._said.get(who) != (essence or text):
+            self._said[who] = essence or text
+            yield f"{time.strftime('%H:%M:%S')} {who}: {text}"
+
+    def objects(self) -> Iterator[object]:
+        lasts = {server: program.last for server, program in self._servers.items()}
+        essence = repr([str(last.error) if last.error else _essences(last.answer) for last in lasts.values()])
+        if essence != self._said.get(""):
+            self._said[""] = essence
+            yield report(self._address, self._training.last, lasts)
 
 
-def _call(ask: Callable[[], Any]) -> Any:
-    return ask()
+def _essences(answer: pb.GetStatusResponse | None) -> list[str]:
+    return [] if answer is None else list(map(_essence, answer.models))
 
 
-def _show(publisher: Any, servers: Sequence[str], told: Sequence[Any]) -> None:
-    with importing():  # after the calls: who asks for JSON does without
-        from paramsync.cli.formatting import console
-        from paramsync.cli.overview import StatusTable, rows, workers
+def _essence(model: pb.ModelStatus) -> str:
+    """The facts that are worth a line if they change. Ages change all the time."""
+    refused = [quarantined.number for quarantined in model.quarantined]
+    pinned = model.pinned if model.HasField("pinned") else None
+    return repr((model.state, model.serving.number, pinned, refused, model.last_error, model.publisher))
+
+
+def _sentence(model: pb.ModelStatus) -> str:
+    from paramsync.cli.overview import behind, publishing
+
+    serving = f"version {model.serving.number} serves" if model.HasField("serving") else "no version serves"
+    parts = [serving + (", pinned" if model.HasField("pinned") else ""), behind(model)]
+    if model.publisher in (pb.ModelStatus.FINISHED, pb.ModelStatus.DIED):
+        parts.append(publishing(model, time.time()))
+    parts += [f"version {refused.number} is refused: {refused.reason}" for refused in model.quarantined[-1:]]
+    parts += [f"last error: {model.last_error}"] if model.last_error else []
+    parts += [f"waits for a version: {model.waiting_for}"] if model.waiting_for else []
+    return "; ".join(parts)
+
+
+class Level(IntEnum):
+    """The exit codes of `--check`."""
+
+    GOOD = 0
+    DEGRADED = 1  # requests are answered, but something is wrong
+    BAD = 2  # requests are not answered, or answered wrongly
+
+
+Finding = tuple[Level, str]
+
+
+def _check(arguments: Namespace) -> int:
+    """Print one line for a monitor. Returns the exit code."""
+    if arguments.json or arguments.watch:
+        raise SettingsError("--check: prints one line, and takes no --json or --watch")
+    servers = addresses(arguments)
+    with connected(arguments) as inferencers:
+        answers = ask_all(inferencers, lambda inferencer: inferencer.report(arguments.model))
     several = len(servers) > 1
-    shown = [row for server, answer in zip(servers, told, strict=True) for row in rows(server, answer)]
-    if not several:  # why the only one does not answer is told below
-        shown = [row for row in shown if not row.lost]
-    training = None if isinstance(publisher, ParamsyncError) else publisher
-    screen = console()
-    now = time.time()
-    notes = workers(dict(zip(servers, told, strict=True)), now)
-    screen.print(StatusTable(shown, now, trainer=training, several=several, notes=notes))
-    screen.file.flush()
+    findings: list[Finding] = []
+    for server, answer in zip(servers, answers, strict=True):
+        if isinstance(answer, ParamsyncError):
+            told = [(Level.BAD, short(answer, server) if several else str(answer))]
+        else:
+            told = list(check_server(answer, time.time(), max_lag=arguments.max_lag, max_age=arguments.max_age))
+        findings += [(level, f"{server} {text}" if several else text) for level, text in told]
+    level, text = summary(findings)
+    sys.stdout.write(line(f"{level.name.lower()}: {text}") + "\n")
+    return level
+
+
+def summary(findings: Sequence[Finding]) -> Finding:
+    """The worst level, and everything that is wrong, the worst first; what is good if nothing is wrong."""
+    worst = max((level for level, _ in findings), default=Level.GOOD)
+    told = [finding for finding in findings if finding[0] is not Level.GOOD or worst is Level.GOOD]
+    return worst, "; ".join(text for _, text in sorted(told, key=lambda finding: -finding[0]))
+
+
+def check_server(
+    answer: pb.GetStatusResponse, now: float, *, max_lag: float | None, max_age: float | None
+) -> Iterator[Finding]:
+    numbers = {worker.number for worker in answer.workers}
+    answering = {worker.number for worker in answer.workers if worker.state == pb.WorkerStatus.ANSWERING}
+    if numbers and not answering:
+        yield Level.BAD, "no worker answers"
+    elif answering < numbers:
+        yield Level.DEGRADED, f"{len(answering)} of {len(numbers)} workers answer"
+    if not answer.models:
+        yield Level.BAD, "no model is served"
+    for model in answer.models:
+        wrong = list(check_model(model, now, max_lag=_MAX_LAG if max_lag is None else max_lag, max_age=max_age))
+        good = (Level.GOOD, f"version {model.serving.number} serves")
+        yield from ((level, f"{model.model}: {text}") for level, text in wrong or [good])
+
+
+def check_model(model: pb.ModelStatus, now: float, *, max_lag: float, max_age: float | None) -> Iterator[Finding]:
+    """What is wrong with a model. If no version serves, nothing else counts."""
+    quarantine = {case.number: case.reason for case in model.quarantined}
+    if not model.HasField("serving"):
+        reasons = [model.waiting_for or model.last_error or "none has come"]
+        reasons += [f"version {number} is in quarantine: {reason}" for number, reason in quarantine.items()]
+        yield Level.BAD, f"no version serves: {reasons[-1]}"
+        return
+    if model.state == pb.ModelStatus.DAMAGED:
+        yield Level.BAD, f"version {model.serving.number} serves and is damaged"
+    if model.state == pb.ModelStatus.DRAINING:
+        yield Level.DEGRADED, "the server is stopping"
+    if model.last_error:
+        yield Level.DEGRADED, model.last_error
+    if model.waiting_for:
+        yield Level.DEGRADED, model.waiting_for
+    if model.publisher == pb.ModelStatus.DIED:
+        yield Level.DEGRADED, f"the trainer died {duration(max(0.0, now - model.publisher_since))} ago"
+    if model.published.number in quarantine and model.HasField("published"):
+        number = model.published.number
+        yield Level.DEGRADED, f"the newest version, {number}, is in quarantine: {quarantine[number]}"
+    if model.lag_seconds > max_lag:
+        pinned = "pinned, and " if model.HasField("pinned") else ""
+        yield Level.DEGRADED, f"{pinned}{duration(model.lag_seconds)} behind"
+    if max_age is not None and model.serving_age_seconds > max_age:
+        yield Level.DEGRADED, f"answers are {duration(model.serving_age_seconds)} old"

@@ -9,10 +9,9 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 
-from paramsync.cli.changes import ServerChange, tell
 from paramsync.cli.formatting import console, duration, redraws, size
 from paramsync.cli.process import complain
-from paramsync.cli.servers import ask_all, connected
+from paramsync.cli.servers import ServerChange, ask_all, connected, tell
 from paramsync.errors import ParamsyncError, SettingsError
 from paramsync.host.files import line
 from paramsync.rpc.client import Inferencer

@@ -1,22 +1,35 @@
-"""`paramsync up`: a trainer and an inferencer on this machine, for as long as somebody wants to watch."""
+"""`paramsync up`: a trainer and an inferencer on this machine, shown until Ctrl-C."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import math
+import os
+import shutil
 import signal
+import statistics
 import sys
+import tempfile
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Any
 
-from paramsync.cli.credentials import credentials
-from paramsync.cli.display import UpScreen
-from paramsync.cli.folders import fast_place, places, remove_left_behind, run_folder
-from paramsync.cli.formatting import console, duration, share, to_json
-from paramsync.cli.observer import HeldOut, Ledger, Observer, Prober
+import numpy as np
+from rich.console import Console, Group, RenderableType
+from rich.text import Text
+
+from paramsync.cli.formatting import NOTHING, console, duration, share, to_json
+from paramsync.cli.live import Polled, show
+from paramsync.cli.overview import BAD, GOOD, lag, status_view
 from paramsync.cli.programs import Child, check_tensorflow, end_all
+from paramsync.cli.settings import credentials
+from paramsync.cli.top import sparkline
 from paramsync.errors import CallError, ParamsyncError
 from paramsync.program.process import ending_signals
 from paramsync.rpc.addresses import HOST, address, check_ports, free_port
@@ -26,132 +39,101 @@ _MODEL, _INPUT = "digits", "image"
 _READY_SECONDS = 180.0  # a small machine takes its time to import TensorFlow
 _END_SECONDS = 15.0
 _SHOW_SECONDS = 0.25
+_LINE_SECONDS = 2.0
 _READY_LOOK_SECONDS = 0.05  # so that the first version is asked before the second comes
+_SAMPLE, _BATCH = 500, 100  # examples that each version is asked about, and those of one request
+_ASK_SECONDS = 0.05  # between two requests
+_BARS = 40  # accuracies that a sparkline shows
 
 
 class _EndedError(Exception):
-    """Somebody wants the end, or a child has ended, and there is nothing to show yet."""
+    """A signal came, or a child has ended, before there is anything to show."""
 
 
 def run(arguments: Namespace) -> bool:
-    """True where nothing failed."""
+    """True if nothing failed."""
     check_tensorflow()
-    check_ports(
-        HOST,
-        {
-            "--port": arguments.port,
-            "--rest-port": arguments.rest_port,
-            "--control-port": arguments.control_port,
-            "--trainer-port": arguments.trainer_port,
-        },
-    )
-    arguments.trainer_port = arguments.trainer_port or free_port(HOST)  # the inferencer, which starts first, is told it
-    ledger, faults = Ledger(), []
+    ports = ("port", "rest_port", "control_port", "trainer_port")
+    check_ports(HOST, {f"--{name.replace('_', '-')}": vars(arguments)[name] for name in ports})
+    arguments.trainer_port = arguments.trainer_port or free_port(HOST)  # the inferencer starts first and is given it
     people = console(stderr=arguments.json)
     children: list[Child] = []
-    for place in places():
+    faults: list[str] = []
+    view = None
+    for place in (_MEMORY, Path(tempfile.gettempdir())):
         remove_left_behind(place)
     with _set_by_signals() as stop, run_folder(fast_place()) as folder:
         try:
-            with UpScreen(people, store=f"{folder}/store") as screen:
-                _watch(arguments, children, folder, ledger, screen, stop)
+            with contextlib.ExitStack() as clients:
+                trainer, inferencer, predictor = _start(arguments, children, folder, people, stop, clients)
+                page = f"http://{children[0].addresses()['HTTP']}/"
+                people.print(f"its page, to see and steer it: {page}", soft_wrap=True)
+                view = UpView(trainer, inferencer, Prober(predictor, inferencer, HeldOut.read(folder / "held_out.npz")))
+                ends_at = time.monotonic() + (arguments.seconds or math.inf)
+
+                def goes_on() -> bool:
+                    ended = any(child.ended for child in children)
+                    return not (ended or stop.is_set() or time.monotonic() > ends_at)
+
+                show(view, view.programs, seconds=_SHOW_SECONDS, screen=people, goes_on=goes_on)
+                view.prober.close()
         except _EndedError:
             pass  # what was wrong with a child is told below
         except ParamsyncError as error:
             faults.append(str(error))
         finally:
             faults += end_all(children, seconds=_END_SECONDS)
-    faults += [f"a prediction failed: {ledger.last_failure}"] if ledger.last_failure else []
+    if view is not None and view.prober.last_failure:
+        faults.append(f"a prediction failed: {view.prober.last_failure}")
     for fault in faults:
         sys.stderr.write(f"paramsync up: {fault}\n")
-    summary = ledger.summary()
+    summary = Summary() if view is None else view.summary()
     if arguments.json:
-        sys.stdout.write(to_json(summary))
+        sys.stdout.write(to_json(asdict(summary)))
     else:
-        people.print(_sentences(summary), soft_wrap=not people.is_terminal)
+        people.print(summary.sentences(), soft_wrap=True)
     return not faults
 
 
-def _inferencer(arguments: Namespace, folder: Path) -> Child:
-    options = ["--model", f"{_MODEL}={folder / 'store'}", "--state", str(folder / "inferencer")]
-    options += ["--port", str(arguments.port), "--rest-port", str(arguments.rest_port)]
-    options += ["--control-port", str(arguments.control_port)]
-    options += ["--trainer", address(HOST, arguments.trainer_port)]
-    return Child("inferencer", options, log=folder / "inferencer.log")
-
-
-def _trainer(arguments: Namespace, folder: Path) -> Child:
-    options = ["--store", str(folder / "store"), "--state", str(folder / "state")]
-    options += ["--held-out", str(folder / "held_out.npz"), "--every-seconds", "0.5"]
-    return Child("trainer", [*options, "--control-port", str(arguments.trainer_port)], log=folder / "trainer.log")
-
-
-def _watch(
-    arguments: Namespace, children: list[Child], folder: Path, ledger: Ledger, screen: UpScreen, stop: threading.Event
-) -> None:
-    """From their start until somebody wants the end, the time is over or one of them ends by itself."""
-    seconds: float | None = arguments.seconds
-    with contextlib.ExitStack() as stack:
-        trainer, inferencer, predictor = _wait_until_ready(arguments, children, folder, screen, stop, stack)
-        screen.say(f"its page, to see and steer it: http://{children[0].addresses()['HTTP']}/")
-        held_out = HeldOut.read(folder / "held_out.npz")
-        prober = Prober(predictor, held_out, ledger, model=_MODEL, input_name=_INPUT)
-        observer = Observer(trainer, inferencer, prober, ledger, model=_MODEL)
-        observer.start()
-        show_at = began = time.monotonic()
-        try:
-            while not stop.is_set() and (seconds is None or time.monotonic() < began + seconds):
-                if any(child.ended for child in children):
-                    return
-                observer.run_once()
-                if time.monotonic() >= show_at:
-                    show_at = time.monotonic() + _SHOW_SECONDS
-                    observer.look()
-                    screen.show(ledger)
-        finally:
-            observer.stop()
-
-
-def _wait_until_ready(
+def _start(
     arguments: Namespace,
     children: list[Child],
     folder: Path,
-    screen: UpScreen,
+    people: Console,
     stop: threading.Event,
-    stack: contextlib.ExitStack,
+    clients: contextlib.ExitStack,
 ) -> tuple[Trainer, Inferencer, Predictor]:
-    """Start one after the other and wait for the first version to serve. Raises ParamsyncError where it does not.
+    """Start both programs and wait until the first version serves. Raises ParamsyncError if that takes too long.
 
-    The trainer comes second, so that what is served and shown begins with a network that has learnt nothing yet.
+    The trainer starts second: the first version that is served and shown has learnt nothing yet.
     """
     deadline = time.monotonic() + _READY_SECONDS
 
-    def wait(what: str) -> None:
-        if any(child.ended for child in children):
-            raise _EndedError
-        if time.monotonic() > deadline:
-            raise ParamsyncError(
-                f"still {what} after {_READY_SECONDS:g} s; " + "\n".join(map(Child.last_lines, children))
-            )
-        screen.wait(what)
-        if stop.wait(_READY_LOOK_SECONDS):
-            raise _EndedError
+    def wait_until(ready: Callable[[], object], what: str) -> None:
+        people.print(f"waiting for {what}", soft_wrap=True)
+        while not ready():
+            if time.monotonic() > deadline:
+                logs = "\n".join(map(Child.last_lines, children))
+                raise ParamsyncError(f"still waiting for {what} after {_READY_SECONDS:g} s; {logs}")
+            if any(child.ended for child in children) or stop.wait(_READY_LOOK_SECONDS):
+                raise _EndedError
 
-    children.append(inferencer := _inferencer(arguments, folder))
-    while not inferencer.addresses():
-        wait("waiting for the inferencer to start")
-    children.append(trainer := _trainer(arguments, folder))
-    while not trainer.addresses():
-        wait("waiting for the trainer to start")
-    shown = Credentials(token=credentials().token)  # of the environment, which both have too; by TLS nobody is called
-    clients = (
-        stack.enter_context(Trainer(trainer.addresses()["control"], shown)),
-        stack.enter_context(Inferencer(inferencer.addresses()["control"], shown)),
-        stack.enter_context(Predictor(inferencer.addresses()["predictions"], shown)),
-    )
-    while not (_serves(clients[2]) and (folder / "held_out.npz").exists()):
-        wait("waiting for the first version to serve")
-    return clients
+    options = ["--model", f"{_MODEL}={folder / 'store'}", "--state", str(folder / "inferencer")]
+    options += ["--port", str(arguments.port), "--rest-port", str(arguments.rest_port)]
+    options += ["--control-port", str(arguments.control_port), "--trainer", address(HOST, arguments.trainer_port)]
+    children.append(inferencer := Child("inferencer", options, log=folder / "inferencer.log"))
+    wait_until(inferencer.addresses, "the inferencer to start")
+    options = ["--store", str(folder / "store"), "--state", str(folder / "state"), "--every-seconds", "0.5"]
+    options += ["--held-out", str(folder / "held_out.npz"), "--control-port", str(arguments.trainer_port)]
+    children.append(trainer := Child("trainer", options, log=folder / "trainer.log"))
+    wait_until(trainer.addresses, "the trainer to start")
+    shown = Credentials(token=credentials().token)  # both programs take it from the same environment, and speak no TLS
+    control, predictions = (inferencer.addresses()[name] for name in ("control", "predictions"))
+    training = clients.enter_context(Trainer(trainer.addresses()["control"], shown))
+    serving = clients.enter_context(Inferencer(control, shown))
+    predictor = clients.enter_context(Predictor(predictions, shown))
+    wait_until(lambda: _serves(predictor) and (folder / "held_out.npz").exists(), "the first version to serve")
+    return training, serving, predictor
 
 
 def _serves(predictor: Predictor) -> bool:
@@ -163,7 +145,7 @@ def _serves(predictor: Predictor) -> bool:
 
 @contextlib.contextmanager
 def _set_by_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C, SIGTERM and a closed terminal set, as often as they come."""
+    """An event that Ctrl-C, SIGTERM and a closed terminal set."""
     wanted = threading.Event()
     before = {number: signal.signal(number, lambda *_: wanted.set()) for number in ending_signals()}
     try:
@@ -173,12 +155,202 @@ def _set_by_signals() -> Iterator[threading.Event]:
             signal.signal(number, handler)
 
 
-def _sentences(summary: Mapping[str, float | int | None]) -> str:
-    accuracies = (share(summary[f"{which}_accuracy"]) for which in ("first", "last"))
-    fresh = summary["freshness_ms_p50"]
-    answered = "" if fresh is None else f"; a step was answered from {duration(fresh / 1000)} after its end (median)"
-    return (
-        f"{summary['published']} versions published, {summary['served']} served; "
-        f"{summary['predictions']} predictions, {summary['failed']} failed\n"
-        "accuracy {} at first, {} at last{}".format(*accuracies, answered)
-    )
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """Examples that are not trained on, in batches."""
+
+    images: Sequence[np.ndarray]
+    labels: Sequence[np.ndarray]
+
+    @classmethod
+    def read(cls, path: Path) -> HeldOut:
+        with np.load(path) as file:
+            images, labels = file["x"][:_SAMPLE], file["y"][:_SAMPLE]
+        cuts = range(_BATCH, len(images), _BATCH)
+        return cls(np.split(images, cuts), np.split(labels, cuts))
+
+
+@dataclass(slots=True)
+class AnsweredVersion:
+    """A version that has answered: seconds since its step was done, if known, and right answers by batch."""
+
+    freshness: float | None
+    right: dict[int, int] = field(default_factory=dict)
+
+
+class Prober:
+    """Asks the model about the held-out examples, one batch after the other. Each version answers the whole sample."""
+
+    def __init__(self, predictor: Predictor, inferencer: Inferencer, held_out: HeldOut) -> None:
+        self.predictions = 0
+        self.failed = 0
+        self.last_failure = ""
+        self.versions: dict[int, AnsweredVersion] = {}
+        self.accuracies: list[float] = []  # of the versions that have answered the whole sample
+        self._predictor = predictor
+        self._inferencer = inferencer
+        self._held_out = held_out
+        self._batch = 0
+        self._closed = False
+
+    def run_once(self) -> None:
+        """One request."""
+        batch = self._batch
+        try:
+            prediction = self._predictor.predict(_MODEL, {_INPUT: self._held_out.images[batch]})
+        except ParamsyncError as error:
+            if not self._closed:
+                self.failed += 1
+                self.last_failure = str(error)
+            return
+        answered_at = time.time()
+        self.predictions += 1
+        version = self.versions.get(prediction.version)
+        if version is None:
+            version = AnsweredVersion(self._freshness(prediction.version, answered_at))
+            self.versions[prediction.version] = version
+        (scores,) = prediction.outputs.values()
+        whole = len(version.right) == len(self._held_out.labels)
+        version.right[batch] = int((scores.argmax(axis=1) == self._held_out.labels[batch]).sum())
+        if not whole and len(version.right) == len(self._held_out.labels):
+            self.accuracies.append(sum(version.right.values()) / sum(map(len, self._held_out.labels)))
+        self._batch = (batch + 1) % len(self._held_out.labels)
+
+    def close(self) -> None:
+        """Calls that fail from now on were cancelled."""
+        self._closed = True
+
+    def _freshness(self, number: int, answered_at: float) -> float | None:
+        """Seconds from the end of the version's step to its first answer; None if a newer version serves by now."""
+        try:
+            (status,) = self._inferencer.status(_MODEL)
+        except CallError:
+            return None
+        serving = status.serving
+        return answered_at - serving.step_done_at if serving.number == number else None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What the run came to; the fields are those of `paramsync up --json`."""
+
+    published: int = 0
+    served: int = 0
+    predictions: int = 0
+    failed: int = 0
+    first_accuracy: float | None = None
+    last_accuracy: float | None = None
+    freshness_ms_p50: float | None = None
+
+    def sentences(self) -> str:
+        fresh = self.freshness_ms_p50
+        answered = (
+            "" if fresh is None else f"; a step was answered from {duration(fresh / 1000)} after its end (median)"
+        )
+        return (
+            f"{self.published} versions published, {self.served} served;"
+            f" {self.predictions} predictions, {self.failed} failed\n"
+            f"accuracy {share(self.first_accuracy)} at first, {share(self.last_accuracy)} at last{answered}"
+        )
+
+
+class UpView:
+    """The status of both programs, and what the prober found."""
+
+    def __init__(self, trainer: Trainer, inferencer: Inferencer, prober: Prober) -> None:
+        self.prober = prober
+        self._address = inferencer.address
+        self._trainer = Polled(trainer.status, _SHOW_SECONDS)
+        self._inferencer = Polled(partial(inferencer.report, _MODEL), _SHOW_SECONDS)
+        self.programs: list[Polled[Any]] = [self._trainer, self._inferencer, Polled(prober.run_once, _ASK_SECONDS)]
+        self._began = time.monotonic()
+        self._next_line = 0.0
+
+    def drawn(self) -> RenderableType:
+        summary, prober = self.summary(), self.prober
+        title = Text.assemble(("paramsync up", "bold"), f"  {time.monotonic() - self._began:.0f} s  Ctrl-C ends")
+        status = status_view(self._trainer.last.answer, {self._address: self._inferencer.last}, time.time())
+        counts = Text(f"{prober.predictions} predictions, {prober.failed} failed", BAD if prober.failed else "")
+        fresh = summary.freshness_ms_p50
+        answered = "" if fresh is None else f", fresh in {duration(fresh / 1000)}"
+        accuracy = Text(f"accuracy {share(summary.last_accuracy)}{answered}  ")
+        accuracy.append(sparkline(prober.accuracies[-_BARS:]), GOOD)
+        return Group(title, "", status, "", counts, accuracy)
+
+    def lines(self) -> Iterator[str]:
+        elapsed = time.monotonic() - self._began
+        if elapsed < self._next_line:
+            return
+        self._next_line = elapsed + _LINE_SECONDS
+        training, answer = self._trainer.last.answer, self._inferencer.last.answer
+        parts = [f"{elapsed:.0f} s"]
+        if training is not None:
+            loss = f"{training.loss:.4f}" if training.HasField("loss") else NOTHING
+            parts += [f"step {training.step}", f"loss {loss}", f"{training.steps_per_second:.0f} steps/s"]
+        for model in () if answer is None else answer.models:
+            parts += [f"published {model.published.number}", f"serving {model.serving.number}", f"lag {lag(model)}"]
+        yield "  ".join([*parts, f"accuracy {share(self.summary().last_accuracy)}", f"failed {self.prober.failed}"])
+
+    def objects(self) -> Iterator[object]:
+        yield from ()  # --json prints the summary, at the end
+
+    def summary(self) -> Summary:
+        training, prober = self._trainer.last.answer, self.prober
+        fresh = [seen.freshness for seen in list(prober.versions.values()) if seen.freshness is not None]
+        accuracies = prober.accuracies
+        return Summary(
+            published=max(training.publishes if training else 0, len(prober.versions)),
+            served=len(prober.versions),
+            predictions=prober.predictions,
+            failed=prober.failed,
+            first_accuracy=accuracies[0] if accuracies else None,
+            last_accuracy=accuracies[-1] if accuracies else None,
+            freshness_ms_p50=round(statistics.median(fresh) * 1000, 2) if fresh else None,
+        )
+
+
+PREFIX = "paramsync-up-"
+_MEMORY = Path("/dev/shm")
+
+
+@contextlib.contextmanager
+def run_folder(parent: Path) -> Iterator[Path]:
+    """A folder that is removed at the end, or by the next run if this process is killed.
+
+    Its owner holds a lock on it. The folder gets its name once it is locked, so that the next run finds no folder under
+    that name without a lock but those of killed runs.
+    """
+    hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))
+    lock = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder = hidden
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        folder = hidden.rename(parent / hidden.name.removeprefix("."))
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def remove_left_behind(parent: Path) -> None:
+    """Remove the folders of killed runs. Folders of other users and of running runs stay."""
+    for folder in parent.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # locked, or no folder, or gone by now
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.geteuid():
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def fast_place(memory: Path = _MEMORY, *, room: int = 256 * 2**20) -> Path:
+    """The fastest place for temporary files: memory if it has room, else the system's temporary directory."""
+    elsewhere = Path(tempfile.gettempdir())
+    try:
+        free = os.statvfs(memory)
+    except OSError:
+        return elsewhere
+    usable = os.access(memory, os.W_OK | os.X_OK) and free.f_bavail * free.f_frsize >= room
+    return memory if usable else elsewhere

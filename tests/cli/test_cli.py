@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from paramsync.cli.arguments import parser
 from paramsync.cli.formatting import duration, plain, to_json
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.commands import only_line
-from tests.support.servers import CORRUPT, NEVER, SERVING, add_models, add_publisher, serving
+from tests.support.servers import CORRUPT, NEVER, SERVING, add_models, serving
 
 pytestmark = pytest.mark.usefixtures("eighty_columns")
 
@@ -30,12 +29,6 @@ WORDS = {
     "unlabel": ["digits", "stable"],
 }
 CHANGING = ["sync", "pin", "unpin", "rollback", "label", "unlabel"]
-
-
-@pytest.fixture
-def trainer() -> Iterator[str]:
-    with serving(add_publisher) as address:
-        yield address
 
 
 def test_help_names_every_command_and_gives_an_example(capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,92 +118,6 @@ def test_an_unknown_model_is_one_line_with_the_known_ones(
 ) -> None:
     assert main([command, "cats", *WORDS[command][1:], "--inferencer", inferencer]) == 1
     assert only_line(capsys.readouterr().err).endswith("model 'cats' is not served here; served: 'digits'")
-
-
-def test_status_shows_both_programs_in_80_columns(
-    inferencer: str, trainer: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["status", "--inferencer", inferencer, "--trainer", trainer]) == 0
-    text = capsys.readouterr().out
-    for fact in ("training", "CPU", "412.0", "digits", "serving", "419", "420", "421", "12 s", "1 step"):
-        assert fact in text
-    assert "digits: version 421 was refused" in text
-    assert "[not finite] dense/kernel" in text  # what looks like markup stays
-    assert max(map(len, text.splitlines())) <= 80
-
-
-def test_status_shows_a_fact_a_line_in_40_columns(
-    inferencer: str, trainer: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "40")
-    assert main(["status", "--inferencer", inferencer, "--trainer", trainer]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    words = [line.split() for line in lines]
-    for fact in (
-        ["trainer:", "training", "on", "CPU,", "step", "7,", "412.0"],
-        ["model", "digits"],
-        ["serving", "420"],
-        ["lag", "12", "s", "behind,", "1", "step"],
-    ):
-        assert fact in words
-    assert max(map(len, lines)) <= 40
-
-
-def test_status_as_json_is_one_object_with_every_field(
-    inferencer: str, trainer: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["status", "--inferencer", inferencer, "--trainer", trainer, "--json"]) == 0
-    found = json.loads(only_line(capsys.readouterr().out))
-    assert found["trainer"]["status"]["step"] == 7
-    assert found["trainer"]["status"]["loss"] is None
-    (server,) = found["servers"]
-    (model,) = server["models"]
-    assert (server["address"], server["error"]) == (inferencer, None)
-    assert (model["state"], model["serving"]["number"], model["resident"]) == ("serving", 420, [419, 420])
-    assert (model["lag_seconds"], model["pinned"]) == (12.0, None)
-    workers = [(one["number"], one["state"], one["pid"], one["restarts"]) for one in server["workers"]]
-    assert workers == [(0, "answering", 41, 0), (1, "ended", 0, 3)]
-
-
-def test_status_without_the_trainer_shows_the_inferencer(
-    inferencer: str, nobody: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["status", "--inferencer", inferencer, "--trainer", nobody]) == 0
-    said = capsys.readouterr()
-    assert only_line(said.err).startswith(f"paramsync status: trainer not reachable at {nobody}")
-    assert "digits" in said.out
-
-
-def test_status_without_the_inferencer_shows_the_trainer_and_fails(
-    nobody: str, trainer: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["status", "--inferencer", nobody, "--trainer", trainer]) == 1
-    said = capsys.readouterr()
-    assert only_line(said.err).startswith(f"paramsync status: inferencer not reachable at {nobody}")
-    assert "CPU" in said.out
-
-
-def test_status_of_one_model_asks_for_that_one(
-    inferencer: str, trainer: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    addresses = ["--inferencer", inferencer, "--trainer", trainer]
-    assert main(["status", "digits", *addresses]) == 0
-    assert "digits" in capsys.readouterr().out
-    assert main(["status", "cats", *addresses]) == 1
-    assert only_line(capsys.readouterr().err) == ("paramsync status: model 'cats' is not served here; served: 'digits'")
-
-
-def test_status_of_long_names_keeps_each_name_whole_in_80_columns(
-    nobody: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = "recommender-candidate-generation-tower-european-union"
-    status = pb.ModelStatus(model=model, labels={"canary-of-the-week": 418})
-    with serving(add_models(status)) as address:
-        assert main(["status", "--inferencer", address, "--trainer", nobody]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [model] in map(str.split, lines)
-    assert "canary-of-the-week is version 418" in " ".join(map(str.strip, lines))
-    assert max(map(len, lines)) <= 80
 
 
 def test_sync_says_which_version_serves(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:

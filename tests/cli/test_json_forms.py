@@ -9,6 +9,7 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import pytest
 
 from paramsync.cli.__main__ import main
 from paramsync.cli.arguments import parser
-from paramsync.cli.observer import Ledger
+from paramsync.cli.up import Summary
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.control_ports import paired
 from tests.support.json_forms import check, commands, objects
@@ -145,4 +146,4 @@ def test_stores_and_graphs_are_what_the_reference_says(
 
 
 def test_a_run_is_what_the_reference_says() -> None:
-    check(Ledger().summary(), "run")
+    check(asdict(Summary()), "run")

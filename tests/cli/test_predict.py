@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paramsync.cli import values
 from paramsync.cli.__main__ import main
+from paramsync.cli.predict import read_value
 from paramsync.errors import SettingsError
+from tests.support.commands import only_line
 from tests.support.servers import add_predictions, serving
 
 
@@ -51,14 +52,14 @@ def test_predict_as_json_gives_every_value(
     np.save(tmp_path / "a.npy", np.array([[1.5, np.inf]], np.float64))
     inputs = ["--input", f"image=@{tmp_path / 'a.npy'}", "--input", 'text=["é"]']
     assert main(["predict", "digits", *inputs, "--server", predictions, "--json"]) == 0
-    found = json.loads(_only_line(capsys.readouterr().out))
+    found = json.loads(only_line(capsys.readouterr().out))
     assert found == {"model": "digits", "version": 420, "outputs": {"image": [[1.5, "inf"]], "text": ["é"]}}
 
 
 def test_strings_are_shown_and_listed_whole(predictions: str, capsys: pytest.CaptureFixture[str]) -> None:
     inputs = ["--input", r'rows=[["a\u0000", ""], ["\u0000b\u0000\u0000", "c"]]', "--input", r'one="d\u0000"']
     assert main(["predict", "digits", *inputs, "--server", predictions, "--json"]) == 0
-    found = json.loads(_only_line(capsys.readouterr().out))
+    found = json.loads(only_line(capsys.readouterr().out))
     assert found["outputs"] == {"rows": [["a\0", ""], ["\0b\0\0", "c"]], "one": "d\0"}
     assert main(["predict", "digits", "--input", 'list=["first", "second"]', "--server", predictions]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -80,12 +81,12 @@ def test_arrays_from_files_keep_their_dtype(
 ) -> None:
     np.save(tmp_path / "a.npy", np.zeros((1, 2), np.int64))
     assert main(["predict", "strict", "--input", f"image=@{tmp_path / 'a.npy'}", "--server", predictions]) == 1
-    assert "expected float32, found another" in _only_line(capsys.readouterr().err)
+    assert "expected float32, found another" in only_line(capsys.readouterr().err)
 
 
 def test_predict_says_that_no_version_serves(predictions: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "waiting", "--input", "image=1.0", "--server", predictions]) == 1
-    assert _only_line(capsys.readouterr().err).endswith("model 'waiting' is not serving: store /s is empty")
+    assert only_line(capsys.readouterr().err).endswith("model 'waiting' is not serving: store /s is empty")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,7 @@ def test_predict_says_that_no_version_serves(predictions: str, capsys: pytest.Ca
     ],
 )
 def test_json_values_become_arrays(text: str, dtype: str, shape: tuple[int, ...]) -> None:
-    array = values.read("x", text).array
+    array = read_value("x", text).array
     assert (str(array.dtype), array.shape) == (dtype, shape)
 
 
@@ -116,7 +117,7 @@ def test_json_values_become_arrays(text: str, dtype: str, shape: tuple[int, ...]
         ("null", "of one kind"),
         ("[1, 1e400]", "expected numbers that float32 has, found 1e400"),
         ("-1e400", "expected numbers that float32 has, found -1e400"),
-        ("[[0.5, 1e39]]", r"expected numbers that float32 has, found 1e\+39; others can be given as @FILE.npy"),
+        ("[[0.5, 1e39]]", r"expected numbers that float32 has, found 1e\+39; give other dtypes as @FILE.npy"),
         (f"[Infinity, 1{'0' * 39}]", "expected numbers that float32 has, found 1000"),
         (f"[0.5, 1{'0' * 400}]", "expected numbers that float32 has, found 1000"),
         ("[99999999999999999999]", "expected whole numbers that int64 has, found 99999999999999999999"),
@@ -152,19 +153,14 @@ def test_what_is_no_value_is_a_wrong_argument(
     Path("text.npy").write_text("hello")
     np.save("objects.npy", np.array([{}], object))
     with pytest.raises(SettingsError, match=why):
-        values.read("x", text)
+        read_value("x", text)
 
 
 def test_an_input_given_twice_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["predict", "digits", "--input", "image=1", "--input", "image=2"]) == 2
-    assert _only_line(capsys.readouterr().err) == "paramsync predict: input 'image': expected it once, found it again"
+    assert only_line(capsys.readouterr().err) == "paramsync predict: input 'image': expected it once, found it again"
 
 
 def test_rows_of_a_single_value_are_refused() -> None:
     with pytest.raises(SettingsError, match="--rows needs an array"):
-        values.read("x", "3", rows=1)
-
-
-def _only_line(text: str) -> str:
-    (line,) = text.splitlines()
-    return line
+        read_value("x", "3", rows=1)

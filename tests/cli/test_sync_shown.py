@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import pty
 import re
-import struct
-import subprocess
-import sys
-import termios
 
 import pytest
 
-from paramsync.cli.changes import ServerChange
+from paramsync.cli.servers import ServerChange
 from paramsync.cli.sync import _Lines
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.servers import CORRUPT
+from tests.support.terminals import on_terminal
 
 VERIFYING = pb.SyncProgress(phase=pb.SyncProgress.VERIFYING, version=7, bytes_done=5_000_000, bytes_total=10_000_000)
-
-
-def on_terminal(*arguments: str, columns: int, **environment: str) -> tuple[int, str]:
-    """The exit code of a command, and what it draws on a terminal of so many columns."""
-    master, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
-    known = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    command = [sys.executable, "-m", "paramsync.cli", *arguments]
-    with subprocess.Popen(command, stdout=terminal, stderr=terminal, env={**known, **environment}) as process:
-        os.close(terminal)
-        drawn = b""
-        with contextlib.suppress(OSError):  # how Linux says that the other side is closed
-            while more := os.read(master, 1 << 16):
-                drawn += more
-    os.close(master)
-    return process.returncode, drawn.decode()
 
 
 @pytest.mark.parametrize("columns", [40, 80])
@@ -50,14 +27,6 @@ def test_a_terminal_shows_how_far_it_is_and_then_why_it_failed(columns: int, inf
     assert plain.rstrip().endswith(
         "version 2 was refused: not finite; what served goes on serving, see `paramsync status`"
     )
-
-
-def test_a_dumb_terminal_gets_no_commands_and_keeps_its_width(inferencer: str, nobody: str) -> None:
-    code, drawn = on_terminal("status", "--server", inferencer, "--trainer", nobody, columns=40, TERM="dumb")
-    table, _, _ = drawn.partition("paramsync status: trainer not reachable")
-    assert code == 0
-    assert "\x1b" not in drawn
-    assert max(map(len, table.splitlines())) <= 40
 
 
 def test_what_takes_long_is_a_line_where_nobody_draws(nobody: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,8 @@ import pytest
 
 from inferencer.settings import settings
 from paramsync.cli.formatting import console
-from paramsync.cli.overview import StatusRow, StatusTable
+from paramsync.cli.live import Last
+from paramsync.cli.overview import status_view
 from paramsync.errors import SettingsError
 from paramsync.host.files import harmless, line
 from paramsync.v1 import sync_pb2 as pb
@@ -23,8 +24,8 @@ def test_what_a_terminal_would_take_for_a_command_is_written_out() -> None:
 def test_a_status_shows_names_and_reasons_without_what_a_terminal_would_take_for_a_command() -> None:
     screen = console()
     with screen.capture() as captured:
-        model = pb.ModelStatus(model="m\x1b[2J", labels={"\x1b[31mred": 1}, reason="\x1b]0;title\x07")
-        screen.print(StatusTable([StatusRow("server", model)], 0.0))
+        model = pb.ModelStatus(model="m\x1b[2J", labels={"\x1b[31mred": 1}, last_error="\x1b]0;title\x07")
+        screen.print(status_view(None, {"server": Last(pb.GetStatusResponse(models=[model]))}, 0.0))
     assert "\x1b" not in captured.get()
     for text in (r"m\x1b[2J", r"\x1b[31mred is version 1", r"\x1b]0;title\x07"):
         assert text in captured.get()

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.cli.folders import remove_left_behind
+from paramsync.cli.up import remove_left_behind
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +138,7 @@ def test_versions_flow_and_answers_become_better() -> None:
 @pytest.mark.parametrize("terminal", ["", "1"], ids=["lines", "terminal"])
 def test_ctrl_c_ends_up_cleanly(terminal: str) -> None:
     with running(FORCE_COLOR=terminal, COLUMNS="80", LINES="24") as run:
-        run.read_until("requests/s" if terminal else "serving")
+        run.read_until("predictions" if terminal else "serving")
         run.process.send_signal(signal.SIGINT)
         out, err = run.process.communicate(timeout=60)
         assert run.children_end()
