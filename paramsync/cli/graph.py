@@ -21,7 +21,7 @@ from rich.text import Text
 
 from paramsync.cli import formatting, graph_files, programs
 from paramsync.cli.formatting import NOTHING, to_json
-from paramsync.cli.outline import Outline, unsafe
+from paramsync.cli.graph_files import Outline, unsafe
 from paramsync.cli.settings import environment_for_logs
 from paramsync.errors import GraphError, SettingsError
 from paramsync.graphdef.allowed_ops import STOCHASTIC

@@ -17,7 +17,7 @@ from rich.text import Text
 from paramsync import dtypes
 from paramsync.cli import formatting, graph_files
 from paramsync.cli.formatting import console, progress, size, to_json
-from paramsync.cli.outline import parse
+from paramsync.cli.graph_files import parse
 from paramsync.cli.versions import look
 from paramsync.errors import (
     CorruptCheckpointError,

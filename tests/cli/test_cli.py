@@ -1,56 +1,76 @@
-"""The operator's commands, all but up and predict, against real servers that speak the contract."""
+"""Arguments, and the commands that change or watch servers, against stubs of the wire."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
+import signal
 import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 import pytest
 
 from paramsync.cli.__main__ import main
 from paramsync.cli.arguments import parser
-from paramsync.cli.formatting import duration, plain, to_json
+from paramsync.cli.formatting import duration, plain, size, to_json
+from paramsync.cli.servers import ServerChange, ask_all
+from paramsync.cli.sync import _Lines
+from paramsync.errors import CallError, ParamsyncError
+from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
+from paramsync.v1 import sync_pb2_grpc
 from tests.support.commands import only_line
-from tests.support.servers import CORRUPT, NEVER, SERVING, add_models, serving
-
-pytestmark = pytest.mark.usefixtures("eighty_columns")
+from tests.support.servers import CORRUPT, NEVER, SERVING, Sync, add_models, serving
+from tests.support.terminals import on_terminal
 
 WORDS = {
-    "status": [],
     "sync": ["digits"],
-    "watch": ["digits"],
     "pin": ["digits", "420"],
     "unpin": ["digits"],
     "rollback": ["digits"],
     "label": ["digits", "canary", "420"],
     "unlabel": ["digits", "stable"],
 }
-CHANGING = ["sync", "pin", "unpin", "rollback", "label", "unlabel"]
+CATS = pb.ModelStatus(model="cats", state=pb.ModelStatus.SERVING, serving=pb.Version(number=7, step=7), lag_seconds=0)
+JOINED = pb.ModelStatus(model="joined", state=pb.ModelStatus.SERVING, parts=[pb.Part(model="cats")])
 
 
-def test_help_names_every_command_and_gives_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    with serving(add_models(SERVING)) as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[str]:
+    """A server of two models more, of which one is joined from others."""
+    with serving(add_models(SERVING, CATS, JOINED)) as address:
+        yield address
+
+
+def test_help_names_every_command_and_fits_in_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     with pytest.raises(SystemExit) as ended:
         main(["--help"])
     text = capsys.readouterr().out
     assert ended.value.code == 0
-    assert all(f"\n    {command} " in text for command in (*WORDS, "up", "predict", "graph"))
+    assert all(f"\n    {command} " in text for command in (*WORDS, "status", "watch", "up", "predict", "graph"))
     assert "paramsync sync digits" in text
-
-
-def test_help_of_every_command_fits_in_80_columns() -> None:
     below = [parser()]
     for each in below:
-        wide = [line for line in each.format_help().splitlines() if len(line) > 80]
-        assert wide == [], each.prog
-        below += [sub for action in each._actions for sub in _subparsers(action)]
+        assert max(map(len, each.format_help().splitlines())) <= 80, each.prog
+        actions = [action for action in each._actions if isinstance(action, argparse._SubParsersAction)]
+        below += [sub for action in actions for sub in action.choices.values()]
     assert len(below) > len(WORDS)
-
-
-def _subparsers(action: argparse.Action) -> list[argparse.ArgumentParser]:
-    return list(action.choices.values()) if isinstance(action, argparse._SubParsersAction) else []
 
 
 @pytest.mark.parametrize(
@@ -60,25 +80,21 @@ def _subparsers(action: argparse.Action) -> list[argparse.ArgumentParser]:
         "nosuch",
         "status --colour",
         "sync digits --version newest",
-        "sync digits --timeout 0",
         "sync digits --timeout nan",
         "pin digits",
         "pin digits -1",
         "up --port 70000",
         "pin digits 9999999999999999999",
         "pin digits \u0663",
-        "up --seconds -1",
         "predict digits",
-        "predict digits --input image",
         "predict digits --input =1",
         "graph",
         "graph show",
-        "graph tensorboard /store",
+        "verify s ten",
+        "verify s 10 --all",
     ],
 )
-def test_wrong_arguments_get_one_line_with_where_to_read_on_and_exit_code_2(
-    arguments: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_arguments_get_one_line_that_names_the_help(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments.split())
     assert ended.value.code == 2
@@ -88,9 +104,7 @@ def test_wrong_arguments_get_one_line_with_where_to_read_on_and_exit_code_2(
 
 
 @pytest.mark.parametrize(("typed", "meant"), [("statsu", "status"), ("role back", ""), ("rolback digits", "rollback")])
-def test_a_command_that_is_mistyped_is_told_which_was_meant(
-    typed: str, meant: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistyped_command_is_told_which_was_meant(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(typed.split())
     line = only_line(capsys.readouterr().err)
@@ -98,120 +112,154 @@ def test_a_command_that_is_mistyped_is_told_which_was_meant(
     assert (f"did you mean {meant}?" in line) == bool(meant)
 
 
-def test_an_address_without_a_port_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sync", "--inferencer", "localhost"]) == 2
-    assert only_line(capsys.readouterr().err).startswith("paramsync sync: address 'localhost': expected HOST:PORT")
-
-
-@pytest.mark.parametrize("command", CHANGING)
-def test_nobody_there_is_one_line_with_the_address(
-    command: str, nobody: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([command, *WORDS[command], "--inferencer", nobody]) == 1
+@pytest.mark.parametrize("command", WORDS)
+def test_an_error_is_one_line(command: str, server: str, nobody: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, *WORDS[command], "--server", nobody]) == 1
     line = only_line(capsys.readouterr().err)
     assert line.startswith(f"paramsync {command}: inferencer not reachable at {nobody} (Connection refused): start it")
-
-
-@pytest.mark.parametrize("command", CHANGING)
-def test_an_unknown_model_is_one_line_with_the_known_ones(
-    command: str, inferencer: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([command, "cats", *WORDS[command][1:], "--inferencer", inferencer]) == 1
+    assert main([command, "cats", *WORDS[command][1:], "--server", server]) == 1
     assert only_line(capsys.readouterr().err).endswith("model 'cats' is not served here; served: 'digits'")
-
-
-def test_sync_says_which_version_serves(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sync", "digits", "--inferencer", inferencer]) == 0
-    assert only_line(capsys.readouterr().out).startswith("digits: version 420 (step 420) serves, ")
-
-
-def test_sync_as_json_is_one_object(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sync", "--inferencer", inferencer, "--json"]) == 0
-    found = json.loads(only_line(capsys.readouterr().out))
-    assert (found["model"], found["status"]["serving"]["number"]) == ("digits", 420)
+    assert main([command, "\udcff", *WORDS[command][1:]]) == 2
+    assert only_line(capsys.readouterr().err) == r"paramsync: expected arguments in UTF-8, found '\udcff'"
 
 
 @pytest.mark.parametrize(
-    ("version", "timeout", "why"),
-    [(CORRUPT, "60", "version 2 was refused: not finite"), (NEVER, "0.2", "did not answer within 0.2 s")],
+    ("words", "code", "text"),
+    [
+        ("sync digits", 0, "digits: version 420 (step 420) serves, "),
+        ("sync digits --fresh", 0, "digits: version 420 (step 420) serves, "),
+        ("pin digits 420", 0, "digits: pinned to version 420; version 420 serves\n"),
+        ("unpin digits", 0, "digits: follows the newest version; version 420 serves\n"),
+        ("rollback digits --dry-run", 0, "digits: back from version 420 to version 419, which served before\n"),
+        (
+            "rollback digits",
+            0,
+            "digits: back from version 420 to version 419, which served before\n"
+            "digits: pinned to version 419; version 419 serves\n",
+        ),
+        ("label digits canary 420", 0, "digits: canary is version 420, stable is version 419\n"),
+        ("unlabel digits stable", 0, "digits: no labels\n"),
+        (
+            f"sync digits --version {CORRUPT}",
+            1,
+            "version 2 was refused: not finite; what served goes on",
+        ),
+        (f"sync digits --version {NEVER} --timeout 0.2", 1, "did not answer within 0.2 s; see `paramsync status`"),
+        ("sync --all digits", 2, "without --all"),
+        ("sync --all --version 7", 2, "without --all"),
+    ],
 )
-def test_sync_says_why_not(
-    version: int, timeout: str, why: str, inferencer: str, capsys: pytest.CaptureFixture[str]
+def test_a_change_says_what_holds_now(
+    words: str, code: int, text: str, server: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--version", str(version), "--timeout", timeout, "--inferencer", inferencer]
-    assert main(["sync", "digits", *arguments]) == 1
-    assert f"{why}; " in only_line(capsys.readouterr().err)  # what to do follows
-
-
-def test_pin_and_unpin_say_what_holds_now(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["pin", "digits", "420", "--inferencer", inferencer]) == 0
-    assert main(["unpin", "digits", "--inferencer", inferencer]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "digits: pinned to version 420; version 420 serves",
-        "digits: follows the newest version; version 420 serves",
-    ]
-
-
-def test_a_fresh_sync_says_which_version_serves(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sync", "digits", "--fresh", "--inferencer", inferencer]) == 0
-    assert only_line(capsys.readouterr().out).startswith("digits: version 420 (step 420) serves, ")
-
-
-def test_rollback_says_where_it_goes_and_goes_there(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    where = "digits: back from version 420 to version 419, which served before"
-    assert main(["rollback", "digits", "--dry-run", "--inferencer", inferencer]) == 0
-    assert only_line(capsys.readouterr().out) == where
-    assert main(["rollback", "digits", "--inferencer", inferencer]) == 0
-    assert capsys.readouterr().out.splitlines() == [where, "digits: pinned to version 419; version 419 serves"]
+    assert main([*words.split(), "--inferencer", server]) == code  # the older name of --server
+    out, err = capsys.readouterr()
+    assert text in (err if code else out)
+    assert len((err if code else out).splitlines()) == max(1, text.count("\n"))
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "text"),
     [
         ({"rollback_to": 7}, "back from version 9 to version 7, the next lower one, which has not served here"),
         ({}, "version 9 serves, and there is no version to go back to"),
     ],
 )
 def test_rollback_names_what_never_served_and_what_is_not_there(
-    status: Any, said: str, capsys: pytest.CaptureFixture[str]
+    status: Any, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = pb.ModelStatus(model="m", serving=pb.Version(number=9), **status)
     with serving(add_models(model)) as address:
-        assert main(["rollback", "m", "--dry-run", "--inferencer", address]) == 0
-    assert only_line(capsys.readouterr().out) == f"m: {said}"
+        assert main(["rollback", "m", "--dry-run", "--server", address]) == 0
+    assert only_line(capsys.readouterr().out) == f"m: {text}"
 
 
-def test_label_and_unlabel_say_what_holds_now(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["label", "digits", "canary", "420", "--inferencer", inferencer]) == 0
-    assert main(["unlabel", "digits", "stable", "--inferencer", inferencer]) == 0
-    assert capsys.readouterr().out.splitlines() == [
-        "digits: canary is version 420, stable is version 419",
-        "digits: no labels",
+def test_servers_come_from_the_environment_unless_an_option_names_them(
+    server: str, other: str, nobody: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def addresses() -> list[str]:
+        return [told["address"] for told in json.loads(only_line(capsys.readouterr().out))["servers"]]
+
+    monkeypatch.setenv("PARAMSYNC_SERVER", f"{server}, {other},{server}")
+    assert main(["status", "--trainer", nobody, "--json"]) == 0
+    assert addresses() == [server, other]
+    assert main(["status", "--trainer", nobody, "--json", "--server", other]) == 0
+    assert addresses() == [other]
+    monkeypatch.setenv("PARAMSYNC_SERVER", "localhost")
+    assert main(["status"]) == 2
+    assert only_line(capsys.readouterr().err).startswith("paramsync status: PARAMSYNC_SERVER: address 'localhost'")
+
+
+def test_all_servers_are_asked_at_the_same_time() -> None:
+    met = threading.Barrier(5)
+
+    def ask(number: int) -> int:
+        met.wait(30)  # until all five are there
+        if number == 3:
+            raise CallError("away", "UNAVAILABLE")
+        return number
+
+    answers = ask_all(range(5), ask)
+    assert [answer for answer in answers if not isinstance(answer, ParamsyncError)] == [0, 1, 2, 4]
+    assert str(answers[3]) == "away"
+
+
+def test_sync_all_waits_for_every_model_of_every_server_and_says_which_did_not(
+    server: str, other: str, nobody: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["sync", "--all", "--server", f"{server},{other},{nobody}"]) == 1
+    out, err = capsys.readouterr()
+    assert [line.partition(" (")[0] for line in out.splitlines()] == [
+        f"{server} digits: version 420",
+        f"{other} digits: version 420",
+        f"{other} cats: version 7",
+    ]
+    assert only_line(err).startswith(f"paramsync sync: inferencer not reachable at {nobody}")
+
+
+def test_a_change_at_several_servers_is_told_for_each(
+    server: str, other: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    servers = ["--server", f"{server},{other}"]
+    assert main(["pin", "cats", "7", *servers]) == 1
+    out, err = capsys.readouterr()
+    assert only_line(out) == f"{other} cats: pinned to version 7; version 420 serves"
+    why = "model 'cats' is not served here; served: 'digits'"
+    assert only_line(err) == f"paramsync pin: {server} cats: {why}"
+    assert main(["pin", "cats", "7", *servers, "--json"]) == 1
+    told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [(change["server"], change["error"], (change["status"] or {}).get("pinned")) for change in told] == [
+        (server, why, None),
+        (other, None, 7),
     ]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [(0, "0 ms"), (0.0123, "12 ms"), (0.9994, "999 ms"), (1, "1.0 s"), (9.96, "10.0 s"), (90, "90 s"), (600, "10 min")],
-)
-def test_durations_are_short(seconds: float, said: str) -> None:
-    assert duration(seconds) == said
-
-
-def test_json_has_a_string_where_it_has_no_number() -> None:
-    status = pb.PublisherStatus(loss=float("nan"), published=pb.Version(metrics={"loss": float("inf")}))
-    found = json.loads(to_json(plain(status)))
-    assert (found["loss"], found["published"]["metrics"], found["total_steps"]) == ("nan", {"loss": "inf"}, None)
-
-
-@pytest.mark.parametrize("command", CHANGING)
-def test_arguments_that_are_no_text_are_wrong(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([command, "\udcff", *WORDS[command][1:]]) == 2
-    assert only_line(capsys.readouterr().err) == r"paramsync: expected arguments in UTF-8, found '\udcff'"
-
-
-def test_the_status_shown_is_the_status_sent() -> None:
-    assert pb.ModelStatus.State.Value(plain(SERVING)["state"].upper()) == SERVING.state
+@pytest.mark.slow
+def test_a_watch_of_several_servers_tells_which_is_lost_and_that_it_is_back() -> None:
+    servicers, addresses = (Sync(), Sync()), []
+    with ExitStack() as stack, ExitStack() as lost:
+        for servicer, entered in zip(servicers, (stack, lost), strict=True):
+            add = partial(sync_pb2_grpc.add_SyncServicer_to_server, servicer)
+            addresses.append(entered.enter_context(serving(add)))
+        stays, goes = addresses
+        command = [sys.executable, "-m", "paramsync.cli", "watch", "--server", f"{stays},{goes}"]
+        process = stack.enter_context(
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+        stack.callback(process.kill)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert {process.stdout.readline().split()[1] for _ in range(2)} == {stays, goes}
+        lost.close()
+        assert process.stderr.readline().startswith(f"paramsync watch: {goes} lost: ")
+        servicers[0].changed.set()
+        assert process.stdout.readline().split()[1] == stays
+        with serving(add_models(SERVING), at=goes):
+            back = f"paramsync watch: {goes} answers again; it serves digits version 420\n"
+            assert process.stderr.readline() == back
+            assert process.stdout.readline().split()[1] == goes
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 130
 
 
 @pytest.mark.slow
@@ -219,3 +267,55 @@ def test_a_watch_of_a_server_that_is_stopped_is_given_up(capsys: pytest.CaptureF
     with socket.create_server(("127.0.0.1", 0)) as stopped:  # the kernel takes the connection, and nobody answers
         assert main(["watch", "--server", f"127.0.0.1:{stopped.getsockname()[1]}"]) == 1
     assert "within 5 s" in only_line(capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (duration(0.0123), "12 ms"),
+        (duration(0.9994), "999 ms"),
+        (duration(9.96), "10.0 s"),
+        (duration(90), "90 s"),
+        (duration(600), "10 min"),
+        (size(999), "999 B"),
+        (size(1000), "1.0 kB"),
+        (size(33_280), "33 kB"),
+        (size(999_600), "1.0 MB"),
+    ],
+)
+def test_durations_and_sizes_are_short(text: str, expected: str) -> None:
+    assert text == expected
+
+
+def test_json_has_a_string_for_what_is_no_number_and_null_for_what_is_absent() -> None:
+    status = pb.PublisherStatus(loss=float("nan"), published=pb.Version(metrics={"loss": float("inf")}))
+    found = json.loads(to_json(plain(status)))
+    assert (found["loss"], found["published"]["metrics"], found["total_steps"]) == ("nan", {"loss": "inf"}, None)
+
+
+VERIFYING = pb.SyncProgress(phase=pb.SyncProgress.VERIFYING, version=7, bytes_done=5_000_000, bytes_total=10_000_000)
+
+
+@pytest.mark.parametrize("columns", [40, 80])
+def test_a_terminal_shows_how_far_it_is_and_then_why_it_failed(columns: int, server: str) -> None:
+    code, drawn = on_terminal("sync", "--version", str(CORRUPT), "--server", server, columns=columns, TERM="xterm")
+    assert code == 1
+    assert "5/10 bytes" in drawn
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", drawn)
+    bars = [line for line in re.split(r"[\r\n]+", plain) if "bytes" in line]
+    assert max(map(len, bars)) <= columns
+    assert plain.rstrip().endswith(
+        "version 2 was refused: not finite; what served goes on serving, see `paramsync status`"
+    )
+
+
+def test_what_takes_long_is_a_line_where_nobody_draws(nobody: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with Inferencer(nobody) as inferencer:
+        change = ServerChange(inferencer, "m")
+        names = {id(change): "m: "}
+        _Lines(names).show(change, VERIFYING)
+        assert capsys.readouterr().err == ""
+        lines = _Lines(names, every=0.0)
+        lines.show(change, VERIFYING)
+        lines.show(change, pb.SyncProgress(phase=pb.SyncProgress.DONE))
+        assert capsys.readouterr().err == "m: verifying version 7, 5.0 MB of 10 MB\n"

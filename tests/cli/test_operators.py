@@ -1,11 +1,11 @@
-"""Operators and configurations at once, over real gRPC: what each was told is so when it asks, and after a restart."""
+"""Several operators at once, over real gRPC: every answer holds until its operator changes it, and after a restart."""
 
 from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import grpc
 import pytest
 
 from paramsync.v1 import sync_pb2 as pb
-from tests.support.configurations import config, model
 from tests.support.published import Publisher, proven
 from tests.support.running import LONG, Running, request, seen, synced
 
@@ -126,44 +125,6 @@ class Pins:
             self._serving = number
 
 
-@dataclass
-class Configures:
-    """Who sends configurations: of model `n`, which nobody else speaks of, and of two labels of `m`."""
-
-    server: Server
-    stores: dict[str, Path]
-    choice: random.Random
-    known: dict[str, int] = field(default_factory=dict)
-    serves: int | None = None
-
-    def act(self) -> None:
-        labels = {name: self.choice.choice(GOOD) for name in ("r1", "r2") if self.choice.random() < 0.6}
-        kind = self.choice.choice(("good", "good", "good", "without n", "bad store", "no label", "no pin"))
-        m, serves, expected = labels, self.serves, None
-        if kind == "good":
-            store, versions = self.choice.choice((("a", (21, 22)), ("b", (31, 32))))
-            pinned = self.choice.choice((None, *versions))
-            policy = {"latest": 2} if pinned is None else {"specific": (pinned,)}
-            models = [model(self.stores[store], name="n", **policy)]
-            serves = versions[-1] if pinned is None else pinned
-        elif kind == "without n":
-            models, serves = [], None
-        elif kind == "bad store":
-            models, expected = [model(self.stores["bad"], name="n")], Code.FAILED_PRECONDITION
-        elif kind == "no label":
-            models, m, expected = [], {**labels, "r1": NOWHERE}, Code.INVALID_ARGUMENT
-        else:
-            models, expected = [model(self.stores["a"], name="n", specific=(NOWHERE,))], Code.INVALID_ARGUMENT
-        message = config(model(self.stores["m"], labels=m), *models)
-        code = self.server.refuses(self.server.running.model_service.HandleReloadConfigRequest, message)
-        assert code is expected, kind
-        if code is None:
-            self.known, self.serves = labels, serves
-        found = {name: self.server.answers(label=name) for name in ("r1", "r2")}
-        assert found == {name: self.known.get(name) for name in ("r1", "r2")}, kind
-        assert self.server.answers("n") == self.serves, kind
-
-
 class Publishes:
     """A trainer whose model has diverged."""
 
@@ -185,33 +146,17 @@ class Syncs:
         assert self._server.answers() in GOOD
 
 
-@pytest.fixture
-def stores(tmp_path: Path) -> Iterator[dict[str, Path]]:
-    published = {"a": (21, 22), "b": (31, 32), "bad": ()}
-    publishers = {name: Publisher(tmp_path / name) for name in published}
-    for name, numbers in published.items():
-        for number in numbers:
-            publishers[name].publish(number)
-    publishers["bad"].publish_bad(41)
-    yield {"m": tmp_path / "m", **{name: one.path for name, one in publishers.items()}}
-    for one in publishers.values():
-        one.close()
-
-
 @pytest.mark.parametrize("seed", [1, 2])
-def test_what_operators_and_configurations_are_told_is_so_and_survives_a_restart(
-    tmp_path: Path, stores: dict[str, Path], seed: int
-) -> None:
-    publisher = Publisher(stores["m"], keep=ROUNDS + len(GOOD))
-    running = Running(stores["m"], state=tmp_path / "state")
+def test_the_answers_that_operators_get_hold_and_survive_a_restart(tmp_path: Path, seed: int) -> None:
+    publisher = Publisher(tmp_path / "m", keep=ROUNDS + len(GOOD))
+    running = Running(tmp_path / "m", state=tmp_path / "state")
     server = Server(running)
     for number in GOOD:
         publisher.publish(number)
         synced(running)
-    choices = [random.Random(f"{seed} {at}") for at in range(5)]
+    choices = [random.Random(f"{seed} {at}") for at in range(4)]
     pins = Pins(server, choices[0])
-    configures = Configures(server, stores, choices[1])
-    labels = [Labels(server, (f"{at}a", f"{at}b"), choices[2 + at]) for at in range(3)]
+    labels = [Labels(server, (f"{at}a", f"{at}b"), choices[1 + at]) for at in range(3)]
     failed: list[BaseException] = []
 
     def work(act: Callable[[], None]) -> None:
@@ -224,7 +169,7 @@ def test_what_operators_and_configurations_are_told_is_so_and_survives_a_restart
             failed.append(error)
 
     others = [Syncs(server).act, Publishes(publisher).act]
-    acts = [pins.act, configures.act, *others, *(one.act for one in labels)]
+    acts = [pins.act, *others, *(one.act for one in labels)]
     threads = [threading.Thread(target=work, args=(act,)) for act in acts]
     try:
         for thread in threads:
@@ -237,11 +182,11 @@ def test_what_operators_and_configurations_are_told_is_so_and_survives_a_restart
         running.drain()
     finally:
         running.close()
-    again = Running(stores["m"], state=tmp_path / "state")
+    again = Running(tmp_path / "m", state=tmp_path / "state")
     try:
         follower = again.server.models.follower("m")
         follower.looked.result(LONG)
-        known = {**configures.known, **{label: number for one in labels for label, number in one.known.items()}}
+        known = {label: number for one in labels for label, number in one.known.items()}
         status = follower.status()
         assert (status.pinned, status.labels) == (pins.pinned, known)
         again.drain()

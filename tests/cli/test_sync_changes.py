@@ -38,13 +38,10 @@ def _predicted(running: Running, **spec: Any) -> list[float]:
 def test_a_rollback_serves_the_version_before_at_once_and_stays_there(served: Running, publisher: Publisher) -> None:
     publisher.publish(8)
     synced(served)
-    began = time.perf_counter()
     status = served.sync.Rollback(pb.RollbackRequest(model="m"), timeout=LONG)
-    seconds = time.perf_counter() - began
     assert (status.serving.number, status.pinned) == (7, 7)
     assert _predicted(served) == [7.0] * PARAMETERS
-    assert seconds < 1.0  # a reference: nothing is restored
-    assert status.restores == 2
+    assert status.restores == 2  # nothing was restored for it
     publisher.publish(9)
     code, text = refused(lambda message, timeout: list(served.sync.Sync(message, timeout=timeout)), pb.SyncRequest())
     assert (code, "is pinned to version 7; unpin it" in text) == (Code.FAILED_PRECONDITION, True)
@@ -62,12 +59,6 @@ def test_a_rollback_goes_to_the_version_that_the_status_named(served: Running, p
     assert served.sync.Rollback(request, timeout=LONG).serving.number == 7
 
 
-def test_a_rollback_without_a_version_before_says_so(served: Running) -> None:
-    code, text = refused(served.sync.Rollback, pb.RollbackRequest(model="m"))
-    assert code in (Code.FAILED_PRECONDITION, Code.NOT_FOUND)
-    assert "m" in text
-
-
 def test_a_label_names_a_version_for_requests_until_it_is_taken_away(served: Running, publisher: Publisher) -> None:
     status = served.sync.Label(pb.LabelRequest(model="m", label="stable", version=7), timeout=LONG)
     assert dict(status.labels) == {"stable": 7}
@@ -80,6 +71,8 @@ def test_a_label_names_a_version_for_requests_until_it_is_taken_away(served: Run
     message = request()
     message.model_spec.version_label = "stable"
     assert refused(served.prediction_service.Predict, message)[0] is Code.NOT_FOUND
+    code, text = refused(served.sync.Unlabel, pb.UnlabelRequest(model="m", label="stable"))
+    assert (code, "stable" in text) == (Code.NOT_FOUND, True)
 
 
 @pytest.mark.parametrize(
@@ -98,24 +91,14 @@ def test_a_label_that_cannot_be_given_says_why(
     assert (found, words in text) == (code, True), text
 
 
-def test_a_label_that_is_not_there_cannot_be_taken_away(served: Running) -> None:
-    code, text = refused(served.sync.Unlabel, pb.UnlabelRequest(model="m", label="canary"))
-    assert (code, "canary" in text) == (Code.NOT_FOUND, True)
-
-
-def test_a_fresh_sync_has_the_trainer_publish_and_serves_that_version(tmp_path: Path) -> None:
-    with _trained(tmp_path / "m") as address, _served(tmp_path / "m", trainer=address) as running:
+@pytest.mark.parametrize("path", ["m", "mounted"])
+def test_a_fresh_sync_has_the_trainer_publish_and_serves_that_version(tmp_path: Path, path: str) -> None:
+    (tmp_path / "mounted").symlink_to(tmp_path / "m")  # the store may have another path here
+    with _trained(tmp_path / "m") as address, _served(tmp_path / path, trainer=address) as running:
         before = synced(running)[-1].status.serving.number
         found = synced(running, fresh=True)
         assert [found[0].phase, found[-1].phase] == [pb.SyncProgress.PUBLISHING, pb.SyncProgress.DONE]
         assert found[-1].status.serving.number > before
-
-
-def test_a_fresh_sync_of_a_store_that_has_another_path_here_is_done(tmp_path: Path) -> None:
-    (tmp_path / "mounted").symlink_to(tmp_path / "m")
-    with _trained(tmp_path / "m") as address, _served(tmp_path / "mounted", trainer=address) as running:
-        found = synced(running, fresh=True)
-    assert found[-1].phase == pb.SyncProgress.DONE
 
 
 @pytest.mark.parametrize("there", ["a publisher of its own", "a Saver's checkpoints", "an empty directory", "nothing"])
@@ -158,21 +141,15 @@ def test_a_copy_of_a_store_is_taken_for_that_store(tmp_path: Path, left_out: str
         assert follows(tmp_path / "nowhere", pb.PublisherStatus(store="of an earlier release"))
 
 
-def test_a_fresh_sync_without_a_trainer_says_what_is_missing(served: Running) -> None:
+def test_a_fresh_sync_without_a_trainer_or_with_a_version_is_refused(
+    served: Running, tmp_path: Path, publisher: Publisher
+) -> None:
     code, text = _refused_fresh(served)
     assert (code, "--trainer HOST:PORT" in text) == (Code.FAILED_PRECONDITION, True)
-
-
-def test_a_fresh_sync_whose_trainer_is_away_says_so(tmp_path: Path, publisher: Publisher) -> None:
-    publisher.publish(7)
+    assert _refused_fresh(served, version=7)[0] is Code.INVALID_ARGUMENT
     with _served(tmp_path / "m", trainer="127.0.0.1:1") as running:
         code, text = _refused_fresh(running)
     assert (code, "the trainer at 127.0.0.1:1 did not publish" in text) == (Code.FAILED_PRECONDITION, True)
-
-
-def test_a_fresh_sync_takes_no_version(served: Running) -> None:
-    code, _ = _refused_fresh(served, version=7)
-    assert code is Code.INVALID_ARGUMENT
 
 
 def _refused_fresh(running: Running, **more: Any) -> tuple[grpc.StatusCode, str]:

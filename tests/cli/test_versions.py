@@ -1,50 +1,57 @@
-"""`paramsync versions`: what is in a store, what of it is shared, held by whom, or broken."""
+"""`paramsync versions` and `paramsync diff`: what is in a store, who holds it, and what changed."""
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from paramsync.cli import versions
 from paramsync.cli.__main__ import main
+from paramsync.cli.formatting import NOTHING
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from tests.support.commands import cut, json_of, only_line, three_versions
+from tests.support.terminals import on_terminal
 from tests.support.written import version
 
-pytestmark = pytest.mark.usefixtures("eighty_columns")
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return three_versions(tmp_path_factory.mktemp("stores") / "store")
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
+    """To be damaged."""
     return three_versions(tmp_path / "store")
 
 
-def test_versions_shows_what_is_there_in_80_columns(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["versions", str(store)]) == 0
+def test_versions_lists_the_newest_first(intact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["versions", str(intact)]) == 0
     head, columns, *rows = capsys.readouterr().out.splitlines()
-    assert head.startswith(f"{store}: 3 versions, ")
+    assert head.startswith(f"{intact}: 3 versions, ")
     assert columns.split() == ["version", "step", "age", "size", "written", "shared", "held", "by"]
     assert [row.split()[:2] for row in rows] == [["30", "30"], ["20", "20"], ["10", "10"]]
     assert ["latest" in row for row in rows] == [True, False, False]
-    assert max(map(len, rows)) <= 80
 
 
-def test_versions_as_json_is_one_object_with_every_figure(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = json_of(["versions", str(store)], capsys)
-    assert [row["number"] for row in found["versions"]] == [10, 20, 30]
-    assert found["broken"] == []
-    (last,) = (row for row in found["versions"] if row["latest"])
-    recorded = Store(store).find(30)
+def test_versions_as_json_has_every_figure(intact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = json_of(["versions", str(intact)], capsys)
+    assert ([row["number"] for row in told["versions"]], told["broken"]) == ([10, 20, 30], [])
+    (last,) = (row for row in told["versions"] if row["latest"])
+    recorded = Store(intact).find(30)
     assert (last["number"], last["step"], last["committed_at"]) == (30, 30, recorded.committed_at)
     assert (last["bytes"], last["bytes_written"]) == (recorded.bytes, recorded.bytes_written)
     assert last["finite"] is recorded.finite is False
     assert last["file_bytes"] >= last["bytes"] > 0
-    assert found["bytes_on_disk"] > 0
+    assert told["bytes_on_disk"] > 0
 
 
 def test_versions_counts_the_bytes_of_files_with_several_names_as_shared(
@@ -59,12 +66,15 @@ def test_versions_counts_the_bytes_of_files_with_several_names_as_shared(
     assert last["shared_bytes"] >= frozen.nbytes
 
 
-def test_versions_names_the_processes_that_hold_one(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_versions_names_the_processes_that_hold_a_version(intact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def held() -> dict[int, list[int]]:
+        return {row["number"]: row["held_by"] for row in json_of(["versions", str(intact)], capsys)["versions"]}
+
     code = f"""
 import sys
 from pathlib import Path
 from paramsync.store.store import Store
-store = Store(Path({str(store)!r}))
+store = Store(Path({str(intact)!r}))
 bundle = store.open(store.find(20))
 print("held", flush=True)
 sys.stdin.read()
@@ -72,21 +82,16 @@ sys.stdin.read()
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as follower:
         assert follower.stdout is not None
         assert follower.stdout.readline() == b"held\n"
-        held = _held(store, capsys)
-        assert main(["versions", str(store)]) == 0
-        shown = capsys.readouterr().out
+        assert held() == {10: [], 20: [follower.pid], 30: []}
+        assert main(["versions", str(intact)]) == 0
+        assert f" {follower.pid}" in capsys.readouterr().out
         follower.kill()
         follower.wait()
-    assert held == {10: [], 20: [follower.pid], 30: []}
-    assert f" {follower.pid}" in shown
-    assert _held(store, capsys) == {10: [], 20: [], 30: []}  # the dead hold nothing
-
-
-def test_versions_leaves_holders_out_where_the_kernel_does_not_say(tmp_path: Path) -> None:
-    assert versions.shared_locks(tmp_path / "locks") is None
+    assert held() == {10: [], 20: [], 30: []}  # the dead hold nothing
 
 
 def test_only_shared_locks_that_were_got_count_as_holding(tmp_path: Path) -> None:
+    assert versions.shared_locks(tmp_path / "locks") is None  # as on a system that does not say
     (tmp_path / "locks").write_text(
         "1: FLOCK  ADVISORY  READ 12 00:1b:11203 0 EOF\n"
         "1: -> FLOCK  ADVISORY  READ 13 00:1b:11203 0 EOF\n"
@@ -99,44 +104,132 @@ def test_only_shared_locks_that_were_got_count_as_holding(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("command", ["versions", "verify"])
-def test_a_directory_that_is_no_store_is_told_with_what_is_in_it(
-    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_store_is_one_line(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    some = tmp_path / "some"
+    some.mkdir()
     for name in ("notes.txt", "a", "b", "c"):
-        (tmp_path / name).touch()
-    assert main([command, str(tmp_path)]) == 1
-    assert only_line(capsys.readouterr().err) == (
-        f"paramsync {command}: store {tmp_path}: is no store: expected a file 'checkpoint' in it, found 'a', 'b', 'c'"
-        " and 1 more"
-    )
+        (some / name).touch()
+    for path, why in (
+        (tmp_path / "nosuch", "cannot be read: No such file or directory"),
+        (some / "a", "expected a directory, found a file"),
+        (some, "is no store: expected a file 'checkpoint' in it, found 'a', 'b', 'c' and 1 more"),
+    ):
+        assert main([command, str(path)]) == 1
+        assert only_line(capsys.readouterr().err) == f"paramsync {command}: store {path}: {why}"
 
 
-def test_versions_of_an_empty_store_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_store_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["versions", str(tmp_path)]) == 0
     assert only_line(capsys.readouterr().out).startswith(f"{tmp_path}: nothing published yet")
+    assert main(["verify", str(tmp_path)]) == 1
+    assert only_line(capsys.readouterr().err).endswith("nothing is published there yet")
 
 
-def test_versions_names_what_is_listed_and_broken_and_says_so_with_its_exit_code(
-    store: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda store: (store / "ckpt-20.json").write_text("{"),
+        lambda store: (store / "ckpt-20.index").unlink(),
+        lambda store: cut(store / "ckpt-20.index"),
+        lambda store: cut(store / "ckpt-20.data-00000-of-00001"),
+        lambda store: (store / "ckpt-20.data-00000-of-00001").unlink(),
+    ],
+    ids=["record", "no index", "cut index", "cut data", "no data"],
+)
+def test_versions_names_a_broken_version(
+    store: Path, harm: Callable[[Path], object], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (store / "ckpt-20.json").write_text("{")
-    (store / "ckpt-10.index").unlink()
-    found = json_of(["versions", str(store)], capsys, code=1)
-    assert ([row["number"] for row in found["versions"]], found["broken"]) == ([30], ["ckpt-10", "ckpt-20"])
+    harm(store)
+    assert json_of(["versions", str(store)], capsys, code=1)["broken"] == ["ckpt-20"]
     assert main(["versions", str(store)]) == 1
     assert "'ckpt-20' is listed, but its files are broken or gone" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("file", ["ckpt-20.index", "ckpt-20.data-00000-of-00001"])
-@pytest.mark.parametrize("harm", ["cut", "gone"])
-def test_versions_names_a_version_whose_files_were_cut_or_taken_away(
-    store: Path, capsys: pytest.CaptureFixture[str], file: str, harm: str
+def test_diff_lists_what_changed_most_first(intact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", str(intact)]) == 0
+    head, columns, *rows = capsys.readouterr().out.splitlines()
+    assert head == "version 20 to 30, +10 steps: 2 of 3 parameters changed"
+    assert columns.split() == ["tensor", "shape", "change", "relative", "largest", "elements"]
+    assert [row.split()[0] for row in rows] == ["dense/kernel", "dense/bias"]
+    assert all(row.endswith("100.0%") for row in rows)
+    assert main(["diff", str(intact), "--top", "1"]) == 0
+    *_, row, more = capsys.readouterr().out.splitlines()
+    assert (row.split()[0], more) == ("dense/kernel", "1 more changed, by less")
+    assert len(json_of(["diff", str(intact), "--top", "1"], capsys)["parameters"]) == 1
+
+
+def test_diff_as_json_has_every_figure(intact: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = json_of(["diff", str(intact), "10"], capsys)
+    sides = (told["store"], told["old"], told["new"])
+    assert sides == (str(intact), {"number": 10, "step": 10}, {"number": 30, "step": 30})
+    kernel, bias, words = told["parameters"]
+    assert [kernel["name"], bias["name"], words["name"]] == ["dense/kernel", "dense/bias", "words"]
+    assert kernel["relative"] > bias["relative"] > 0
+    assert kernel["relative"] == pytest.approx(kernel["norm"] / kernel["norm_before"])
+    assert (kernel["shape"], kernel["dtype"], kernel["changed"]) == ([64, 128], "float32", 64 * 128)
+    assert sum(kernel["histogram"]) == kernel["changed"]
+    assert len(told["histogram_edges"]) == len(kernel["histogram"]) + 1
+    assert (words["kind"], words["norm"]) == ("unchanged", None)
+
+
+def test_diff_names_what_is_only_in_one_version_and_what_is_nan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (store / file).exists()
-    cut(store / file) if harm == "cut" else (store / file).unlink()
-    assert json_of(["versions", str(store)], capsys, code=1)["broken"] == ["ckpt-20"]
+    with StoreWriter(tmp_path) as writer:
+        writer.commit(version(1), {"a": np.zeros(4), "b": np.ones(2), "gone": np.ones(1), "z": np.ones(4)})
+        changed = {"a": np.array([1.0, math.nan, 0, 0]), "b": np.ones(3), "\x1b[31m": np.ones(1)}
+        writer.commit(version(2), changed | {"z": np.full(4, math.nan)})
+    assert main(["diff", str(tmp_path)]) == 0
+    head, _, *rows = capsys.readouterr().out.splitlines()
+    assert head.endswith("2 of 5 parameters changed, 1 reshaped, 1 added, 1 removed")
+    assert sorted(row.split() for row in rows[:2]) == [
+        ["a", "[4]", "1", "from", "zero", "1", "50.0%"],
+        ["z", "[4]", "NaN", NOTHING, NOTHING, "100.0%"],
+    ]
+    assert sorted(rows[2:]) == [
+        "a: NaN or infinity in 1 of 4 elements, which no other figure counts",
+        "added: '\\x1b[31m', float64 [1]",
+        "removed: gone, float64 [1]",
+        "reshaped: b, float64 [2] to float64 [3]",
+        "z: NaN or infinity in 4 of 4 elements, which no other figure counts",
+    ]
+    told = {each["name"]: each for each in json_of(["diff", str(tmp_path)], capsys)["parameters"]}
+    assert (told["a"]["relative"], told["z"]["relative"], told["z"]["not_finite"]) == ("inf", None, 4)
 
 
-def _held(store: Path, capsys: pytest.CaptureFixture[str]) -> dict[int, list[int]]:
-    found = json_of(["versions", str(store)], capsys)["versions"]
-    return {row["number"]: row["held_by"] for row in found}
+def test_tables_of_long_names_stay_within_80_columns(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as writer:
+        for number in (1, 2):
+            writer.commit(version(number), {"layer/" * 40 + "w": np.full((1,) * 40, float(number))})
+    for command in ("versions", "diff", "verify"):
+        code, text = on_terminal(command, str(tmp_path), columns=80, TERM="dumb")
+        _, *rows = text.splitlines()
+        assert (code, max(map(len, rows)) <= 80) == (0, True), text
+
+
+def test_checkpoints_of_tensorflow_are_known(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    variable = tf.Variable(tf.ones([4]))
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(w=variable), str(tmp_path), max_to_keep=2)
+    for _ in range(3):
+        manager.save()
+        variable.assign_add([0.0, 0.0, 2.0, 0.0])
+    rows = json_of(["versions", str(tmp_path)], capsys)["versions"]
+    assert [(row["number"], row["latest"], row["bytes"]) for row in rows] == [(2, False, None), (3, True, None)]
+    assert json_of(["verify", str(tmp_path), "--all"], capsys)["ok"]
+    told = {each["name"]: each for each in json_of(["diff", str(tmp_path)], capsys)["parameters"]}
+    weights = told["w/.ATTRIBUTES/VARIABLE_VALUE"]
+    assert (weights["norm"], weights["changed"]) == (2.0, 1)
+
+
+def test_versions_that_are_not_there_are_one_line(
+    intact: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for words in (["diff", str(intact), "7"], ["diff", str(intact), "10", "7"], ["verify", str(intact), "7"]):
+        assert main(words) == 1
+        why = f"version 7 of {intact} is not there; there are: 10, 20, 30"
+        assert only_line(capsys.readouterr().err) == f"paramsync {words[0]}: {why}"
+    with StoreWriter(tmp_path) as writer:
+        writer.commit(version(5), {"a": np.ones(1)})
+    assert main(["diff", str(tmp_path)]) == 1
+    why = "expected a version before 5 to compare with, found none"
+    assert only_line(capsys.readouterr().err) == f"paramsync diff: store {tmp_path}: {why}"
