@@ -38,5 +38,9 @@ def credentials(arguments: Namespace | None = None) -> Credentials:
 
     given = arguments or Namespace(token_file=None, tls_ca=None, tls_cert=None, tls_key=None)
     tokens = settings.tokens(given.token_file)
-    tls = settings.client_tls(given.tls_ca, given.tls_cert, given.tls_key)
+    tls = None
+    if (files := settings.client_files(given.tls_ca, given.tls_cert, given.tls_key)) is not None:
+        from paramsync.rpc.tls import ClientTls  # here: most commands speak no TLS
+
+        tls = ClientTls(*files)
     return Credentials(token=None if tokens is None else tokens.first(), tls=tls)
