@@ -1,4 +1,4 @@
-"""The `paramsync` command: from arguments to one of the commands, and from errors to one line and an exit code."""
+"""The `paramsync` command: runs one command, and turns errors into one line and an exit code."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ DONE, NOT_DONE, WRONG_ARGUMENTS = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command. Wrong arguments end the program with one line and exit code 2."""
+    """Run one command, and return its exit code."""
     try:
         open_closed_streams()
         return _answer(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output left, as `head` does
+    except BrokenPipeError:  # the reader of our output has left, as `head` does
         give_up_output()
         return NOT_DONE
     except OSError as error:
@@ -60,9 +60,9 @@ def _say_as_json(error: ParamsyncError) -> None:
 
 
 def _run(arguments: Namespace) -> int:
-    if arguments.module != "programs":  # which log as they like
+    if arguments.module != "programs":  # the programs say themselves what gRPC logs
         silence_grpc()
-    with importing():  # here because each command's imports cost more than the whole of --help
+    with importing():  # here: the imports of one command take longer than all of --help
         module = importlib.import_module(f"paramsync.cli.{arguments.module}")
     done: bool | int = module.run(arguments)
     sys.stdout.flush()
@@ -72,7 +72,7 @@ def _run(arguments: Namespace) -> int:
 
 
 def command() -> NoReturn:
-    """The process that `paramsync` is."""
+    """The entry point of the installed script."""
     leave(main())
 
 

@@ -1,4 +1,4 @@
-"""`paramsync diff`: which parameters differ between two versions of a store, and by how much; those most first."""
+"""`paramsync diff`: lists parameters that differ between two versions of a store, the largest change first."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paramsync.version import Version
 
 
 def run(arguments: Namespace) -> bool:
-    """True where both versions could be read, whether or not they differ."""
+    """True if both versions could be read."""
     store = Store(Path(arguments.store))
     old, new = _versions(store, arguments.old, arguments.new)
     with progress(f"versions {old.number} and {new.number}", max(old.bytes, new.bytes)) as advance:
@@ -46,7 +46,7 @@ def run(arguments: Namespace) -> bool:
 
 
 def _versions(store: Store, old: int | None, new: int | None) -> tuple[Version, Version]:
-    """The two to compare. Raises StoreError where there are no two, UnknownVersionError, CorruptCheckpointError."""
+    """The versions to compare. Raises StoreError if there is only one, UnknownVersionError, CorruptCheckpointError."""
     _, versions, _ = look(store.path)
     newer = store.latest() if new is None else store.find(new)
     if newer is None:

@@ -1,4 +1,4 @@
-"""`paramsync graph`: shows what is in a graph, whatever holds it, and puts the graph of a model into a store."""
+"""`paramsync graph`: shows a graph, writes it for TensorBoard, or puts the graph of a model into a store."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from paramsync.tensorbundle.sstable import mask
 from paramsync.v1 import graph_def_pb2 as pb
 
 _NAME_LIMIT = 200  # characters of a name in a table
-_ENDS = 20  # of a graph without signatures that are listed
+_ENDS = 20  # of a graph without signatures that are shown
 _EVENTS = "brain.Event:2"  # the version of event files
 _PUBLISH = "trainer.graph_publish"
 _WRONG_ARGUMENTS = 2
@@ -56,7 +56,7 @@ def run(arguments: Namespace) -> bool:
 
 
 def _publish(target: str, store: str, allow_ops: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Have a child process do it, which knows TensorFlow."""
+    """Run `trainer.graph_publish`, since the commands do not import TensorFlow."""
     programs.check_tensorflow()
     done = subprocess.run(
         [
@@ -85,7 +85,7 @@ def _publish(target: str, store: str, allow_ops: Sequence[str]) -> tuple[dict[st
 
 
 def _write(stored: graph_files.StoredGraph, directory: Path) -> tuple[dict[str, Any], str]:
-    """Make an event file with that graph, and the directory where it is not there. It has its name once complete."""
+    """Write an event file with the graph. The file gets its name once it is complete."""
     now = time.time()
     path = directory / f"events.out.tfevents.{now:.6f}.{platform.node()}.graph"
     try:
@@ -107,11 +107,11 @@ def _record(file: BinaryIO, event: pb.EventRecord) -> None:
 
 
 def _described(stored: graph_files.StoredGraph, graph: Outline) -> dict[str, Any]:
-    """All that is shown, as JSON values."""
+    """Everything that is shown, as JSON values."""
     ops = graph.ops()
     wanted = [spec.tensor or spec.name for signature in stored.signatures.values() for spec in signature.outputs]
     ends = [] if wanted else graph.ends()
-    reached = graph.reached(wanted or ends)  # what is said of ops is said of those that count when it predicts
+    reached = graph.reached(wanted or ends)  # stochastic and unsafe ops matter only if an output needs them
     parameters = stored.parameters or [
         graph_files.parameter(variable) for variable in sorted(graph.variables, key=lambda variable: variable.name)
     ]
@@ -214,5 +214,5 @@ def _shape(shape: Sequence[int | None] | None) -> str:
 
 
 def _shown(name: str) -> str:
-    """A name as it is, or what can be shown of it."""
+    """A name, cut and escaped if it is too long or not printable."""
     return name if name.isprintable() and len(name) <= _NAME_LIMIT else files.shown(name)

@@ -1,4 +1,4 @@
-"""Where graphs are found: a store, a graph file, a `.meta` file, a SavedModel, a frozen graph. Needs no TensorFlow."""
+"""Reads graphs without TensorFlow: of a store, a graph file, a `.meta` file, a SavedModel, or a frozen graph."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from paramsync.version import Version
 
 SAVED_MODEL = "saved_model.pb"
 
-_MOST_PARTS = 1 << 18  # parameters, tables or graphs: as many as a checkpoint may have tensors
+_MOST_PARTS = 1 << 18  # parameters, tables or graphs; a checkpoint may have as many tensors
 _SERVING = "serve"  # the tag of the graph that predicts
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # ends the keys of TensorFlow's object-based checkpoints
-_UNNAMED = re.compile(r"variable(_\d+)?", re.IGNORECASE)  # what TensorFlow and Keras call one without a name
-_OWN = "__saved_model_"  # begins the names of signatures that TensorFlow keeps for itself
+_UNNAMED = re.compile(r"variable(_\d+)?", re.IGNORECASE)  # names that TensorFlow and Keras make up
+_OWN = "__saved_model_"  # the prefix of TensorFlow's internal signatures
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """An input, output or variable, and what the graph calls it. What the graph leaves open is None.
+    """An input, output or variable. `tensor` is its name in the graph.
 
-    In a shape None stands for a dimension of any size, and in place of all for any rank.
+    A shape of None has any rank, and a dimension of None any size.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class ParameterOutline(Spec):
-    """`variable` is what the framework calls it; `bytes` are None where dtype or shape leave it open."""
+    """`variable` is the framework's name of it; `bytes` is None if dtype or shape are not fixed."""
 
     variable: str | None = None
     bytes: int | None = None
@@ -56,7 +56,7 @@ class ParameterOutline(Spec):
 
 @dataclass(frozen=True, slots=True)
 class SignatureOutline:
-    """What can be asked of a graph."""
+    """A signature: the inputs and outputs of a graph."""
 
     inputs: Sequence[Spec]
     outputs: Sequence[Spec]
@@ -64,7 +64,7 @@ class SignatureOutline:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A lookup table that travels with a graph: its node, the dtypes of its keys and values, how many it has."""
+    """A lookup table of a graph: its node, the dtypes of its keys and values, and the number of entries."""
 
     node: str
     keys: str
@@ -74,10 +74,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredGraph:
-    """A graph as it was found. `graph_def` is a GraphDef; `digest` is what a graph file says of itself.
+    """A graph and what its file says about it. `graph_def` is a serialised GraphDef; only graph files have a `digest`.
 
-    Without signatures, which `.meta` files and frozen graphs lack, those who use the graph name its inputs and outputs.
-    Without parameters, its variables are.
+    `.meta` files and frozen graphs have no signatures. Without `parameters` the graph's variables are its parameters.
     """
 
     path: Path
@@ -90,11 +89,10 @@ class StoredGraph:
 
 
 def shown_names(names: Iterable[tuple[str, str | None]]) -> dict[str, str]:
-    """What people are shown for parameters, of which the name and that of the variable are given, if it is known.
+    """The names to show for parameters, given as pairs of a name and the name of its variable, if known.
 
-    TensorFlow's key of a compiled Keras model's variable leads through the optimizer, and misleads who reads it: where
-    only one parameter has a variable of that name it is called like that. Other keys lose the ending that all have, and
-    so do those of variables that nobody named.
+    TensorFlow's key for a variable of a compiled Keras model leads through the optimizer and misleads. So a parameter
+    is shown by its variable's name, if a person gave that name and it is unique. Other keys lose their common ending.
     """
     pairs = [
         (name, variable if variable and not _UNNAMED.fullmatch(variable) else name.removesuffix(_VALUE))
@@ -105,12 +103,12 @@ def shown_names(names: Iterable[tuple[str, str | None]]) -> dict[str, str]:
 
 
 def variables(content: bytes, what: str) -> dict[str, str | None]:
-    """What the framework calls the variable of each parameter of a graph file. Raises GraphError."""
+    """The framework's variable name of each parameter in a graph file. Raises GraphError."""
     return {each.name: each.variable for each in _parameters(parse(pb.GraphFile, content, what), what)}
 
 
 def variables_of(store: Store, version: Version) -> dict[str, str | None]:
-    """The same of a version's graph; nothing where there is none, or where it cannot be read."""
+    """The same for a version's graph; empty if there is no graph, or it cannot be read."""
     if not version.graph:
         return {}
     path = store.graph_file(version.graph)
@@ -121,7 +119,7 @@ def variables_of(store: Store, version: Version) -> dict[str, str | None]:
 
 
 def parameter(spec: Spec, variable: str | None = None) -> ParameterOutline:
-    """With its size, as far as that is known."""
+    """The outline of a parameter, with its size if dtype and shape are fixed."""
     dtype = None if spec.dtype is None else dtypes.named(spec.dtype)
     known = [size for size in spec.shape or () if size is not None]
     is_known = spec.shape is not None and len(known) == len(spec.shape)
@@ -130,16 +128,16 @@ def parameter(spec: Spec, variable: str | None = None) -> ParameterOutline:
 
 
 def find(path: Path) -> StoredGraph:
-    """The graph that a path leads to. Raises GraphError, StoreError, CorruptCheckpointError."""
+    """The graph at a path. Raises GraphError, StoreError, CorruptCheckpointError."""
     if not path.is_dir():
-        return _read(path, path.resolve())  # who names a link means what it leads to
+        return _read(path, path.resolve())  # a link that is named is followed
     if (path / SAVED_MODEL).exists():
         return _read(path / SAVED_MODEL)
     return _read(_in_store(path))
 
 
 def _in_store(path: Path) -> Path:
-    """The graph of the newest version, or the only one that is there."""
+    """The graph of the newest version of a store, or its only graph."""
     version = Store(path).latest()
     if version is None:
         graphs = sorted(path.glob("graph-*.pb"))
@@ -163,13 +161,13 @@ def _read(path: Path, target: Path | None = None) -> StoredGraph:
         raise GraphError(f"{path}: cannot be read: {error.strerror}") from error
     if path.suffix == ".meta":
         return _meta_graph(path, content, "meta graph")
-    if content[:1] == b"\x08":  # of all of these only a SavedModel begins with a number
+    if content[:1] == b"\x08":  # only a SavedModel begins with a number
         return _saved_model(path, content)
     return _graph_file(path, content) or StoredGraph(path=path, kind="frozen graph", graph_def=content)
 
 
 def _graph_file(path: Path, content: bytes) -> StoredGraph | None:
-    """None for another file, which has nothing where a graph file has its digest."""
+    """The graph of a graph file; None for a file without a digest."""
     what = str(path)
     try:
         file = parse(pb.GraphFile, content, what)
@@ -200,7 +198,7 @@ def _saved_model(path: Path, content: bytes) -> StoredGraph:
 
 
 def _saved(prefix: Path) -> list[ParameterOutline]:
-    """The parameters as the checkpoint in a SavedModel names them; none where it has none, or a broken one."""
+    """The parameters in the checkpoint of a SavedModel; none if the checkpoint is missing or broken."""
     try:
         entries = index.read(index.index_file(prefix)).entries
     except CorruptCheckpointError:
@@ -227,7 +225,7 @@ def _infos(infos: Mapping[str, pb.TensorInfo]) -> list[Spec]:
 
 
 def _info(name: str, info: pb.TensorInfo) -> list[Spec]:
-    """A tensor, or those that a sparse, ragged or other composite one is made of."""
+    """One tensor, or the parts of a sparse, ragged or other composite tensor."""
     dtype, shape = dtypes.name(info.dtype), sizes(info.tensor_shape)
     if info.WhichOneof("encoding") == "coo_sparse":
         sparse, rank = info.coo_sparse, None if shape is None else len(shape)
@@ -277,10 +275,10 @@ def _limited(parts: Sequence[bytes], what: str) -> Sequence[bytes]:
 # What is in a GraphDef: its ops by count, its variables, where it begins and ends. Nothing in it is believed. -------
 
 EDGES = 5_000_000
-"""Inputs of all of them."""
+"""The most inputs of all nodes together."""
 
 _VARIABLES = frozenset({"VarHandleOp", "Variable", "VariableV2"})
-# What capturing a graph takes away: variables and what reads them.
+# Variables and the ops that read them, which capturing replaces.
 _LIFTED = _VARIABLES | {
     "IsVariableInitialized",
     "ReadVariableOp",
@@ -291,14 +289,14 @@ _LIFTED = _VARIABLES | {
 }
 _TABLES = frozenset({"HashTable", "HashTableV2", "MutableHashTable", "MutableHashTableV2"})
 _PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
-_EFFECTS = ("Apply", "Assign", "NoOp", "ResourceApply", "Save")  # how ops begin that give nothing
+_EFFECTS = ("Apply", "Assign", "NoOp", "ResourceApply", "Save")  # prefixes of ops without results
 
 
 def parse(kind: Any, content: bytes, what: str) -> Any:
-    """The message; `what` says whose it is. Raises GraphError where the bytes are no such message.
+    """Parse a message; `what` names its file in errors. Raises GraphError if the bytes are no such message.
 
-    Messages of `graph_def.proto` have parts that may come in any number as bytes, so that these are parsed one by one:
-    a file can say in two bytes that there is one more of them.
+    Messages of `graph_def.proto` have their repeated parts as bytes, which are counted before they are parsed: two
+    bytes in a file can stand for one more part that takes a hundred in memory.
     """
     try:
         return kind.FromString(content)
@@ -307,13 +305,13 @@ def parse(kind: Any, content: bytes, what: str) -> Any:
 
 
 def sizes(shape: bundle_pb2.TensorShape) -> tuple[int | None, ...] | None:
-    """A shape as a Spec has it."""
+    """A shape in the form of `Spec.shape`."""
     return None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """What counts of a node. `calls` are the functions it names."""
+    """The parts of a node that matter here. `calls` are names of functions."""
 
     op: str
     inputs: tuple[str, ...]
@@ -321,10 +319,10 @@ class Node:
 
 
 class Outline:
-    """What is in a graph and its functions."""
+    """The ops, variables and ends of a graph and its functions."""
 
     def __init__(self, content: bytes, what: str) -> None:
-        """Raises GraphError where `content` is not a GraphDef; `what` says whose it would be."""
+        """Raises GraphError if `content` is not a GraphDef; `what` names its file in errors."""
         self._what = what
         self._counts = Counter[str]()
         self.placeholders: list[Spec] = []
@@ -351,7 +349,7 @@ class Outline:
     def ends(self) -> list[str]:
         """The nodes that may be results: they depend on a placeholder, and no other such node reads them.
 
-        What training adds to a graph does not count.
+        Nodes that training adds are left out.
         """
         readers: dict[str, list[str]] = {}
         for name, node in self._nodes.items():
@@ -368,7 +366,7 @@ class Outline:
         return [name for name in dependent if name not in readers]
 
     def reached(self, tensors: Iterable[str]) -> set[str]:
-        """The ops that these tensors of the graph depend on, those in functions included."""
+        """The ops that these tensors depend on, ops in functions included."""
         entered: dict[str, Node] = {}
         waiting = [node_of(tensor) for tensor in tensors]
         while waiting:
@@ -411,12 +409,12 @@ class Outline:
 
 
 def unsafe(ops: Iterable[str]) -> list[str]:
-    """Those that a graph of somebody else's may use only where they are allowed by name."""
+    """The ops that a stranger's graph may use only if they are allowed by name."""
     return sorted(set(ops) - SAFE - _LIFTED - _TABLES)
 
 
 def _spec(node: pb.NodeDef) -> Spec:
-    """A placeholder or variable, as its node describes it."""
+    """The placeholder or variable of a node."""
     dtype = dtypes.name(node.attr["dtype"].type) if "dtype" in node.attr else None
     shape = sizes(node.attr["shape"].shape) if "shape" in node.attr else None
     return Spec(node.name, dtype, shape, f"{node.name}:0")

@@ -1,4 +1,4 @@
-"""`paramsync keys`: makes a pair of keys, for a publisher that signs and for inferencers that trust."""
+"""`paramsync keys`: makes a private key to sign versions with, and the public key for inferencers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A command as a process: Ctrl-C while it is imported, and standard streams that are closed, full or not read."""
+"""The process of a command: Ctrl-C during imports, and standard streams that are closed, full or no longer read."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ INTERRUPTED = 130
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Within an import an exception would show as a traceback, or be lost: Ctrl-C ends the process, which has done
-    nothing yet. Imports leave no garbage, so none is looked for. Main thread only."""
+    """End the process at once on Ctrl-C: within an import KeyboardInterrupt would print a traceback, or be lost.
+
+    Imports leave no garbage, so the collector is off. Main thread only.
+    """
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     collecting = gc.isenabled()
     gc.disable()
@@ -32,26 +34,25 @@ def importing() -> Iterator[None]:
 
 
 def leave(code: int) -> NoReturn:
-    """End the process, once all is written: taking apart what it imported takes longer than a small restore."""
+    """Flush the output and end the process. The interpreter's own ending takes longer than a small restore."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # `main` said so, if anybody can be told
+        with contextlib.suppress(OSError):  # `main` has reported it
             stream.flush()
     os._exit(code)
 
 
 def open_closed_streams() -> None:
-    """Streams that are closed lead nowhere from here on, so that nothing else that is opened takes their numbers; all
-    take whatever letters there are."""
+    """Open closed streams on /dev/null, so that no other file gets their numbers, and have all take any letter."""
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
     sys.stdout = sys.stdout or _nowhere()
     sys.stderr = sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what the locale has no letters for is no reason to fail
+            stream.reconfigure(errors="replace")  # letters that the locale lacks become question marks
 
 
 def _nowhere() -> TextIO:
@@ -59,8 +60,8 @@ def _nowhere() -> TextIO:
 
 
 def check_reader() -> None:
-    """Raises BrokenPipeError where whoever read our output has left, which else shows at the next line only."""
-    with contextlib.suppress(io.UnsupportedOperation):  # it is no file
+    """Raises BrokenPipeError if the reader of our output has left. Otherwise only the next write would tell."""
+    with contextlib.suppress(io.UnsupportedOperation):  # the output is no file
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)
         if any(event & select.POLLERR for _, event in output.poll(0)):
@@ -68,12 +69,12 @@ def check_reader() -> None:
 
 
 def give_up_output() -> None:
-    """It cannot be written: what is left of it leads nowhere, so that Python does not complain at exit."""
+    """Send the rest of the output to /dev/null, so that Python does not complain at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def complain(text: str) -> None:
-    """One line to the person; where that cannot be written there is nobody to tell."""
+    """Write one line to the standard error, if possible."""
     from paramsync.host.files import line
 
     with contextlib.suppress(OSError):

@@ -1,6 +1,6 @@
-"""The two programs: in place of this process, for `paramsync serve` and `train`, or as children of `paramsync up`.
+"""The trainer and the inferencer as processes: `paramsync serve` and `train` become them, `up` has them as children.
 
-They are packed below `paramsync` where it is installed, and lie beside it in a checkout.
+The wheel packs both below `paramsync`; in a checkout they lie beside the library.
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ if os.getppid() != int(parent):  # it ended before
     sys.exit(1)
 os.execv(command[0], command)
 """
-"""Becomes a command that ends with the process which started it. To say so between fork and exec would run Python in a
-copy of a process with threads, which may abort there."""
+"""Becomes a command that ends with its parent. A preexec function would run Python between fork and exec, which may abort
+in a process with threads."""
 _ADDRESS = re.compile(r"(\w+) (\S+:\d+)")
 
 
 def module(program: str) -> str:
-    """What `python -m` starts: "trainer", "inferencer", or a module within one."""
+    """The name for `python -m` of "trainer", "inferencer", or a module within them."""
     packed = find_spec(f"paramsync.{program.partition('.')[0]}") is not None
     return f"paramsync.{program}" if packed else program
 
 
 def check_tensorflow() -> None:
-    """Raises SettingsError where it is not installed."""
+    """Raises SettingsError if TensorFlow is not installed."""
     if find_spec("tensorflow") is None:
         raise SettingsError(f"needs TensorFlow, which is not installed: {install('tensorflow')}")
 
 
 def run(arguments: Namespace) -> NoReturn:
-    """Become the program, with the arguments that follow.
+    """Replace this process by the program, with the rest of the arguments.
 
-    To serve with --tf-serving first, the rest are flags of tensorflow_model_server.
+    After --tf-serving the rest are flags of tensorflow_model_server.
     """
     check_tensorflow()
     given = arguments.arguments
@@ -64,12 +64,12 @@ def run(arguments: Namespace) -> NoReturn:
 
 
 class Child:
-    """One of the programs as a child. Ctrl-C does not reach it; our death, however sudden, does."""
+    """One program as a child process. Ctrl-C does not reach it. It ends when this process ends, even by SIGKILL."""
 
     def __init__(self, program: str, arguments: Sequence[str], *, log: Path) -> None:
         self.program = program
         self._log = log
-        self._was_told = False  # to end
+        self._was_told = False  # whether `end` was called while it ran
         with log.open("wb") as output:
             command = [sys.executable, "-m", module(program), *arguments]
             self._process = subprocess.Popen(
@@ -90,7 +90,7 @@ class Child:
         return self._process.poll() is not None
 
     def addresses(self) -> Mapping[str, str]:
-        """What listens where, by the names of the line it logs when it is ready; empty before."""
+        """The addresses in the line that the program logs when it is ready, by name; empty before."""
         _, ready, rest = self._log.read_text(errors="replace").partition(f"{self.program} ready: ")
         line, end, _ = rest.partition("\n")
         return dict(_ADDRESS.findall(line)) if ready and end else {}
@@ -99,19 +99,19 @@ class Child:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-count:])
 
     def end(self) -> None:
-        """Tell it to end, if it has not ended by itself. Returns at once."""
+        """Send SIGTERM, and return at once."""
         self._was_told = not self.ended
         self._process.terminate()
 
     def wait(self, seconds: float) -> str | None:
-        """Wait for its end, and kill it where that does not come. Returns what went wrong, if anything."""
+        """Wait for its end, and kill it after so many seconds. Returns what went wrong, if anything."""
         try:
             code = self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
             return self._fault("did not end when it was asked to, and was killed")
-        if self._was_told and code in (0, -signal.SIGTERM):  # the latter where it was told before it could listen
+        if self._was_told and code in (0, -signal.SIGTERM):  # the latter if it could not handle signals yet
             return None
         return self._fault(f"ended with exit code {code}" if self._was_told else f"ended by itself, exit code {code}")
 
@@ -120,7 +120,7 @@ class Child:
 
 
 def end_all(children: Sequence[Child], *, seconds: float) -> list[str]:
-    """End all at the same time. Returns what went wrong."""
+    """End all children at the same time. Returns what went wrong."""
     for child in children:
         child.end()
     deadline = time.monotonic() + seconds

@@ -1,15 +1,13 @@
-"""`paramsync sync`: has the newest version serve now, of one model or all, at every server, and shows how far it is."""
+"""`paramsync sync`: has the newest version served now, of one model or all, at every server."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
-import threading
-import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 
-from paramsync.cli.formatting import console, duration, redraws, size
+from paramsync.cli.formatting import console, duration, redraws
 from paramsync.cli.process import complain
 from paramsync.cli.servers import ServerChange, ask_all, connected, tell
 from paramsync.errors import ParamsyncError, SettingsError
@@ -24,13 +22,12 @@ _PHASES = {
     pb.SyncProgress.VERIFYING: "verifying",
     pb.SyncProgress.WARMING: "warming",
 }
-_LINE_SECONDS = 1.0
 
 Show = Callable[[ServerChange, pb.SyncProgress], None]
 
 
 def run(arguments: Namespace) -> bool:
-    """True where every server serves what was asked for."""
+    """True if every server serves the version that was asked for."""
     if arguments.all and (arguments.model or arguments.version is not None):
         raise SettingsError("expected MODEL and --version without --all, which is the newest version of every model")
     with connected(arguments) as inferencers:
@@ -47,12 +44,12 @@ def run(arguments: Namespace) -> bool:
 
 
 def _of_all(inferencers: Sequence[Inferencer]) -> list[ServerChange]:
-    """One for each model that has a store; one with an error for each server that does not say which it serves."""
+    """A change for each model, and one with an error for each server that does not answer."""
     changes = []
     for inferencer, models in zip(inferencers, ask_all(inferencers, Inferencer.status), strict=True):
         if isinstance(models, ParamsyncError):
             changes.append(ServerChange(inferencer, "", error=models))
-        else:  # a connection is synced by its parts, which are models too
+        else:  # a joined model is synced by its parts, which are models too
             changes += [ServerChange(inferencer, status.model) for status in models if not status.parts]
     return changes
 
@@ -74,15 +71,15 @@ def _sentence(change: ServerChange, status: pb.ModelStatus) -> str:
 
 @contextlib.contextmanager
 def _shown(changes: Sequence[ServerChange]) -> Iterator[Show]:
-    """Shows the phase of each, and how much of it is done: as bars on a terminal, elsewhere as a line a second."""
-    names = _names(changes)
+    """On a terminal a bar for each change, with its phase and how much of it is done; elsewhere nothing."""
     screen = console(stderr=True) if sys.stderr.isatty() else None  # rich takes longer to import than most syncs take
     if screen is None or not redraws(screen):
-        yield _Lines(names).show
+        yield lambda change, progress: None
         return
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
     from rich.table import Column
 
+    names = _names(changes)
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
     columns = (text, BarColumn(bar_width=max(5, min(20, screen.width // 4))), DownloadColumn())
     with Progress(*columns, console=screen, transient=True, expand=True) as bar:
@@ -116,23 +113,3 @@ def _phase(progress: pb.SyncProgress) -> str:
     if progress.phase == pb.SyncProgress.PUBLISHING:
         return _PHASES[progress.phase]
     return f"{_PHASES[progress.phase]} {f'version {progress.version}' if progress.version else 'the newest version'}"
-
-
-class _Lines:
-    """What takes long is told once a second; what is done at once is not told."""
-
-    def __init__(self, names: dict[int, str], *, every: float = _LINE_SECONDS) -> None:
-        self._names = names
-        self._every = every
-        self._lock = threading.Lock()
-        self._next = dict.fromkeys(names, time.monotonic() + every)
-
-    def show(self, change: ServerChange, progress: pb.SyncProgress) -> None:
-        with self._lock:
-            if progress.phase not in _PHASES or time.monotonic() < self._next[id(change)]:
-                return
-            self._next[id(change)] = time.monotonic() + self._every
-        done = f", {size(progress.bytes_done)} of {size(progress.bytes_total)}" if progress.bytes_total else ""
-        with contextlib.suppress(OSError):
-            sys.stderr.write(f"{self._names[id(change)]}{_phase(progress)}{done}\n")
-            sys.stderr.flush()

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
-import shutil
 import signal
 import statistics
 import sys
@@ -60,9 +58,11 @@ def run(arguments: Namespace) -> bool:
     children: list[Child] = []
     faults: list[str] = []
     view = None
-    for place in (_MEMORY, Path(tempfile.gettempdir())):
-        remove_left_behind(place)
-    with _set_by_signals() as stop, run_folder(fast_place()) as folder:
+    with (
+        _set_by_signals() as stop,
+        tempfile.TemporaryDirectory(prefix="paramsync-up-", dir=fast_place(), ignore_cleanup_errors=True) as named,
+    ):
+        folder = Path(named)
         try:
             with contextlib.ExitStack() as clients:
                 trainer, inferencer, predictor = _start(arguments, children, folder, people, stop, clients)
@@ -309,40 +309,7 @@ class UpView:
         )
 
 
-PREFIX = "paramsync-up-"
 _MEMORY = Path("/dev/shm")
-
-
-@contextlib.contextmanager
-def run_folder(parent: Path) -> Iterator[Path]:
-    """A folder that is removed at the end, or by the next run if this process is killed.
-
-    Its owner holds a lock on it. The folder gets its name once it is locked, so that the next run finds no folder under
-    that name without a lock but those of killed runs.
-    """
-    hidden = Path(tempfile.mkdtemp(prefix=f".{PREFIX}", dir=parent))
-    lock = os.open(hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    folder = hidden
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        folder = hidden.rename(parent / hidden.name.removeprefix("."))
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
-
-
-def remove_left_behind(parent: Path) -> None:
-    """Remove the folders of killed runs. Folders of other users and of running runs stay."""
-    for folder in parent.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # locked, or no folder, or gone by now
-            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(lock).st_uid == os.geteuid():
-                    shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(lock)
 
 
 def fast_place(memory: Path = _MEMORY, *, room: int = 256 * 2**20) -> Path:

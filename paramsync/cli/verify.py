@@ -1,4 +1,4 @@
-"""`paramsync verify`: computes every checksum of a version again, and says what is wrong."""
+"""`paramsync verify`: checks every checksum of a version, its values, graph and signature."""
 
 from __future__ import annotations
 
@@ -38,8 +38,10 @@ from paramsync.version import Version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFinding:
-    """One tensor. `problem` is None where its bytes are what its checksum says, and where a graph needs it, no value is
-    NaN or infinite: such a version is not served. `variable` is None where nobody says."""
+    """One tensor. `variable` is the framework's name of it, if known.
+
+    `problem` is a wrong checksum, or a NaN or infinity in a parameter of the graph; None if there is none.
+    """
 
     name: str
     variable: str | None
@@ -52,9 +54,9 @@ class TensorFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One version. `problems` are of its files as a whole: where there are any, no tensor may have been looked at.
+    """One version. With `problems` of its files as a whole there may be no `tensors`.
 
-    `signed_by` is the trusted key that signed it; None where none did, or where no key is named to be trusted.
+    `signed_by` is the trusted key that signed it, if any.
     """
 
     number: int
@@ -73,7 +75,7 @@ class Verdict:
 
 
 def run(arguments: Namespace) -> bool:
-    """True where nothing is wrong."""
+    """True if nothing is wrong."""
     path = Path(arguments.store)
     store = Store(path)
     screen = console()
@@ -92,7 +94,7 @@ def run(arguments: Namespace) -> bool:
 
 
 def _verdicts(store: Store, arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdict]:
-    """What was asked for, one version after the other."""
+    """The verdicts on the versions that were asked for."""
     name, versions, broken = look(store.path)
     if name is None:
         raise StoreError(store.path, "nothing is published there yet")
@@ -118,7 +120,7 @@ def _broken(store: Store, name: str) -> Verdict:
 
 
 def _verify(store: Store, version: Version, trust: TrustedKeys | None) -> Verdict:
-    """Raises UnknownVersionError where it was pruned, StoreError where it cannot be read."""
+    """Raises UnknownVersionError if the version was pruned, StoreError if it cannot be read."""
     problems = []
     findings: list[TensorFinding] = []
     signed_by = None
@@ -129,7 +131,7 @@ def _verify(store: Store, version: Version, trust: TrustedKeys | None) -> Verdic
     if version.graph and (broken := _graph_problem(store.graph_file(version.graph), version.graph)):
         problems.append(broken)
     try:
-        bundle = store.open(version, mapped=False)  # whoever cuts a file meanwhile ends nobody
+        bundle = store.open(version, mapped=False)  # a mapped file that is cut meanwhile would end this process
     except (CorruptCheckpointError, UnreadableError) as error:
         problems.append(str(error))
     else:
@@ -137,7 +139,7 @@ def _verify(store: Store, version: Version, trust: TrustedKeys | None) -> Verdic
         with progress(f"version {version.number}", total) as advance:
             wrong = bundle.faults(advance, finite=True)
         variables = graph_files.variables_of(store, version)
-        if variables:  # nobody serves the others: an optimizer's, say, may well be infinite
+        if variables:  # other tensors, such as an optimizer's, are not served and may be infinite
             wrong = {
                 name: error
                 for name, error in wrong.items()
@@ -151,7 +153,7 @@ def _verify(store: Store, version: Version, trust: TrustedKeys | None) -> Verdic
 
 
 def _distrust(store: Store, version: Version, trust: TrustedKeys) -> str | None:
-    """Why a version is not one that a trusted key signed. What cannot be read is told by others."""
+    """Why the version is not trusted; None if a trusted key signed it."""
     try:
         trust.check_record(version)
         if version.graph:
@@ -168,7 +170,7 @@ def _distrust(store: Store, version: Version, trust: TrustedKeys) -> str | None:
 
 
 def _graph_problem(path: Path, digest: str) -> str | None:
-    """What is wrong with a graph file, whose parts are not parsed; one without a checksum is of an older publisher."""
+    """What is wrong with a graph file, if anything. A file without a checksum is an older publisher's."""
     try:
         content = files.content(path, limit=files.MAX_MESSAGE)
         file = parse(graph_def_pb2.GraphFile, content, str(path))

@@ -1,4 +1,4 @@
-"""`paramsync versions`: what is in a store, how large it is, what versions share, and who holds it."""
+"""`paramsync versions`: lists the versions in a store, their sizes, and the processes that hold them."""
 
 from __future__ import annotations
 
@@ -27,12 +27,11 @@ _NAMED = 3  # files that stand in an error
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionRow:
-    """One version. Bytes are its tensors', by its record; None where TensorFlow wrote it and there is none. So is
-    `finite`, whether the publisher looked at all values.
+    """One version.
 
-    `file_bytes` is the size of its data files, `shared_bytes` of those that other versions have too. `held_by` are
-    process ids; None where the kernel does not say. `signed_by` is the key that the record names, unchecked: `verify`
-    checks it.
+    `bytes`, `bytes_written` and `finite` are from its record; None if TensorFlow wrote it. `file_bytes` is the size of
+    its data files, `shared_bytes` of the data files that other versions have too. `held_by` are process ids; None if
+    the kernel does not tell. `signed_by` is the key that the record names; `verify` checks the signature.
     """
 
     number: int
@@ -49,7 +48,7 @@ class VersionRow:
 
 
 def run(arguments: Namespace) -> bool:
-    """True where every version that is listed can be opened."""
+    """True if every listed version can be opened."""
     path = Path(arguments.store)
     latest, versions, broken = look(path)
     broken += [version.prefix for version in versions if not _is_whole(path, version)]
@@ -72,9 +71,9 @@ def run(arguments: Namespace) -> bool:
 
 
 def look(path: Path) -> tuple[str | None, list[Version], list[str]]:
-    """The name of the latest version, all that can be read, and the names of those that are listed and cannot.
+    """The name of the latest version, all readable versions, and the names of listed versions that cannot be read.
 
-    Raises StoreError for what is no directory, or no store, CorruptCheckpointError where `checkpoint` is broken.
+    Raises StoreError if `path` is no store, CorruptCheckpointError if the file `checkpoint` is broken.
     """
     before = read_state(path)
     versions = Store(path).versions()
@@ -84,11 +83,11 @@ def look(path: Path) -> tuple[str | None, list[Version], list[str]]:
             there = [file.name for file in path.iterdir()]
         except OSError as error:
             raise StoreError(path, f"cannot be read: {error.strerror}") from error
-        if there and LOCK not in there:  # nobody ever published there
+        if there and LOCK not in there:  # a publisher leaves its lock
             raise StoreError(path, f"is no store: expected a file 'checkpoint' in it, found {_some(there)}")
         return None, [], []
     readable = {version.prefix for version in versions}
-    # What is not in both was published, or pruned, while this looked.
+    # A name that is in only one of the two states was published or pruned meanwhile.
     return after.latest, versions, [name for name in before.names if name in after.names and name not in readable]
 
 
@@ -98,7 +97,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _is_whole(path: Path, version: Version) -> bool:
-    """Whether its index can be read and its data files are as long as that says; pruned since, it is no concern."""
+    """Whether its index can be read and its data files have the right size. A version that is pruned meanwhile has."""
     try:
         Store(path).open(version, mapped=False)
     except (CorruptCheckpointError, UnreadableError):
@@ -136,7 +135,7 @@ def _data_files(path: Path, name: str) -> Iterator[os.stat_result]:
 
 
 def _on_disk(path: Path) -> int:
-    """What the whole directory takes, retired files included; what has several names counts once."""
+    """The bytes that the directory takes, retired files included. A file with several names counts once."""
     taken = {}
     with os.scandir(path) as entries:
         for entry in entries:
@@ -166,7 +165,7 @@ def _table(rows: Sequence[VersionRow], now: float) -> Table:
 
 
 def _signed(rows: Sequence[VersionRow]) -> Iterator[str]:
-    """A line for each key that records name."""
+    """A line for each key that a record names."""
     signed: defaultdict[str, list[int]] = defaultdict(list)
     for row in reversed(rows):
         if row.signed_by is not None:
@@ -182,7 +181,7 @@ LOCKS = Path("/proc/locks")
 
 
 def shared_locks(locks: Path = LOCKS) -> Mapping[_File, frozenset[int]] | None:
-    """Process ids by the file that each has a shared lock on, as far as this process can see; None where it cannot."""
+    """The processes with a shared lock on each file, as far as the kernel tells this process; None if it does not."""
     try:
         lines = locks.read_text().splitlines()
     except OSError:
@@ -190,13 +189,13 @@ def shared_locks(locks: Path = LOCKS) -> Mapping[_File, frozenset[int]] | None:
     holders: defaultdict[_File, set[int]] = defaultdict(set)
     for line in lines:
         words = line.split()
-        if words[1:4] == ["FLOCK", "ADVISORY", "READ"]:  # one that waits for its lock has `->` before these
+        if words[1:4] == ["FLOCK", "ADVISORY", "READ"]:  # a lock that is waited for has `->` before these words
             major, minor, inode = words[5].split(":")
             holders[int(major, 16), int(minor, 16), int(inode)].add(int(words[4]))
     return {file: frozenset(processes) for file, processes in holders.items()}
 
 
 def holders_of(files: Iterable[os.stat_result], locks: Mapping[_File, frozenset[int]]) -> list[int]:
-    """The processes that hold any of the files, ascending."""
+    """The processes that hold any of the files, in ascending order."""
     identities = [(os.major(file.st_dev), os.minor(file.st_dev), file.st_ino) for file in files]
     return sorted(frozenset().union(*(locks.get(identity, ()) for identity in identities)))

@@ -20,10 +20,8 @@ import pytest
 from paramsync.cli.__main__ import main
 from paramsync.cli.arguments import parser
 from paramsync.cli.formatting import duration, plain, size, to_json
-from paramsync.cli.servers import ServerChange, ask_all
-from paramsync.cli.sync import _Lines
+from paramsync.cli.servers import ask_all
 from paramsync.errors import CallError, ParamsyncError
-from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
 from tests.support.commands import only_line
@@ -293,9 +291,6 @@ def test_json_has_a_string_for_what_is_no_number_and_null_for_what_is_absent() -
     assert (found["loss"], found["published"]["metrics"], found["total_steps"]) == ("nan", {"loss": "inf"}, None)
 
 
-VERIFYING = pb.SyncProgress(phase=pb.SyncProgress.VERIFYING, version=7, bytes_done=5_000_000, bytes_total=10_000_000)
-
-
 @pytest.mark.parametrize("columns", [40, 80])
 def test_a_terminal_shows_how_far_it_is_and_then_why_it_failed(columns: int, server: str) -> None:
     code, drawn = on_terminal("sync", "--version", str(CORRUPT), "--server", server, columns=columns, TERM="xterm")
@@ -307,15 +302,3 @@ def test_a_terminal_shows_how_far_it_is_and_then_why_it_failed(columns: int, ser
     assert plain.rstrip().endswith(
         "version 2 was refused: not finite; what served goes on serving, see `paramsync status`"
     )
-
-
-def test_what_takes_long_is_a_line_where_nobody_draws(nobody: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with Inferencer(nobody) as inferencer:
-        change = ServerChange(inferencer, "m")
-        names = {id(change): "m: "}
-        _Lines(names).show(change, VERIFYING)
-        assert capsys.readouterr().err == ""
-        lines = _Lines(names, every=0.0)
-        lines.show(change, VERIFYING)
-        lines.show(change, pb.SyncProgress(phase=pb.SyncProgress.DONE))
-        assert capsys.readouterr().err == "m: verifying version 7, 5.0 MB of 10 MB\n"

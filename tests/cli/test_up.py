@@ -5,8 +5,6 @@ from __future__ import annotations
 import io
 import re
 import socket
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +16,7 @@ from rich.console import Console
 
 from paramsync.cli.__main__ import main
 from paramsync.cli.programs import Child, end_all
-from paramsync.cli.up import HeldOut, Prober, Summary, UpView, fast_place, remove_left_behind, run_folder
+from paramsync.cli.up import HeldOut, Prober, Summary, UpView, fast_place
 from paramsync.rpc.client import Inferencer, Predictor, Trainer
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.programs import eventually
@@ -96,35 +94,6 @@ def test_temporary_files_go_to_disk_if_memory_has_no_room(tmp_path: Path) -> Non
     assert fast_place(tmp_path, room=1) == tmp_path
     assert fast_place(tmp_path, room=2**62) == elsewhere
     assert fast_place(tmp_path / "nosuch") == elsewhere
-
-
-def test_the_folder_of_a_killed_run_is_removed_by_the_next_run(tmp_path: Path) -> None:
-    with run_folder(tmp_path) as folder:
-        (folder / "store").mkdir()
-    assert list(tmp_path.iterdir()) == []
-    code = f"""
-import os, pathlib
-from paramsync.cli.up import run_folder
-with run_folder(pathlib.Path({str(tmp_path)!r})) as folder:
-    (folder / "store").mkdir()
-    os.kill(os.getpid(), 9)
-"""
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
-    (left,) = tmp_path.iterdir()
-    assert (left / "store").exists()
-    remove_left_behind(tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_folder_of_a_running_run_and_other_files_stay(tmp_path: Path) -> None:
-    (tmp_path / "paramsync-up-file").touch()
-    (tmp_path / "elsewhere").mkdir()
-    (tmp_path / "paramsync-up-link").symlink_to(tmp_path / "elsewhere")
-    with run_folder(tmp_path) as folder:
-        before = sorted(tmp_path.iterdir())
-        remove_left_behind(tmp_path)
-        assert sorted(tmp_path.iterdir()) == before
-        assert folder in before
 
 
 def test_ports_that_are_taken_or_given_twice_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
