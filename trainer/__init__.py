@@ -1,1 +1,1 @@
-"""The training program, and what people add to their own trainers."""
+"""The training program."""

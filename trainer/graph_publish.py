@@ -1,4 +1,4 @@
-"""Puts the graph of what a function builds into a store: `python -m trainer.graph_publish MODULE:BUILD STORE`."""
+"""Puts the graph of a user's model into a store: `python -m trainer.graph_publish MODULE:BUILD STORE`."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from paramsync.program.flags import Parser, check_text
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import graph_file
 
-from . import settings, user_code
+from . import job_source, settings
 
 if TYPE_CHECKING:
     from paramsync.graphs.capturing import Capture
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code. Prints one line of JSON; what the function prints goes elsewhere."""
+    """Run the program; returns its exit code. Prints one line of JSON. User code prints to the standard error."""
     settings.set_environment()
     try:
         target, store, allow_ops = _parse(sys.argv[1:] if arguments is None else arguments)
         with contextlib.redirect_stdout(sys.stderr):
             graph = _capture(target).graph
             content = graph.to_bytes()
-            graph.check_file(content, allowed=allow_ops)  # as every follower does
+            graph.check_file(content, allowed=allow_ops)  # followers would refuse it
         with StoreWriter(store) as writer:
             writer.add_graph(graph.digest, content)
     except ParamsyncError as error:
@@ -47,7 +47,7 @@ def _parse(arguments: Sequence[str]) -> tuple[str, Path, Sequence[str]]:
     parser.add_argument("store", type=Path, metavar="STORE")
     parser.add_argument("--allow-op", dest="allow_ops", action="append", metavar="NAME")
     given = parser.parse_args(arguments)
-    if not user_code.is_source(given.target):
+    if not job_source.is_source(given.target):
         raise SettingsError(f"expected MODULE:BUILD, such as models.digits:build, found {given.target!r}")
     return given.target, given.store, given.allow_ops or ()
 
@@ -59,11 +59,11 @@ def _capture(target: str) -> Capture:
     from paramsync.graphs.capturing import Capture, capture
 
     with contextlib.suppress(RuntimeError):
-        tf.config.set_visible_devices([], "GPU")  # a trainer may have it all
-    source: Any = user_code.load(target)
+        tf.config.set_visible_devices([], "GPU")  # a trainer may need all of its memory
+    source: Any = job_source.load(target)
     models = (keras.layers.Layer, tf.Module, Capture, tf.types.experimental.PolymorphicFunction)
     if callable(source) and not isinstance(source, models):
-        source = user_code.call(f"{target} failed", source)
+        source = job_source.call(f"{target} failed", source)
     return source if isinstance(source, Capture) else capture(source)
 
 

@@ -1,39 +1,101 @@
-"""From MODULE:FUNCTION to a Job. Whatever is wrong with it is a SettingsError of one line."""
+"""Finds and calls functions of users, such as the job of `--job`. Their errors become one line that says where."""
 
 from __future__ import annotations
 
-import inspect
+import importlib
 import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
-from paramsync.errors import SettingsError
+from paramsync.errors import GraphError, ParamsyncError, SettingsError
 from paramsync.publishing.job import Job, JobFunction, JobSettings
 
-from . import user_code
-from .user_code import UserCodeError
-
 DEFAULT = f"{__package__}.jobs.digits:job"
+Result = TypeVar("Result")
+
+_LONG = 300  # characters of a user's error that are shown
+
+
+class UserCodeError(GraphError):
+    """A module or function of a user failed."""
+
+
+def is_source(text: str) -> bool:
+    """Whether the text has the form MODULE:NAME. The name may be an attribute's, A.B."""
+    module, colon, name = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
+
+
+def load(source: str) -> Any:
+    """Import the object MODULE:NAME. The module may be in the current directory.
+
+    Raises SettingsError if there is no such object, UserCodeError if the import fails.
+    """
+    module_name, _, name = source.partition(":")
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise SettingsError(f"module {module_name} cannot be imported: {_one_line(error)}") from error
+        places = f"in {here} or among what is installed"
+        raise SettingsError(f"expected a module {module_name} {places}, found no module {error.name!r}") from error
+    except (Exception, SystemExit) as error:
+        raise UserCodeError(f"module {module_name} cannot be imported: {_one_line(error)}") from error
+    value = module
+    for part in name.split("."):
+        if not hasattr(value, part):
+            raise SettingsError(f"expected a function {name!r} in {module.__file__}, found no such name")
+        value = getattr(value, part)
+    return value
+
+
+def call(problem: str, function: Callable[..., Result], *arguments: Any) -> Result:
+    """Call the function. Raises UserCodeError, which begins with `problem`, if it fails. Our own errors pass."""
+    try:
+        return function(*arguments)
+    except ParamsyncError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserCodeError(f"{problem}: {_one_line(error)}") from error
+
+
+def _one_line(error: BaseException) -> str:
+    """The error's type, its text, and the deepest line of code that is not installed."""
+    text = " ".join(str(error).split())
+    said = f"{type(error).__name__}: {text[:_LONG]}" if text else type(error).__name__
+    if isinstance(error, SyntaxError):  # its text says where
+        return said
+    foreign = ("<frozen", __file__, str(Path(importlib.__file__).parent))
+    own = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if "site-packages" not in frame.filename and not frame.filename.startswith(foreign)
+    ]
+    return f"{said} ({own[-1].filename}, line {own[-1].lineno})" if own else said
 
 
 def find(source: str) -> JobFunction:
-    """Import the module, which may be in the current directory, and take the function from it. Raises SettingsError."""
+    """The function of `--job MODULE:FUNCTION`. Raises SettingsError."""
     try:
-        function = user_code.load(source)
+        function = load(source)
     except (SettingsError, UserCodeError) as error:
         raise _refused(source, str(error)) from error
     module, _, name = source.partition(":")
     if not callable(function):
         expected = f"expected a function {name!r} in {sys.modules[module].__file__}"
         raise _refused(source, f"{expected}, found {type(function).__name__} {name!r}")
-    if not _takes_settings(function):
-        expected = f"expected {name}(settings), a function of one argument"
-        raise _refused(source, f"{expected}, found {name}{inspect.signature(function)}")
     return function  # type: ignore[no-any-return]  # `make` checks what it returns
 
 
 def make(source: str, function: JobFunction, settings: JobSettings) -> Job:
-    """Call it. Raises SettingsError where it fails, or returns something else; other errors of ours as they are."""
+    """Call the function. Raises SettingsError if it fails or returns no Job; our own other errors pass."""
     try:
-        job = user_code.call("it failed", function, settings)
+        job = call("it failed", function, settings)
     except (SettingsError, UserCodeError) as error:
         if source == DEFAULT and isinstance(error, SettingsError):
             raise
@@ -45,13 +107,3 @@ def make(source: str, function: JobFunction, settings: JobSettings) -> Job:
 
 def _refused(source: str, problem: str) -> SettingsError:
     return SettingsError(f"--job {source}: {problem}")
-
-
-def _takes_settings(function: JobFunction) -> bool:
-    try:
-        inspect.signature(function).bind(JobSettings())
-    except TypeError:
-        return False
-    except ValueError:  # it has no signature that Python knows of
-        return True
-    return True

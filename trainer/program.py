@@ -1,6 +1,6 @@
-"""The training program: what can be wrong is found as early as can be; then step, publish if due, save now and then.
+"""The training program: check everything early, then step, publish if due, save now and then, until the end.
 
-The ending is the same for the last step and for a signal.
+A signal ends training like the last step does.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ if TYPE_CHECKING:
     from .scalars import Scalars
     from .state import TrainingState
 
-STATES = 2  # training states that are kept: one may turn out to be unreadable
+STATES = 2  # that are kept: the newest may turn out to be unreadable
 _DRAW_SECONDS = 1.0  # between two points for TensorBoard
 
 _log = logging.getLogger("paramsync.trainer")
 
 
 def run(settings: Settings, *, stop: Stop) -> None:
-    """Train from where the state left off, until the last step, or until told to stop.
+    """Train from the saved state on, until the last step or a signal.
 
-    Raises ParamsyncError where it cannot begin, and SettingsError after the first step where the job does not count its
-    steps or tells no loss. What the job's own step raises passes through.
+    Raises ParamsyncError if training cannot begin, SettingsError after the first step if the job does not count its
+    steps or return a loss, and the errors of the job's own step.
     """
     raise_descriptor_limit()
     manager = service_manager()
@@ -59,13 +59,12 @@ def run(settings: Settings, *, stop: Stop) -> None:
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(traces.exported("paramsync-trainer"))
-        key = settings.signing_key
         store = enter(
             StoreWriter(
                 settings.store,
                 keep=Retention(keep=settings.keep, keep_for=settings.keep_for, keep_every=settings.keep_every),
                 durable=settings.durable,
-                signing_key=key,
+                signing_key=settings.signing_key,
             )
         )
         states = enter(StoreWriter(settings.state, keep=STATES, durable=settings.durable))
@@ -118,7 +117,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
         try:
             loop.run(stop)
         finally:
-            with suppress(OSError):  # the terminal was closed: training goes on to its end
+            with suppress(OSError):  # the terminal was closed; training ends in order all the same
                 screen.close()
         control.training_ends()
         manager.stopping("publishing and saving the last step")
@@ -176,7 +175,7 @@ class _Loop:
         self._draw()
 
     def finish(self) -> None:
-        """Publish and save the last step, side by side."""
+        """Publish and save the last step at the same time."""
         step, loss = self.meter.step, self.meter.loss
         self.state.finish()
         self.state.save(step)

@@ -1,4 +1,4 @@
-"""Scalars: how training goes, as TensorBoard shows it. Needs TensorFlow, and not TensorBoard."""
+"""Scalars: loss and speed for TensorBoard. Needs TensorFlow, but not TensorBoard."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _log = logging.getLogger("paramsync.trainer")
 
 
 class Scalars:
-    """loss, steps_per_second, published_version and stall_ms by step, in an event file that each start begins.
+    """Writes loss, steps_per_second, published_version and stall_ms by step. Each start of a trainer begins a file.
 
-    Belongs to the thread that trains. A failure to write is logged once and ends the writing; training goes on.
+    Belongs to the thread that trains. After a failure, which is logged, nothing more is written; training goes on.
     """
 
     def __init__(self, directory: Path | None) -> None:
-        """The file is made at the first point. Without a directory nothing is written."""
+        """The first point creates the file. Without a directory nothing is written."""
         self._directory = directory
         self._writer: tf.summary.SummaryWriter | None = None
         self._kind = summary_pb2.SummaryMetadata(
@@ -30,7 +30,7 @@ class Scalars:
         )
 
     def write(self, meter: Meter, published: Version | None) -> None:
-        """A point at this step of each of them that there is."""
+        """Write a point at this step for each known value."""
         if self._directory is None:
             return
         points = {
@@ -52,6 +52,6 @@ class Scalars:
             self._directory = None
 
     def close(self) -> None:
-        """Nothing comes after this."""
+        """Close the file, for good."""
         if self._writer is not None and self._directory is not None:
             self._writer.close()

@@ -1,4 +1,4 @@
-"""Screen: how training goes, for a person: a progress bar on a terminal, a line now and then elsewhere."""
+"""Shows how training goes: a progress bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("paramsync.trainer")
 
 
 class TrainingScreen:
-    """Belongs to the thread that trains. `every` says how many seconds apart it wants to be shown something."""
+    """Belongs to the thread that trains, which calls `show` every `every` seconds."""
 
     def __init__(self, log_format: str = "text") -> None:
         self._log_format = log_format
@@ -28,7 +28,7 @@ class TrainingScreen:
         self.every = 0.2 if self._redraws else 5.0
 
     def take_logs(self) -> None:
-        """Have all log records written here, so that they and the bar leave each other whole."""
+        """Write all log records here, so that they do not break the bar."""
         if not self._redraws:
             start_logging(self._log_format)
             return
@@ -37,7 +37,7 @@ class TrainingScreen:
         start_logging(handler=handler)
 
     def show(self, meter: Meter, published: Version | None, *, out_of: int | None) -> None:
-        """Show the step out of as many, or within an epoch of as many; None where nobody says how many."""
+        """Show the step. `out_of` is the number of all steps, or of the steps of an epoch, if known."""
         if not self._redraws:
             version = None if published is None else published.number
             _log.info("%s", _line(meter, published), extra={"step": meter.step, "version": version})
@@ -51,13 +51,13 @@ class TrainingScreen:
         self._bar.update(self._task, completed=done, step=meter.step, text=_words(meter, published))
 
     def close(self) -> None:
-        """Leave the bar where it is."""
+        """Stop drawing. The bar stays on the screen."""
         if self._bar is not None:
             self._bar.stop()
 
 
 def _line(meter: Meter, published: Version | None) -> str:
-    """For programs: `name=value` of everything there is."""
+    """For programs: every known value as `name=value`."""
     parts = [f"step={meter.step}"]
     if meter.loss is not None:
         parts.append(f"loss={meter.loss:.6g}")

@@ -21,17 +21,17 @@ from paramsync.rpc.tokens import Tokens
 from paramsync.version import NUMBERS
 
 from . import job_source
-from .user_code import is_source
+from .job_source import is_source
 
-_SEEDS = 1 << 32  # what numpy and Keras take
-_GATES = ("loss", "min loss", "max loss")  # what a job tells of a step is its loss
+_SEEDS = 1 << 32  # the limit of numpy and Keras
+_GATES = ("loss", "min loss", "max loss")  # the loss is the only metric of a job
 _COUNT = whole(1, NUMBERS - 1)
 _SECONDS = seconds(below=math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the program was asked to do. `steps` is None where it trains until it is stopped."""
+    """What the program was asked to do. With `steps` of None it trains until it is stopped."""
 
     job: str
     store: Path
@@ -61,7 +61,7 @@ class Settings:
 
 
 def parse(arguments: Sequence[str]) -> Settings:
-    """Read the program's arguments. Raises SettingsError, one line that says what to mend."""
+    """Read the program's arguments. Raises SettingsError."""
     check_text(arguments)
     given = vars(_parser().parse_args(arguments))
     every_steps, every_seconds = given.pop("every_steps"), given.pop("every_seconds")
@@ -69,7 +69,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         every_seconds = 1.0
     given["allow_ops"] = tuple(given["allow_ops"] or ())
     given["state"] = given["state"] or given["store"] / "training"
-    if given["state"].resolve() == given["store"].resolve():  # each has a file `checkpoint`
+    if given["state"].resolve() == given["store"].resolve():  # both have a file `checkpoint`
         raise SettingsError(f"--state {given['state']}: expected another directory than the store, found the same")
     if given["keep_every"] is not None and given["keep_for"] is None:
         raise SettingsError(f"--keep-every: expected --keep-for T with it, found {given['keep_every']:g} alone")
@@ -85,8 +85,8 @@ def parse(arguments: Sequence[str]) -> Settings:
 def set_environment() -> None:
     """Prepare the environment for TensorFlow, Keras and gRPC; to be called before they are imported."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what it has to say about a taken port, we say
-    os.environ["KERAS_BACKEND"] = "tensorflow"  # another one would not run the training step
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report a taken port ourselves
+    os.environ["KERAS_BACKEND"] = "tensorflow"  # other backends cannot run the training step
 
 
 def _parser() -> argparse.ArgumentParser:

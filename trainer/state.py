@@ -1,13 +1,11 @@
-"""TrainingState: everything that resuming needs, saved as TensorFlow checkpoints while training goes on."""
+"""TrainingState: model, optimizer and step, saved as TensorFlow checkpoints while training goes on."""
 
 from __future__ import annotations
 
 import logging
 import operator
-import shutil
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +27,8 @@ from paramsync.store.store import read_state
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.version import Version
 
-_EARLIER = "state-"  # what the names of an earlier release's states began with
-_MODEL = "model/"  # what the keys of its variables begin with
-_ENOUGH = 2  # of ours: one may turn out to be unreadable
-_WITHOUT_VARIABLES = (  # what TensorFlow saves in ways of its own
+_MODEL = "model/"  # the prefix of the keys of its variables
+_WITHOUT_VARIABLES = (  # TensorFlow saves these in other ways than by variables
     tf.data.Iterator,
     tf.lookup.experimental.MutableHashTable,
     tf.lookup.experimental.DenseHashTable,
@@ -44,45 +40,41 @@ _log = logging.getLogger("paramsync.trainer")
 
 
 class TrainingState:
-    """Model, step and `state` of a job, in a directory of their own.
+    """Saves and restores model, step and `state` of a job in a directory of their own.
 
-    What `tf.train.Checkpoint(model=job.model, step=job.step, **job.state)` would save is saved under the same names,
-    and restored by it: variables too that were added since the job was made. `restore`, `save` and `finish` belong to
-    the thread that trains. `save` pins the values, in microseconds a variable; a thread of this class writes them. A
-    failure to save is logged and in `error`; training goes on.
+    The files are those of `tf.train.Checkpoint(model=job.model, step=job.step, **job.state)`, which restores them.
+    Variables that were added since the job was made are saved too. `restore`, `save` and `finish` belong to the thread
+    that trains. `save` pins the values, in microseconds a variable; a thread of this class writes them. A failed save
+    is logged and kept in `error`; training goes on.
     """
 
     def __init__(self, store: StoreWriter, directory: Path, job: Job, *, allow_nan: bool = False) -> None:
-        """`store` writes into `directory`, and stays its caller's.
+        """`store` writes into `directory`; the caller closes it.
 
-        A model with NaN or infinite parameters is not saved: whoever resumed from it could not train on. Unless they
-        are allowed.
+        Unless `allow_nan`, a model with NaN or infinity is not saved: training could not resume from it.
 
-        Raises SettingsError for a state with more to it than variables, or whose variables are not there yet.
+        Raises SettingsError for a state of more than variables, or whose variables do not exist yet.
         """
-        for leftover in directory.glob(f"{_EARLIER}*_temp"):  # of an earlier release that was killed
-            shutil.rmtree(leftover, ignore_errors=True)
         self.saved: int | None = None  # the step that was saved last, or resumed from
-        self.error: str | None = None  # of the last save; None where it went well
-        self._repeats = Repeats()  # of saves that failed
+        self.error: str | None = None  # of the last save, if it failed
+        self._repeats = Repeats()  # of failed saves
         self._directory = directory
         self._store = store
         self._job = job
         self._allow_nan = allow_nan
         self._checkpoint = _checkpoint(job)
-        self._checkpoint.save_counter.assign(0)  # it is made at its first use, and `restore` expects it
+        self._checkpoint.save_counter.assign(0)  # creates the counter, which `restore` expects
         self._structure: list[Any] = []
         self._follow_structure()
         self._read = VariableReader(self._variables)
-        self._commits = 0
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="state")
         self._writing: Future[None] | None = None
 
     def restore(self) -> bool:
-        """Go on from what was saved last; False where nothing was.
+        """Restore the newest state; False if there is none.
 
-        A save that is damaged is passed over with a warning. Raises SettingsError for one of another job,
-        UnreadableError for one that cannot be read now, and what `read_state` does.
+        A damaged state is skipped with a warning. Raises SettingsError for the state of another job, UnreadableError
+        for a state that cannot be read now, and the errors of `read_state`.
         """
         state = read_state(self._directory)
         for name in reversed(state.names if state else ()):
@@ -95,9 +87,9 @@ class TrainingState:
         return False
 
     def save(self, step: int) -> bool:
-        """Have the values that all variables have now saved as those of this step.
+        """Begin to save the present values of all variables as those of this step.
 
-        False, and nothing is done, while the save before is being written.
+        Does nothing and returns False while the previous save is being written.
         """
         if self._writing is not None and not self._writing.done():
             return False
@@ -116,7 +108,7 @@ class TrainingState:
         return True
 
     def finish(self, step: int | None = None) -> None:
-        """Wait for what is being written; then have this step saved, and wait for that too."""
+        """Wait for the save under way; then save this step, if given, and wait for that too."""
         if self._writing is not None:
             self._writing.result()
         if step is not None:
@@ -124,23 +116,20 @@ class TrainingState:
             self.finish()
 
     def close(self) -> None:
-        """Wait for what is being written, and end the thread."""
+        """Wait for the save under way, and end the thread."""
         self._thread.shutdown()
 
     def _write(self, snapshot: Snapshot) -> None:
         try:
-            if self._commits == _ENOUGH:
-                self._remove_earlier()
             tensors = snapshot.tensors()
             if not self._allow_nan and (wrong := [name for name in tensors if _has_diverged(name, tensors[name])]):
-                raise NotFiniteError(wrong)  # noqa: TRY301, it is told like all that may be wrong with a save
+                raise NotFiniteError(wrong)  # noqa: TRY301, reported like every other failure
             self._store.commit(snapshot.version, tensors)
-        except Exception as error:  # noqa: BLE001, the edge of the thread: training goes on whatever writing does
+        except Exception as error:  # noqa: BLE001, the edge of the thread: training goes on
             self._failed(error)
         else:
             self.saved, self.error = snapshot.version.step, None
             self._repeats.over()
-            self._commits += 1
 
     def _failed(self, error: Exception) -> None:
         self.error = _first_line(error)
@@ -148,12 +137,12 @@ class TrainingState:
             _log.error("training state was not saved, training goes on: %s", told)
 
     def _follow_structure(self) -> None:
-        """Have the variables that there are now saved. Raises SettingsError for what cannot be saved.
+        """Take up variables that were added or removed. Raises SettingsError for a state that cannot be saved.
 
-        Whether there are others than before is found in about ten microseconds a variable.
+        Comparing with the previous variables takes about ten microseconds each.
         """
         tracked = tf.train.TrackableView(self._checkpoint).descendants()
-        structure = [*tracked, *parts(self._checkpoint)]  # Keras' layers have some that TensorFlow does not see
+        structure = [*tracked, *parts(self._checkpoint)]  # Keras' layers have parts that TensorFlow does not see
         if len(structure) == len(self._structure) and all(map(operator.is_, structure, self._structure)):
             return
         _check(self._checkpoint)
@@ -161,15 +150,6 @@ class TrainingState:
         self._keys, self._variables = list(variables), list(variables.values())
         self._objects = np.array(object_graph(self._checkpoint, self._keys), dtype=object)
         self._structure = structure
-
-    def _remove_earlier(self) -> None:
-        """The states of an earlier release, which are the store's to list only.
-
-        What is gone, it lists no more from the next commit on.
-        """
-        for file in self._directory.glob(f"{_EARLIER}*"):
-            with suppress(OSError):
-                file.unlink()
 
     def _restore(self, prefix: str) -> None:
         try:
@@ -184,13 +164,13 @@ class TrainingState:
 
 
 def _has_diverged(name: str, value: npt.NDArray[np.generic]) -> bool:
-    """Whether it is a parameter of the model with values that are NaN or infinite. Other state may well have some."""
+    """Whether it is a parameter of the model with NaN or infinite values. Other state may have such values."""
     sound = soundness(value.dtype) if name.startswith(_MODEL) and value.size else None
     return sound is not None and not sound(np.ascontiguousarray(value).view(np.uint8).reshape(-1).data)
 
 
 def _checkpoint(job: Job) -> tf.train.Checkpoint:
-    """Raises SettingsError where TensorFlow has no way to save what the state has."""
+    """Raises SettingsError if TensorFlow cannot save an object of the state."""
     try:
         return tf.train.Checkpoint(model=job.model, step=job.step, **job.state)
     except (ValueError, TypeError) as error:
@@ -199,7 +179,7 @@ def _checkpoint(job: Job) -> tf.train.Checkpoint:
 
 
 def _check(checkpoint: tf.train.Checkpoint) -> None:
-    """Raises SettingsError where a checkpoint would not cover everything, or has more to it than variables."""
+    """Raises SettingsError if variables do not exist yet, or if more than variables would have to be saved."""
     for name, value in tf.train.TrackableView(checkpoint).children(checkpoint).items():
         objects = tf.train.TrackableView(value).descendants()
         for each in objects:
@@ -217,9 +197,9 @@ def _only_variables(name: str, found: object) -> str:
 
 
 def _problem(prefix: Path) -> ParamsyncError | None:
-    """What is wrong with a save, of which every tensor is read: a restore must not stop halfway.
+    """What is wrong with a state, if anything. Reads every tensor, so that a restore does not stop halfway.
 
-    Raises UnreadableError where it cannot be read now, and is not to be trained once more.
+    Raises UnreadableError if the state cannot be read now: the steps since an older state would be trained twice.
     """
     try:
         faults = Bundle.open(prefix, mapped=False).faults(lambda _: None)

@@ -66,16 +66,6 @@ def saved(directory: Path, *steps: int) -> None:
                 state.finish(step)
 
 
-def saved_by_an_earlier_release(directory: Path, *steps: int) -> None:
-    one = job()
-    checkpoint = tf.train.Checkpoint(model=one.model, step=one.step)
-    manager = tf.train.CheckpointManager(checkpoint, str(directory), max_to_keep=2, checkpoint_name="state")
-    for step in range(1, max(steps) + 1):
-        one.train_step()
-        if step in steps:
-            manager.save()
-
-
 def newest(directory: Path, suffix: str) -> Path:
     prefix = tf.train.latest_checkpoint(directory)
     return next(Path(prefix).parent.glob(f"{Path(prefix).name}{suffix}*"))

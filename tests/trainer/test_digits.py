@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from paramsync.errors import SettingsError
 from trainer.jobs import digits, examples, glyphs
@@ -31,31 +30,27 @@ def npy() -> bytes:
     return file.getvalue()
 
 
+def spoiled(path: Path) -> None:
+    np.savez_compressed(path, **MNIST)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
 def accuracy(model: Any, held_out: Examples) -> float:
     return float(np.mean(np.argmax(model(held_out.scaled()), axis=1) == held_out.labels))
 
 
-def test_the_same_seed_draws_the_same_glyphs_and_another_seed_others() -> None:
-    images, labels = glyphs.draw(600, seed=3)
-    again, labels_again = glyphs.draw(600, seed=3)
-    others, _ = glyphs.draw(600, seed=4)
+def test_glyphs_are_grey_pictures_of_all_ten_digits_no_two_alike_and_follow_from_the_seed() -> None:
+    images, labels = glyphs.draw(1001, seed=3)
+    assert (images.shape, images.dtype, labels.dtype) == ((1001, 784), np.dtype(np.float32), np.dtype(np.int64))
+    assert 0 <= images.min() <= images.max() <= 1
+    assert np.bincount(labels).min() > 60
+    assert len(np.unique(images, axis=0)) == 1001
+    again, labels_again = glyphs.draw(1001, seed=3)
     np.testing.assert_array_equal(images, again)
     np.testing.assert_array_equal(labels, labels_again)
-    assert (images != others).any()
-
-
-def test_glyphs_are_grey_pictures_of_all_ten_digits() -> None:
-    images, labels = glyphs.draw(1001, seed=0)
-    assert images.shape == (1001, 784)
-    assert (images.dtype, labels.dtype) == (np.dtype(np.float32), np.dtype(np.int64))
-    assert images.min() >= 0
-    assert images.max() <= 1
-    assert np.bincount(labels).min() > 60
-
-
-def test_no_two_glyphs_of_a_digit_are_the_same() -> None:
-    images, labels = glyphs.draw(500, seed=0)
-    assert len(np.unique(images[labels == 7], axis=0)) == np.sum(labels == 7)
+    assert (images != glyphs.draw(1001, seed=4)[0]).any()
 
 
 def test_the_network_learns_to_read_and_does_not_do_so_at_once() -> None:
@@ -76,18 +71,12 @@ def test_the_network_learns_to_read_and_does_not_do_so_at_once() -> None:
 
 def test_training_repeats_itself_from_a_seed() -> None:
     learnt, _ = examples.drawn(seed=0)
-    losses = []
-    for _ in range(2):
-        job = digits.build(learnt, seed=5)
-        losses.append([float(job.train_step()) for _ in range(5)])
-    assert losses[0] == losses[1]
-
-
-def test_the_network_takes_images_and_gives_logits() -> None:
-    model = digits.network()
-    assert [(one.name, tuple(one.shape)) for one in model.inputs] == [("image", (None, 784))]
+    jobs = [digits.build(learnt, seed=5) for _ in range(2)]
+    first, second = ([float(job.train_step()) for _ in range(5)] for job in jobs)
+    assert first == second
+    model = jobs[0].model
+    assert [(tensor.name, tuple(tensor.shape)) for tensor in model.inputs] == [("image", (None, 784))]
     assert (model.layers[-1].name, tuple(model.outputs[0].shape)) == ("logits", (None, 10))
-    assert model(tf.zeros([2, 784])).dtype == tf.float32
 
 
 def test_an_mnist_file_is_read_as_it_is(tmp_path: Path) -> None:
@@ -106,9 +95,7 @@ def test_an_mnist_file_is_read_as_it_is(tmp_path: Path) -> None:
         ({"y_test": None}, "expected the arrays x_train, y_train, x_test, y_test, found x_train, y_train, x_test"),
         ({"x_train": np.zeros((20, 27, 28), np.uint8)}, r"x_train: expected uint8 \[n, 28, 28\], found uint8 \[20, 27"),
         ({"x_test": np.zeros((10, 28, 28))}, r"x_test: expected uint8 \[n, 28, 28\], found float64 \[10, 28, 28\]"),
-        ({"x_test": np.zeros((0, 28, 28), np.uint8)}, r"x_test: .* found uint8 \[0, 28, 28\]"),
         ({"y_train": np.zeros(19, np.int64)}, r"y_train: expected whole numbers \[20\], found int64 \[19\]"),
-        ({"y_test": np.arange(10) / 2}, r"y_test: expected whole numbers \[10\], found float64 \[10\]"),
         ({"y_test": np.arange(10) + 1}, "y_test: expected digits from 0 to 9, found 1 to 10"),
         ({"x_test": np.array([None])}, "cannot be read as an .npz file: Object arrays"),
     ],
@@ -128,12 +115,12 @@ def test_a_file_that_is_not_mnist_is_refused_with_what_is_wrong(
         lambda path: None,
         lambda path: path.mkdir(),
         lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(b"no numbers in here"),
         lambda path: path.write_bytes(b"PK\x03\x04 and then nothing"),
+        spoiled,
         lambda path: path.write_bytes(npy()),
         os.mkfifo,
     ],
-    ids=["missing", "directory", "empty", "text", "broken zip", "npy", "fifo"],
+    ids=["missing", "directory", "empty", "broken zip", "spoiled", "npy", "fifo"],
 )
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "mnist.npz"
@@ -142,16 +129,6 @@ def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path, make:
         examples.read(path)
     assert str(path) in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "mnist.npz"
-    np.savez_compressed(path, **MNIST)
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 0xFF
-    path.write_bytes(content)
-    with pytest.raises(SettingsError, match=r"cannot be read as an \.npz file"):
-        examples.read(path)
 
 
 def test_held_out_examples_are_written_whole_and_leave_nothing_else(tmp_path: Path) -> None:
@@ -163,9 +140,6 @@ def test_held_out_examples_are_written_whole_and_leave_nothing_else(tmp_path: Pa
         assert (file["x"].dtype, file["x"].shape) == (np.float32, (10, 784))
         assert (file["y"].dtype, file["y"].tolist()) == (np.int64, list(range(10)))
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_held_out_examples_that_cannot_be_written_are_a_fault_of_the_settings(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SettingsError, match="held-out examples cannot be written to"):
-        Examples(MNIST["x_test"].reshape(10, 784), MNIST["y_test"].astype(np.int64)).save(tmp_path / "file" / "x.npz")
+        examples_held_out.save(tmp_path / "file" / "x.npz")

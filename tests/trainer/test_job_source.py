@@ -49,11 +49,6 @@ def test_a_module_in_the_current_directory_is_found_and_given_what_the_program_w
     assert float(made.model(tf.ones([1, 4]))[0, 0]) == pytest.approx(3.5, abs=0.1)
 
 
-def test_a_module_in_a_package_is_found(tmp_path: Path) -> None:
-    jobs.put(tmp_path / "mine", name="jobs")
-    assert int(job("mine.jobs:small").step) == 0
-
-
 def test_the_default_job_is_the_digits(tmp_path: Path) -> None:
     made = job(job_source.DEFAULT, JobSettings(held_out=tmp_path / "held-out.npz"))
     assert made.steps_per_epoch == 625
@@ -64,7 +59,6 @@ def test_the_default_job_is_the_digits(tmp_path: Path) -> None:
     ("content", "source", "message"),
     [
         ("", "nosuch:f", "expected a module nosuch in {here} or among what is installed, found no module 'nosuch'"),
-        ("", "mine.nosuch:f", "expected a module mine.nosuch in {here} or"),
         ("", "no.such:f", "found no module 'no'"),
         ("import nosuch.other", "mine:f", "module mine cannot be imported: ModuleNotFoundError: No module named 'nos"),
         ("\n1 / 0", "mine:f", "cannot be imported: ZeroDivisionError: division by zero ({here}/mine.py, line 2)"),
@@ -72,8 +66,7 @@ def test_the_default_job_is_the_digits(tmp_path: Path) -> None:
         ("raise SystemExit('bye')", "mine:f", "cannot be imported: SystemExit: bye ({here}/mine.py, line 1)"),
         ("", "mine:f", "expected a function 'f' in {here}/mine.py, found no such name"),
         ("f = 7", "mine:f", "expected a function 'f' in {here}/mine.py, found int 'f'"),
-        ("def f(): ...", "mine:f", "expected f(settings), a function of one argument, found f()"),
-        ("def f(a, b): ...", "mine:f", "expected f(settings), a function of one argument, found f(a, b)"),
+        ("def f(): ...", "mine:f", "it failed: TypeError: f() takes 0 positional arguments but 1 was given"),
         ("def f(settings): ...", "mine:f", "expected it to return a paramsync.Job, found NoneType"),
         ("def f(settings):\n  g()\ndef g():\n  {}['a']", "mine:f", "it failed: KeyError: 'a' ({here}/mine.py, line 4)"),
         (
@@ -83,19 +76,12 @@ def test_the_default_job_is_the_digits(tmp_path: Path) -> None:
         ),
         ("import sys\ndef f(settings): sys.exit(3)", "mine:f", "it failed: SystemExit: 3 ({here}/mine.py, line 2)"),
         (
-            "import numpy as np\ndef f(settings): np.zeros(3).reshape(2)",
-            "mine:f",
-            "it failed: ValueError: cannot reshape array of size 3 into shape (2,) ({here}/mine.py, line 2)",
-        ),
-        (
             "from paramsync.publishing.job import Job\ndef f(settings): Job(model=1, step=2, train_step=3)",
             "mine:f",
             "Job.model: expected a keras.Model or tf.Module, found 1",
         ),
     ],
 )
-@pytest.mark.filterwarnings("ignore:coroutine 'f' was never awaited:RuntimeWarning")
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_what_is_wrong_with_a_job_is_one_line_that_says_where(
     tmp_path: Path, content: str, source: str, message: str
 ) -> None:
@@ -121,7 +107,6 @@ def parts(**changed: Any) -> dict[str, Any]:
     [
         ({"model": None}, "Job.model: expected a keras.Model or tf.Module, found None"),
         ({"step": 0}, "Job.step: expected a tf.Variable that holds one whole number, found 0"),
-        ({"step": tf.constant(0)}, "Job.step: expected a tf.Variable that holds one whole number, found"),
         ({"step": tf.Variable(0.0)}, "Job.step: expected a tf.Variable that holds one whole number, found"),
         ({"step": tf.Variable([0])}, "Job.step: expected a tf.Variable that holds one whole number, found"),
         ({"train_step": 3}, "Job.train_step: expected a function, found 3"),

@@ -1,8 +1,12 @@
-"""A training state comes back bit for bit, is what TensorFlow would save, and consists of variables."""
+"""A training state comes back bit for bit, past damage; training goes on while it is saved."""
 
 from __future__ import annotations
 
+import logging
+import shutil
+import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,25 +15,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.errors import SettingsError
+from paramsync.errors import SettingsError, UnreadableError
 from paramsync.publishing.job import Job
-from tests.support.states import adam_job, content, job, restored, saved, state_of
-
-
-def test_nothing_is_restored_where_nothing_was_saved(tmp_path: Path) -> None:
-    one = job()
-    assert not restored(tmp_path / "new", one)
-    assert int(one.step) == 0
-
-
-def test_training_goes_on_where_it_was_saved_last(tmp_path: Path) -> None:
-    saved(tmp_path, 3, 5)
-    one = job()
-    with state_of(tmp_path, one) as state:
-        assert state.restore()
-        assert (state.saved, state.error) == (5, None)
-    assert int(one.step) == 5
-    np.testing.assert_array_equal(one.model.weights, np.full(1000, 5))
+from paramsync.store.commit import StoreWriter
+from tests.support.states import adam_job, content, job, newest, restored, saved, state_of
+from tests.support.troubles import as_nobody
+from trainer.state import TrainingState
 
 
 def test_model_optimizer_random_numbers_and_step_come_back_bit_for_bit(tmp_path: Path) -> None:
@@ -46,11 +37,17 @@ def test_model_optimizer_random_numbers_and_step_come_back_bit_for_bit(tmp_path:
         np.testing.assert_array_equal(value, again, err_msg=name)
 
 
-def test_what_is_saved_is_what_tensorflow_would_save(tmp_path: Path) -> None:
+def test_tensorflow_saves_the_same_and_restores_it(tmp_path: Path) -> None:
     one = adam_job(1)
     one.train_step()
     with state_of(tmp_path / "ours", one) as state:
         state.finish(1)
+    other = adam_job(2)
+    checkpoint = tf.train.Checkpoint(model=other.model, step=other.step, **other.state)
+    restoring = checkpoint.restore(tf.train.latest_checkpoint(tmp_path / "ours"))
+    restoring.assert_existing_objects_matched().assert_consumed()
+    for value, again in zip(content(one).values(), content(other).values(), strict=True):
+        np.testing.assert_array_equal(value, again)
     stock = tf.train.Checkpoint(model=one.model, step=one.step, **one.state).save(str(tmp_path / "stock"))
     readers = [tf.train.load_checkpoint(where) for where in (str(tmp_path / "ours"), stock)]
     ours, theirs = (reader.get_variable_to_shape_map() for reader in readers)
@@ -59,18 +56,6 @@ def test_what_is_saved_is_what_tensorflow_would_save(tmp_path: Path) -> None:
         if name != "_CHECKPOINTABLE_OBJECT_GRAPH" and "save_counter" not in name:
             found, wanted = (reader.get_tensor(name) for reader in readers)
             np.testing.assert_array_equal(found, wanted, err_msg=name)
-
-
-def test_stock_tensorflow_restores_the_state(tmp_path: Path) -> None:
-    one, other = adam_job(1), adam_job(2)
-    one.train_step()
-    with state_of(tmp_path, one) as state:
-        state.finish(1)
-    prefix = tf.train.latest_checkpoint(tmp_path)
-    stock = tf.train.Checkpoint(model=other.model, step=other.step, **other.state)
-    stock.restore(prefix).assert_existing_objects_matched().assert_consumed()
-    for value, again in zip(content(one).values(), content(other).values(), strict=True):
-        np.testing.assert_array_equal(value, again)
 
 
 def test_the_variables_of_a_distribution_strategy_are_saved_once_and_restored(tmp_path: Path) -> None:
@@ -129,9 +114,255 @@ def test_a_state_that_variables_are_not_all_of_is_refused(
         restored(tmp_path, more)
 
 
-def test_a_compiled_model_whose_optimizer_is_not_built_is_refused(tmp_path: Path) -> None:
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
-    model.compile("adam", "mse")
-    one = Job(model=model, step=tf.Variable(0), train_step=lambda: tf.zeros([]))
-    with pytest.raises(SettingsError, match=r"'model' has an optimizer .* first"):
-        restored(tmp_path, one)
+def spoil(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("suffix", [".index", ".data"])
+@pytest.mark.parametrize("damage", [Path.unlink, spoil, lambda path: path.write_bytes(b"")])
+def test_a_save_that_cannot_be_read_is_passed_over_with_a_warning(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    suffix: str,
+    damage: Callable[[Path], None],
+) -> None:
+    saved(tmp_path, 3, 5)
+    damage(newest(tmp_path, suffix))
+    one = job()
+    with caplog.at_level(logging.WARNING):
+        assert restored(tmp_path, one)
+    assert int(one.step) == 3
+    np.testing.assert_array_equal(one.model.weights, np.full(1000, 3))
+    assert "cannot be read, trying the one before" in caplog.text
+
+
+@pytest.mark.parametrize("suffix", [".index", ".data"])
+def test_a_save_that_may_not_be_read_now_is_not_trained_once_more(tmp_path: Path, suffix: str) -> None:
+    saved(tmp_path, 3, 5)
+    path = newest(tmp_path, suffix)
+    before = path.stat().st_mode
+    path.chmod(0)
+
+    def refused() -> str:
+        with pytest.raises(UnreadableError) as caught:
+            restored(tmp_path, job())
+        return str(caught.value)
+
+    assert as_nobody(refused) == f"store {tmp_path}: {path.name} cannot be read: Permission denied"
+    path.chmod(before)
+    one = job()
+    assert restored(tmp_path, one)
+    assert int(one.step) == 5
+
+
+def test_after_falling_back_the_next_save_is_the_newest_again(tmp_path: Path) -> None:
+    saved(tmp_path, 3, 5)
+    newest(tmp_path, ".index").unlink()
+    one = job()
+    with state_of(tmp_path, one) as state:
+        state.restore()
+        one.train_step()
+        state.finish(4)
+    again = job()
+    assert restored(tmp_path, again)
+    assert int(again.step) == 4
+
+
+def test_training_begins_anew_if_no_state_can_be_read(tmp_path: Path) -> None:
+    assert not restored(tmp_path / "new", job())
+    saved(tmp_path, 3, 5)
+    for index in tmp_path.glob("*.index"):
+        index.unlink()
+    one = job()
+    assert not restored(tmp_path, one)
+    assert int(one.step) == 0
+
+
+def test_the_state_of_another_job_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path, 3)
+    with pytest.raises(SettingsError, match=r"is of another job .* remove it or give another --state"):
+        restored(tmp_path, job(size=7))
+
+
+class Gate:
+    """Holds the writing of a training state until it is opened."""
+
+    def __init__(self, store: StoreWriter, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+        commit = store.commit
+
+        def held(*arguments: Any, **more: Any) -> Any:
+            self.reached.set()
+            assert self.opened.wait(30)
+            return commit(*arguments, **more)
+
+        monkeypatch.setattr(store, "commit", held)
+
+
+def test_training_goes_on_while_a_state_is_written_which_keeps_the_values_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = adam_job(1), adam_job(2)
+    one.train_step()
+    wanted = content(one)
+    with StoreWriter(tmp_path, keep=2) as store, closing(TrainingState(store, tmp_path, one)) as state:
+        gate = Gate(store, monkeypatch)
+        assert state.save(1)
+        assert gate.reached.wait(30)
+        for _ in range(5):
+            one.train_step()
+        assert not state.save(6), "one at a time"
+        assert state.saved is None
+        gate.opened.set()
+        state.finish()
+        assert state.saved == 1
+    assert restored(tmp_path, other)
+    found = content(other)
+    for name, again in zip(wanted, found.values(), strict=True):
+        if not name.endswith("StateVar"):
+            np.testing.assert_array_equal(wanted[name], again, err_msg=name)
+
+
+def test_a_model_that_diverged_is_not_saved_over_one_that_had_not(tmp_path: Path) -> None:
+    one = job()
+    with StoreWriter(tmp_path, keep=2) as store, closing(TrainingState(store, tmp_path, one)) as state:
+        one.train_step()
+        state.finish(1)
+        weight = one.model.trainable_variables[0]
+        weight.assign(tf.fill(weight.shape, float("nan")))
+        state.finish(2)
+        assert state.saved == 1
+        assert state.error is not None
+        assert "NaN or infinity in model/" in state.error
+    again = job()
+    assert restored(tmp_path, again)
+    assert all(np.isfinite(variable.numpy()).all() for variable in again.model.trainable_variables)
+    with StoreWriter(tmp_path, keep=2) as store, closing(TrainingState(store, tmp_path, one, allow_nan=True)) as state:
+        state.finish(2)
+        assert (state.saved, state.error) == (2, None)
+
+
+def test_the_end_waits_for_the_save_under_way_and_saves_the_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = job()
+    with StoreWriter(tmp_path, keep=2) as store, closing(TrainingState(store, tmp_path, one)) as state:
+        gate = Gate(store, monkeypatch)
+        one.train_step()
+        state.save(1)
+        one.train_step()
+        ending = threading.Thread(target=state.finish, args=(2,))
+        ending.start()
+        assert gate.reached.wait(30)
+        gate.opened.set()
+        ending.join(30)
+        assert state.saved == 2
+    again = job()
+    assert restored(tmp_path, again)
+    assert int(again.step) == 2
+
+
+def test_a_step_that_is_saved_is_not_saved_again(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2, 3)
+    before = newest(tmp_path, ".index").stat().st_mtime_ns
+    one = job()
+    with state_of(tmp_path, one) as state:
+        state.restore()
+        assert state.save(3)
+        state.finish(3)
+    assert newest(tmp_path, ".index").stat().st_mtime_ns == before
+    assert sorted(path.name for path in tmp_path.glob("*.index")) == ["ckpt-2.index", "ckpt-3.index"]
+
+
+def test_a_save_that_fails_is_logged_and_the_next_one_works(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    directory = tmp_path / "state"
+    one = job()
+    with state_of(directory, one) as state:
+        one.train_step()
+        shutil.rmtree(directory)
+        directory.touch()
+        with caplog.at_level(logging.ERROR):
+            state.finish(1)
+        assert "training state was not saved, training goes on" in caplog.text
+        assert state.error is not None
+        assert str(directory) in state.error
+        directory.unlink()
+        state.finish(1)
+        assert state.saved == 1
+        assert not state.error
+    again = job()
+    assert restored(directory, again)
+    assert int(again.step) == 1
+
+
+def growing() -> Job:
+    """A job whose optimizer and model can get more variables."""
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(model.trainable_variables)
+    module = tf.Module()
+    module.weights = tf.Variable(tf.zeros([3]))
+    state = {"optimizer": optimizer, "module": module}
+    return Job(model=model, step=tf.Variable(0, dtype=tf.int64), train_step=lambda: tf.zeros([]), state=state)
+
+
+def more_layers(one: Job) -> None:
+    one.model.add(keras.layers.Dense(2))
+
+
+def more_variables(one: Job) -> None:
+    one.state["module"].more = [tf.Variable(tf.ones([5]))]
+
+
+def more_slots(one: Job) -> None:
+    optimizer = one.state["optimizer"]
+    optimizer.built = False
+    optimizer.build([keras.Variable(np.ones([7], np.float32), name="other")])
+
+
+@pytest.mark.parametrize("grow", [more_layers, more_variables, more_slots])
+def test_variables_that_a_job_gets_while_it_trains_are_saved_and_restored(
+    tmp_path: Path, grow: Callable[[Job], None]
+) -> None:
+    one, other = growing(), growing()
+    with state_of(tmp_path, one) as state:
+        state.finish(1)
+        first = set(tf.train.load_checkpoint(tf.train.latest_checkpoint(tmp_path)).get_variable_to_shape_map())
+        grow(one)
+        for number, variable in enumerate(variables_of(one)):
+            variable.assign(tf.fill(variable.shape, tf.cast(number, variable.dtype)))
+        state.finish(2)
+        assert (state.saved, state.error) == (2, None)
+    second = set(tf.train.load_checkpoint(tf.train.latest_checkpoint(tmp_path)).get_variable_to_shape_map())
+    assert first != second
+    grow(other)
+    assert restored(tmp_path, other)
+    for number, variable in enumerate(variables_of(other)):
+        np.testing.assert_array_equal(variable, np.full(variable.shape, number), err_msg=variable.name)
+
+
+def variables_of(one: Job) -> list[tf.Variable]:
+    """All of them; what counts steps apart."""
+    return [
+        *(variable.value for variable in one.model.variables),
+        *(variable.value for variable in one.state["optimizer"].variables),
+        *one.state["module"].variables,
+    ]
+
+
+def test_a_state_that_came_to_have_more_than_variables_is_a_save_that_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = growing()
+    with state_of(tmp_path, one) as state:
+        state.finish(1)
+        one.state["module"].more = iter(tf.data.Dataset.range(3))
+        state.finish(2)
+        assert state.saved == 1
+        assert "Job.state['module']: expected variables" in (state.error or "")
+        assert "training state was not saved, training goes on" in caplog.text
+        del one.state["module"].more
+        state.finish(3)
+        assert (state.saved, state.error) == (3, None)

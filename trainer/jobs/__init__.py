@@ -1,1 +1,1 @@
-"""What the training program can train."""
+"""Jobs of the training program."""

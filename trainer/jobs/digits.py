@@ -1,6 +1,6 @@
-"""The default job, and an example of one: a 784-256-256-10 network learns to read digits.
+"""The default job, and an example for other jobs: a 784-256-256-10 network learns to read digits.
 
-TensorFlow is imported within the functions, so that what is wrong with the data is said before.
+The functions import TensorFlow themselves, so that wrong data is reported before that.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
 BATCH = 32
-LEARNING_RATE = 0.03  # small enough that one can watch the digits being learnt
+LEARNING_RATE = 0.03  # small, so that people can watch the network learn
 
 _log = logging.getLogger("paramsync.trainer")
 
 
 def job(settings: JobSettings) -> Job:
-    """What the training program trains: digits drawn here, or those of an `mnist.npz`. Raises SettingsError."""
+    """A job that trains on digits drawn here, or on an `mnist.npz`. Raises SettingsError."""
     if settings.data is None:
         learnt, held_out = examples.drawn(seed=settings.seed)
     else:
@@ -38,7 +38,7 @@ def job(settings: JobSettings) -> Job:
 
 
 def build(examples: Examples, *, seed: int) -> Job:
-    """A job that trains on these examples. Weights and batches follow from the seed, and batches from the step."""
+    """A job that trains on these examples. The seed determines weights, seed and step each batch."""
     import keras
     import tensorflow as tf
 
@@ -85,10 +85,10 @@ def network() -> keras.Model:
 
 
 def _use_one_thread() -> None:
-    """On a CPU, one thread trains a network this small faster than four do (870 steps/s against 580 on four cores), and
-    leaves the other cores to those who serve it."""
+    """On a CPU one thread trains this small network faster than four (870 steps/s, not 580, on four cores), and leaves
+    the other cores to the inferencer."""
     import tensorflow as tf
 
     if not tf.config.list_physical_devices("GPU"):
-        with suppress(RuntimeError):  # TensorFlow has computed something already: its threads stay as they are
+        with suppress(RuntimeError):  # TensorFlow has started its threads already
             tf.config.threading.set_intra_op_parallelism_threads(1)

@@ -1,4 +1,4 @@
-"""What the digits job learns from: digits drawn here, or the file mnist.npz. numpy only."""
+"""Examples for the digits job: drawn here, or read from mnist.npz. numpy only."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _KEYS = ("x_train", "y_train", "x_test", "y_test")
 
 @dataclass(frozen=True, slots=True)
 class Examples:
-    """Pictures of digits, uint8 [n, 784], and what they show, int64 [n]."""
+    """Pictures of digits, uint8 [n, 784], and their labels, int64 [n]."""
 
     images: npt.NDArray[np.uint8]
     labels: npt.NDArray[np.int64]
 
     def scaled(self) -> npt.NDArray[np.float32]:
-        """The pictures as the network takes them: float32 in 0..1."""
+        """The pictures in the network's form: float32 in 0..1."""
         return self.images.astype(np.float32) / np.float32(255)
 
     def save(self, path: Path) -> None:
@@ -45,19 +45,19 @@ class Examples:
 
 
 def drawn(*, seed: int) -> tuple[Examples, Examples]:
-    """Digits drawn here, to train on and held out. The same seed draws the same."""
+    """Examples to train on, and held-out examples. The same seed draws the same digits."""
     images, labels = glyphs.draw(_DRAWN + _DRAWN_HELD_OUT, seed=seed)
     pixels = np.rint(images * 255).astype(np.uint8)
     return Examples(pixels[:_DRAWN], labels[:_DRAWN]), Examples(pixels[_DRAWN:], labels[_DRAWN:])
 
 
 def read(path: Path) -> tuple[Examples, Examples]:
-    """The examples of an `mnist.npz`, to train on and held out. Raises SettingsError, which says what is wrong."""
+    """The training and test examples of an `mnist.npz`. Raises SettingsError."""
     try:
         x_train, y_train, x_test, y_test = _arrays(path)
     except SettingsError:
         raise
-    except Exception as error:  # of damaged files numpy raises errors of many kinds, MemoryError too
+    except Exception as error:  # numpy raises many kinds of errors for damaged files, even MemoryError
         raise SettingsError(f"{path} cannot be read as an .npz file: {' '.join(str(error).split())}") from error
     return _examples(path, "train", x_train, y_train), _examples(path, "test", x_test, y_test)
 

@@ -1,4 +1,4 @@
-"""Draws the digits 0 to 9, 28 x 28, each one different: numpy only, the same ones for the same seed."""
+"""Draws pictures of the digits 0 to 9, 28 x 28 pixels, no two alike. The same seed draws the same pictures."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 SIDE = 28
-_FIELD = 64  # pixels a side of the distance fields, which cover _MARGIN around the unit square too
+_FIELD = 64  # side of a distance field, which covers the unit square and _MARGIN around it
 _MARGIN = 0.25
-_CHUNK = 500  # glyphs drawn together, so that the work stays in the processor's cache
+_CHUNK = 500  # glyphs drawn at a time, so that the arrays stay in the processor's cache
 _NOISE = 0.15
-_PIXELS = ((np.arange(SIDE) + 0.5) / SIDE - 0.5).astype(np.float32)  # their centres, from -0.5 to 0.5
+_PIXELS = ((np.arange(SIDE) + 0.5) / SIDE - 0.5).astype(np.float32)  # centres of the pixels, from -0.5 to 0.5
 
 Floats = npt.NDArray[np.float32]
 _Stroke = list[tuple[float, float]]
 
 
 def draw(count: int, *, seed: int) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """`count` glyphs as float32 [count, 784] in 0..1, and what they show as int64 [count].
+    """`count` glyphs as float32 [count, 784] in 0..1, and their labels as int64 [count].
 
-    Every glyph is shifted, rotated, slanted, stretched and bent by its own amounts, drawn with a pen and an ink of its
-    own, and noisy.
+    Each glyph is shifted, rotated, slanted, stretched and bent at random, with a random pen and ink, and noise.
     """
     random = np.random.default_rng(seed)
     labels = random.integers(0, 10, count)
@@ -38,7 +37,7 @@ def _draw(labels: npt.NDArray[np.int64], random: np.random.Generator) -> Floats:
     def each(low: float, high: float) -> Floats:
         return random.uniform(low, high, (len(labels), 1)).astype(np.float32)
 
-    # 1. Where in the glyph's unit square each pixel lies: the grid, undone what this glyph does to its strokes.
+    # 1. The place of each pixel in the glyph's unit square: the inverse of the glyph's distortion.
     across, down = (axis.ravel() for axis in np.meshgrid(_PIXELS, _PIXELS))
     x, y = across - each(-0.12, 0.12), down - each(-0.12, 0.12)
     angle = each(-0.35, 0.35)
@@ -46,7 +45,7 @@ def _draw(labels: npt.NDArray[np.int64], random: np.random.Generator) -> Floats:
     x = (x + y * each(-0.3, 0.3)) / each(0.7, 1.1)
     y = y / each(0.7, 1.05)
     x, y = x + 0.04 * np.sin(y * 7 + each(0, 6.3)), y + 0.04 * np.sin(x * 7 + each(0, 6.3))
-    # 2. How far it is from a stroke, and so how much ink it has.
+    # 2. The distance of each pixel from the nearest stroke determines its ink.
     row, column = (np.rint((axis + 0.5 + _MARGIN) * _SCALE).clip(0, _FIELD - 1).astype(np.intp) for axis in (y, x))
     distance = _FIELDS[labels[:, None], row, column]
     ink = ((each(0.02, 0.06) - distance) * SIDE + 0.5).clip(0, 1) * each(0.6, 1.0)
@@ -60,7 +59,7 @@ def _arc(x: float, y: float, rx: float, ry: float, start: float, end: float) -> 
     return [(x + rx * float(np.cos(angle)), y + ry * float(np.sin(angle))) for angle in angles]
 
 
-_STROKES: list[list[_Stroke]] = [  # of each digit, in the unit square: x to the right, y down
+_STROKES: list[list[_Stroke]] = [  # of each digit, in the unit square; x to the right, y down
     [_arc(0.5, 0.5, 0.23, 0.36, 0, 360)],
     [[(0.36, 0.3), (0.53, 0.14), (0.53, 0.86)]],
     [[*_arc(0.5, 0.35, 0.21, 0.21, -170, 40), (0.29, 0.86), (0.73, 0.86)]],
@@ -81,7 +80,7 @@ def _segments(strokes: list[_Stroke]) -> Iterator[tuple[npt.NDArray[np.float64],
 
 
 def _distance_field(strokes: list[_Stroke]) -> Floats:
-    """How far each point of a fine grid is from the nearest stroke."""
+    """The distance of each point of a fine grid from the nearest stroke."""
     axis = np.arange(_FIELD) / _SCALE - _MARGIN
     points = np.stack(np.meshgrid(axis, axis), axis=-1)
     nearest = np.full((_FIELD, _FIELD), np.inf)
