@@ -1,1 +1,1 @@
-"""Shared by the programs: flags, logs, signals, metrics of the process."""
+"""What both programs share: flags, logs, signals, traces, metrics of the process."""

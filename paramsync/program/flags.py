@@ -1,4 +1,4 @@
-"""Parses the arguments of every program, and says what is wrong with them on one line."""
+"""Parses arguments of the programs. Wrong arguments are a SettingsError of one line."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NoReturn
 from paramsync.errors import SettingsError
 
 TOKEN_FILE_HELP = (
-    "tokens, one a line as TOKEN or NAME:TOKEN, of which a call that changes something has to show one; without it such"
-    " calls are taken on loopback addresses only (default: PARAMSYNC_TOKEN_FILE, or the tokens in PARAMSYNC_TOKEN)"
+    "tokens, one a line as TOKEN or NAME:TOKEN; a call that changes something needs one; without tokens such calls are"
+    " accepted on loopback addresses only (default: PARAMSYNC_TOKEN_FILE, or the tokens in PARAMSYNC_TOKEN)"
 )
 
 
 def check_text(arguments: Iterable[str]) -> None:
-    """Raises SettingsError for an argument that is not text: no message, status or call could carry it."""
+    """Raises SettingsError for an argument that is not UTF-8: messages could not carry it."""
     for argument in arguments:
         try:
             argument.encode()
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def seconds(*, below: float) -> Callable[[str], float]:
-    """Reads seconds for argparse, above 0 and below a limit."""
+    """A type for argparse: seconds above 0 and below a limit."""
 
     def read(text: str) -> float:
         try:
@@ -46,7 +46,7 @@ def seconds(*, below: float) -> Callable[[str], float]:
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
-    """Reads a whole number from `least` to `most` for argparse."""
+    """A type for argparse: a whole number from `least` to `most`."""
 
     def read(text: str) -> int:
         try:

@@ -10,11 +10,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 _log = logging.getLogger("paramsync.program")
-_KNOWN = ("model", "version", "step")  # what `extra` of a record may say of it
+_KNOWN = ("model", "version", "step")  # attributes that records may have by `extra`
 
 
 class JsonLines(logging.Formatter):
-    """A record's text cannot end its line, nor begin another: JSON escapes what is no printable ASCII."""
+    """One line for each record, whatever its text: JSON escapes everything but printable ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
@@ -32,7 +32,7 @@ class JsonLines(logging.Formatter):
 
 
 def take_over() -> None:
-    """Log what Python itself would write: warnings, and exceptions that nobody caught."""
+    """Log warnings and uncaught exceptions, which Python would write to the standard error."""
     logging.captureWarnings(True)
     sys.excepthook = lambda kind, error, _: _log.critical("ended by %s", kind.__name__, exc_info=error)
     threading.excepthook = lambda thrown: _log.error(

@@ -1,4 +1,4 @@
-"""Exports spans by OTLP, on a thread of its own: who makes them waits for nothing, and a dead collector is one line."""
+"""Exports spans by OTLP on a thread of its own. Making a span never waits; a dead collector is one line."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-_END_SECONDS = 3.0  # for the last spans; where the collector is slower or dead, they are lost
+_END_SECONDS = 3.0  # for the last spans, which are lost if the collector takes longer
 _log = logging.getLogger("paramsync.traces")
 
 
 def start_exporting() -> Callable[[], None]:
-    """Make this process's tracer provider. Returns what ends it. Raises ValueError for the environment."""
+    """Set this process's tracer provider. Returns a function that ends it. Raises ValueError for the environment."""
     words = _LastWords()
     theirs = logging.getLogger("opentelemetry")
     theirs.addHandler(words)
-    theirs.propagate = False  # it logs each failure, and each time that it tries again
+    theirs.propagate = False  # it logs each failure and each retry
     provider = TracerProvider(resource=Resource.create({"process.pid": os.getpid()}), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_Exporter(OTLPSpanExporter(), words)))
     trace.set_tracer_provider(provider)
@@ -36,7 +36,7 @@ def start_exporting() -> Callable[[], None]:
 
 
 class _LastWords(logging.Handler):
-    """What OpenTelemetry logged last."""
+    """Keeps the last line that OpenTelemetry logged."""
 
     text = ""
 
@@ -45,7 +45,7 @@ class _LastWords(logging.Handler):
 
 
 class _Exporter(SpanExporter):
-    """Says once that spans are lost, and once that they are not any more. One thread's."""
+    """Logs once that spans are lost, and once that the collector takes them again. Belongs to one thread."""
 
     def __init__(self, exporter: SpanExporter, words: _LastWords) -> None:
         self._exporter = exporter
@@ -55,7 +55,7 @@ class _Exporter(SpanExporter):
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         try:
             result = self._exporter.export(spans)
-        except Exception as error:  # noqa: BLE001, whatever it is, spans are lost and nothing else
+        except Exception as error:  # noqa: BLE001, any error loses spans and nothing else
             self._words.text = repr(error)
             result = SpanExportResult.FAILURE
         failed = result is not SpanExportResult.SUCCESS

@@ -1,4 +1,4 @@
-"""Which package to install for what is missing: the one that this was installed from, whoever published that name."""
+"""Names the command that installs a missing package: from the source of this installation, which no index can forge."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_TENSORFLOW = ("tensorflow", "keras", "watchdog")  # what comes with the extra
+_TENSORFLOW = ("tensorflow", "keras", "watchdog")  # packages of the extra
 
 
 def install(extra: str) -> str:
     """The command that installs an extra of this distribution."""
-    from importlib import metadata  # only where something is missing
+    from importlib import metadata  # here: usually nothing is missing
 
     try:
         return f"pip install {requirement(extra, metadata.distribution('paramsync').read_text('direct_url.json'))}"
-    except metadata.PackageNotFoundError:  # it runs from a folder as it is
+    except metadata.PackageNotFoundError:  # not installed, but run from its folder
         return f"pip install '.[{extra}]' in the folder of paramsync"
 
 
 def requirement(extra: str, direct_url: str | None) -> str:
-    """As a shell takes it, for what pip noted of its source: None where that was an index."""
+    """The requirement, quoted for a shell. `direct_url` is pip's record of the source; None for an index."""
     if direct_url is None:
         return f"'paramsync[{extra}]'"
     source = json.loads(direct_url)
@@ -34,7 +34,7 @@ def requirement(extra: str, direct_url: str | None) -> str:
 
 @contextmanager
 def with_tensorflow(what: str) -> Iterator[None]:
-    """An import within that fails for want of TensorFlow says that `what` needs it, and how to install it."""
+    """If an import within fails because TensorFlow is missing, the error says how to install it for `what`."""
     try:
         yield
     except ModuleNotFoundError as error:

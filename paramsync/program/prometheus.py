@@ -1,4 +1,4 @@
-"""The page that Prometheus reads of a program: the program's own metrics, and those of its process."""
+"""The metrics page of a program for Prometheus: its own metrics, and those of its process."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class MetricsPage(Collector):
         return generate_latest(self.registry)
 
     def describe(self) -> list[Metric]:
-        return []  # nobody else is in the registry who could take one of its names
+        return []  # without names, the registry does not collect at registration
 
     @abstractmethod
     def collect(self) -> Iterator[Metric]:
-        """The program's metrics as they are now."""
+        """The program's metrics now."""

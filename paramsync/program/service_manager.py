@@ -1,4 +1,4 @@
-"""Tells the service manager that started the program, such as systemd, when it is ready and when it stops."""
+"""Tells the service manager, such as systemd, when the program is ready and when it stops."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from contextlib import suppress
 
 
 class ServiceManager:
-    """Sends datagrams of `Type=notify`. Where nobody listens, or listens no more, nothing happens."""
+    """Sends the datagrams of `Type=notify`. Without a listener nothing happens."""
 
     def __init__(self, address: str | None) -> None:
-        """`address` is that of its UNIX socket, as in NOTIFY_SOCKET: a path, or an abstract name behind an @."""
+        """`address` is the value of NOTIFY_SOCKET: a path, or @ and an abstract name."""
         self._address = address and (f"\0{address[1:]}" if address.startswith("@") else address)
 
     def ready(self, status: str) -> None:
@@ -23,7 +23,7 @@ class ServiceManager:
     def _send(self, state: str, status: str) -> None:
         if not self._address:
             return
-        one_line = " ".join(status.split())  # a line is a field
+        one_line = " ".join(status.split())  # each line is a field
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto(f"{state}\nSTATUS={one_line}".encode(), self._address)

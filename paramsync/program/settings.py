@@ -1,4 +1,4 @@
-"""What both programs read of their environment."""
+"""Settings of both programs from the environment."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from .service_manager import ServiceManager
 
 
 def service_manager() -> ServiceManager:
-    """The one that started this process. Processes that this one starts are not told of it."""
+    """The service manager that started this process. Child processes do not inherit its address."""
     return ServiceManager(os.environ.pop("NOTIFY_SOCKET", None))
 
 
 def traces_asked_for_by(service: str) -> str:
-    """The variable of OpenTelemetry's that asks for traces; "" where none does. `service` names this program in them.
+    """The variable of OpenTelemetry that asks for traces, or "". `service` is this program's name in the traces.
 
-    Raises SettingsError for a way to export them that there is not.
+    Raises SettingsError for an exporter or protocol other than OTLP by gRPC.
     """
     given = os.environ.get
     if given("OTEL_SDK_DISABLED", "").lower() == "true" or given("OTEL_TRACES_EXPORTER") == "none":

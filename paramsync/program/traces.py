@@ -1,4 +1,4 @@
-"""Turns traces on where OpenTelemetry's environment variables say so; imports nothing of it where they do not."""
+"""Turns traces on if OpenTelemetry's environment variables ask for them; otherwise imports nothing of it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .settings import traces_asked_for_by
 def start(service: str) -> Callable[[], None] | None:
     """Export spans of this process from now on, under this name unless the environment has another.
 
-    To be called after a fork: exporting has a thread. Returns what ends it, within a few seconds; None where nobody
-    asked for traces. Raises SettingsError for what cannot be used.
+    Call this after forks, since exporting has a thread. Returns a function that ends exporting within a few seconds;
+    None if no traces are asked for. Raises SettingsError if the environment cannot be followed.
     """
     asked = traces_asked_for_by(service)
     if not asked:
@@ -35,7 +35,7 @@ def start(service: str) -> Callable[[], None] | None:
 
 @contextmanager
 def exported(service: str) -> Iterator[bool]:
-    """The same for as long as it is held; whether anybody asked for traces."""
+    """The same for the block; whether traces are asked for."""
     end = start(service)
     try:
         yield end is not None
