@@ -1,7 +1,7 @@
 """Translates between TensorFlow's dtype numbers and numpy's dtypes, without importing TensorFlow.
 
 Numbers of less than 8 bits take a byte each, in checkpoints as in numpy. Quantized numbers are records with one field
-of the dtype's name, as TensorFlow gives and takes them.
+named like the dtype, as in TensorFlow.
 """
 
 from __future__ import annotations
@@ -66,17 +66,17 @@ _NUMBERS = {dtype: number for number, dtype in _NUMPY.items()}
 
 
 def to_numpy(number: int) -> np.dtype[np.generic] | None:
-    """The numpy dtype of TensorFlow's number, which for strings is object; None for a dtype that numpy lacks."""
+    """The numpy dtype of TensorFlow's number, object for strings; None if numpy has no such dtype."""
     return _NUMPY.get(number)
 
 
 def named(name: str) -> np.dtype[np.generic] | None:
-    """The numpy dtype of what TensorFlow calls so; None for a dtype that numpy lacks."""
+    """The numpy dtype of TensorFlow's name; None if numpy has no such dtype."""
     return None if name in _OPAQUE or name not in _NAMES.values() else _numpy(name)
 
 
 def from_numpy(dtype: np.dtype[np.generic]) -> int | None:
-    """TensorFlow's number of a numpy dtype; None where TensorFlow has no such dtype."""
+    """TensorFlow's number of a numpy dtype; None if TensorFlow has no such dtype."""
     return STRING if dtype.kind in "OSU" else _NUMBERS.get(dtype)
 
 

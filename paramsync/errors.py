@@ -1,4 +1,4 @@
-"""Every error of the project, grouped by whose fault it is. Each says what was expected, was found, and can be done."""
+"""All errors, grouped by whose fault they are. Each says what was expected, what was found, and what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class ParamsyncError(Exception):
     """The base of all errors of this project. Its text is one line for a person."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """One process tells another of it, whatever its constructor takes."""
+        """Pickle without calling the constructor: errors are sent between processes."""
         return _again, (type(self), self.args, self.__dict__)
 
 
@@ -82,7 +82,7 @@ class NotAllowedError(RequestError):
 
 
 class UnauthenticatedError(NotAllowedError):
-    """A call that needs a credential, which did not come with it or is not known here."""
+    """A call whose credential is missing or not known here."""
 
 
 class StoppedError(RequestError):
@@ -104,7 +104,7 @@ class StoreError(ParamsyncError):
 
 
 class UnreadableError(StoreError):
-    """A file that cannot be read now, for a reason outside of it: another time it may well be readable."""
+    """A file that cannot be read now, for a reason outside of it. A later attempt may succeed."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(path.parent, f"{path.name} cannot be read: {why}")
@@ -126,14 +126,14 @@ class CorruptCheckpointError(ParamsyncError):
 
 
 class UntrustedError(ParamsyncError):
-    """A version that no trusted key signed, where only signed ones are served."""
+    """A version that no trusted key signed, if only signed versions are served."""
 
     def __init__(self, where: str, *, expected: object, found: object) -> None:
         super().__init__(f"{where} is not trusted: expected {expected}, found {found}")
 
 
 class UnfinishedError(ParamsyncError):
-    """Files that are missing or not whole: their writer may not be done yet."""
+    """Files that are missing or incomplete: their writer may not be done yet."""
 
 
 # The graph's fault ----------------------------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class GraphError(ParamsyncError):
 
 
 class UnfinishedMetaError(UnfinishedError, GraphError):
-    """A `.meta` file, or an asset of a SavedModel, that is not there or not whole."""
+    """A `.meta` file, or an asset of a SavedModel, that is missing or incomplete."""
 
 
 class UnsafeGraphError(GraphError):
@@ -173,7 +173,7 @@ class NotServingError(ParamsyncError):
 
 
 class BusyError(ParamsyncError):
-    """A call beyond the number that may wait for the same thing."""
+    """A call beyond the number of calls that may wait."""
 
 
 class SyncError(ParamsyncError):
@@ -181,7 +181,7 @@ class SyncError(ParamsyncError):
 
 
 class CallError(ParamsyncError):
-    """A call that got no answer. The text is the other program's, if it gave one, the code gRPC's name for it."""
+    """A call that got no answer. The text is the other program's, if it gave one; `code` is the gRPC status."""
 
     def __init__(self, text: str, code: str) -> None:
         super().__init__(text)
@@ -200,11 +200,11 @@ class NotReachableError(CallError):
 
 
 class PublishError(ParamsyncError):
-    """A publication that failed; training goes on, and the version before it is still the latest."""
+    """A publication that failed. Training goes on, and the version before is still the latest."""
 
 
 class NotFiniteError(PublishError):
-    """A publication refused for NaN or infinity. `names` are all parameters that have them."""
+    """A publication refused for NaN or infinity. `names` are the parameters with such values."""
 
     SHOWN = 5
 

@@ -1,4 +1,4 @@
-"""SessionPublisher and PublishHook: for training in sessions of TensorFlow 1."""
+"""SessionPublisher and PublishHook: publish from sessions of TensorFlow 1."""
 
 from __future__ import annotations
 
@@ -35,16 +35,17 @@ class SessionPublisher(Publisher):
                 session.run(train)
                 publisher.publish_session_if_due(session, step)
 
-    What is published lies between the tensors `inputs` and `outputs`: one, several, or by the name that callers say;
-    names of tensors in the default graph do as well. It is made before the graph is finalised. With `saver`, versions
-    hold all that this Saver saves, under its names, so that `saver.restore(session, prefix)` takes them; without, only
-    what lies between the tensors, by the variables' names, as `tf.compat.v1.train.Saver(those_variables)` restores it.
-    `averages`, such as `tf.train.ExponentialMovingAverage.average`, gives the variable that is published in place of
-    another. Everything else is as Publisher has it; call `flush` or leave the block before the session ends.
+    The published graph lies between the tensors `inputs` and `outputs`: one tensor, several, or a dict by the names for
+    callers. A tensor may be given by its name in the default graph. Create the publisher before the graph is finalised.
+    With `saver`, a version holds everything that this Saver saves, under its names, for `saver.restore(session,
+    prefix)`. Without, it holds the variables between the tensors under their own names, for
+    `tf.compat.v1.train.Saver(variables)`. `averages`, such as `tf.train.ExponentialMovingAverage.average`, maps a
+    variable to the variable that is published instead. Other options are those of Publisher. Call `flush` or leave the
+    block before the session ends.
 
-    Resource variables are pinned in microseconds each, whatever their size; reference variables, which TensorFlow 1
-    makes where nothing is said, are copied on the thread that trains (see SessionValues). Where several workers update
-    the variables without waiting for each other, what is pinned is of no one step.
+    Resource variables are pinned in microseconds each, whatever their size. Reference variables, the default of
+    TensorFlow 1, are copied on the thread that trains (see SessionValues). If several workers update the variables
+    without waiting for each other, the values are not those of a single step.
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class SessionPublisher(Publisher):
         super().__init__(store, self._values, schedule=schedule, **options)
 
     def begin(self, session: Any, step: int) -> Version | None:  # type: ignore[override]  # a session comes first
-        """Training begins at this step: publish it where the schedule wants the start; see `Publisher.begin`."""
+        """Training begins at this step: publish it if the schedule wants the start; see `Publisher.begin`."""
         return super().begin(step, values=session)
 
     def publish_session_if_due(self, session: Any, step: int, metrics: Metrics | None = None) -> Version | None:
-        """Publish this step where that is due; see `Publisher.publish_if_due`."""
+        """Publish this step if it is due; see `Publisher.publish_if_due`."""
         return self.publish_if_due(step, metrics, values=session)
 
     def publish_session(
@@ -98,14 +99,14 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
             while not session.should_stop():
                 session.run(train)
 
-    Steps are those of the graph's global step. Where neither steps nor seconds are given, every second. `metrics` are
-    scalar tensors, or their names, by the name that versions have them under: they are computed within the run that is
-    published, which has to feed what they need. The start is published where the store has no version yet, or where
-    `at_start` says so, and with `publish_if` what that lets through (see Publisher), which the end, without metrics,
-    never is. Everything else is as SessionPublisher has it.
+    Steps are those of the graph's global step. Without `every_steps` and `every_seconds` it publishes every second.
+    `metrics` maps names to scalar tensors, or to their names; they are computed within the run that is published, which
+    has to feed their placeholders. The start is published if the store has no version yet, or if `at_start` is true.
+    `publish_if` applies to every publication (see Publisher); the end has no metrics and never passes. Other options
+    are those of SessionPublisher.
 
-    One process publishes: give it as one of `chief_only_hooks`. Training that ends in an error leaves the store locked
-    until the hook is used again, or the process ends. Raises what SessionPublisher does when the session is made.
+    Only one process publishes: use `chief_only_hooks`. Training that ends in an error leaves the store locked until the
+    hook is used again, or the process ends. Raises the errors of SessionPublisher when the session is made.
     """
 
     def __init__(
@@ -141,12 +142,12 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
 
     @property
     def control(self) -> str | None:
-        """Where an operator is answered now; None outside sessions, and without `control_port`."""
+        """The address of the control port; None outside sessions, and without `control_port`."""
         return None if self._publisher is None else self._publisher.control
 
     def begin(self) -> None:
-        """Adds what is needed to the graph, which is finalised after this."""
-        self._release()  # of training that ended in an error
+        """Add operations to the graph, which is finalised after this."""
+        self._release()  # after training that ended in an error
         self._step = v1.train.get_global_step()
         if self._step is None:
             raise SettingsError(
@@ -164,10 +165,10 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
         return v1.train.SessionRunArgs({"step": self._step, "metrics": self._fetched if self._is_due else {}})
 
     def after_run(self, run_context: Any, run_values: Any) -> None:
-        if self._is_due:  # decided before, for metrics are of the run that is published
+        if self._is_due:  # decided before the run, which computed the metrics
             session = run_context.session
             self._made.publish_session_if_due(session, self._counted(session), run_values.results["metrics"])
-        else:  # the step was read before or after this run's update, nobody knows
+        else:  # the step was read either before or after this run's update
             self._next = int(run_values.results["step"]) + 2
 
     def end(self, session: Any) -> None:
@@ -178,7 +179,7 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
 
     def _counted(self, session: Any) -> int:
         step = int(session.run(self._step))
-        self._next = step + 1  # the highest that the next run may end with
+        self._next = step + 1  # the highest step that the next run may end with
         return step
 
     @property

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from paramsync.errors import UnknownLabelError, UnknownVersionError
 
-NUMBERS = 10**18  # versions are below, so that every number of this many digits is an int64
+NUMBERS = 10**18  # the numbers of versions are below, so that they fit an int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,17 +19,17 @@ class Version:
     """One published set of parameters. Times are seconds since the epoch.
 
     committed_at   None until the version is visible in its store
-    graph          the digest of its graph; "" where the store does not say it, as in stores that TensorFlow wrote
-    bytes          of all tensors
-    bytes_written  of the tensors in files that the version shares with none before
-    checksum       the digest of the checksums of all tensors: equal for versions with the same parameters
-    finite         whether the publisher found no NaN and no infinity in the values with these checksums
-    seal           of its data files at that time, see `paramsync.checkpoint.data_file`; "" where they are not in memory
-    digest         of all tensors, see `paramsync.checkpoint.digests`, which no forger can match; "" where nobody signed
-    graph_file     the SHA-256 of the file of its graph, likewise
-    publications   how many versions this store published up to this one, which nobody signs; 0 where it does not say
-    traceparent    of the trace of its publication, as W3C has it, which nobody signs; "" where nobody traced it
-    signed_by      the key that `signature`, of all of this, was made with: see `paramsync.store.signing`
+    graph          digest of its graph; "" if unknown, as in stores that TensorFlow wrote
+    bytes          size of all tensors
+    bytes_written  size of the tensors in files that no earlier version has
+    checksum       digest of the checksums of all tensors: equal for versions with the same parameters
+    finite         whether the publisher looked at all values and found no NaN and no infinity
+    seal           state of its data files then (`paramsync.checkpoint.data_file`); "" for files that are not in memory
+    digest         cryptographic digest of all tensors (`paramsync.checkpoint.digests`); "" without a signature
+    graph_file     SHA-256 of the graph's file; "" without a signature
+    publications   number of versions published in this store so far, unsigned; 0 if unknown
+    traceparent    trace of its publication in W3C's form, unsigned; "" if it was not traced
+    signed_by      the key of `signature`, which covers all other fields (`paramsync.store.signing`)
     """
 
     number: int
@@ -66,7 +66,7 @@ class Version:
     def from_json(cls, text: str) -> Version:
         """Read a record. Unknown keys are ignored, so that older readers accept newer records.
 
-        Raises ValueError for a text that is no record: not JSON, a key missing, a value of another type or range.
+        Raises ValueError if the text is not JSON, a key is missing, or a value has a wrong type or range.
         """
         values = json.loads(text)
         if not isinstance(values, dict):
@@ -95,7 +95,7 @@ _KINDS = {
 
 
 def _read(kind: str, value: Any) -> Any:
-    """A value from JSON as one of this kind. Raises ValueError, OverflowError."""
+    """Convert a value from JSON to the type of a field. Raises ValueError, OverflowError."""
     if kind == "float | None":
         return None if value is None else _read("float", value)
     if kind == "float":
@@ -138,19 +138,19 @@ class Candidate(Generic[V]):
         return self.version.number
 
     def same_as(self, other: Candidate[V] | None) -> bool:
-        """Whether both are one version with the same files."""
+        """Whether both are the same version with the same files."""
         return other is not None and (self.number, self.files) == (other.number, other.files)
 
 
 class InMemory(Protocol):
-    """A version in memory, complete and checked: here, or in the processes that answer from it."""
+    """A version in memory, complete and checked, in this process or in the workers."""
 
     @property
     def version(self) -> Version: ...
 
     @property
     def graph(self) -> Any:
-        """`refused` says of signatures that it was made without, why."""
+        """Its `refused` maps each signature that is not served to the reason."""
 
 
 R = TypeVar("R", bound=InMemory)
