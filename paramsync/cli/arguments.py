@@ -337,12 +337,6 @@ examples:
 _EXIT_CODES = "exit codes: 0 done, 1 it did not happen, 2 wrong arguments, 130 Ctrl-C"
 
 _EXAMPLES_OF = {
-    "up": """\
-examples:
-  paramsync up
-  paramsync up --seconds 20 --json        what happened, as one object
-  paramsync up --port 0 --rest-port 0 --control-port 0 --trainer-port 0
-""",
     "status": """\
 examples:
   paramsync status                        of all models
@@ -358,25 +352,10 @@ examples:
   paramsync sync digits --version 420
   paramsync sync --all --timeout 60       every model of every server
 """,
-    "top": """\
-examples:
-  paramsync top
-  paramsync top digits --seconds 10 --json | jq '.models[].p99_seconds'
-""",
-    "watch": """\
-examples:
-  paramsync watch digits
-  paramsync watch --json | jq 'select(.kind == "quarantined")'
-""",
     "predict": """\
 examples:
   paramsync predict digits --input image=@held_out.npz:x --rows 3
   paramsync predict mlp --input 'x=[[1, 2, 3, 4]]' --server 10.0.0.1:8500
-""",
-    "diff": """\
-examples:
-  paramsync diff /dev/shm/digits          the newest version and the one before
-  paramsync diff /dev/shm/digits 400 420 --top 10
 """,
     "verify": """\
 examples:
@@ -390,11 +369,5 @@ examples:
   source <(paramsync completion bash)     in ~/.bashrc
   eval "$(paramsync completion zsh)"      in ~/.zshrc, after compinit
   paramsync completion fish > ~/.config/fish/completions/paramsync.fish
-""",
-    "graph": """\
-examples:
-  paramsync graph show /dev/shm/digits
-  paramsync graph tensorboard saved_model/ logs
-  paramsync graph publish models.digits:build /dev/shm/digits
 """,
 }

@@ -21,6 +21,7 @@ _PHASES = {
     pb.SyncProgress.RESTORING: "restoring",
     pb.SyncProgress.VERIFYING: "verifying",
     pb.SyncProgress.WARMING: "warming",
+    pb.SyncProgress.DONE: "serves",
 }
 
 Show = Callable[[ServerChange, pb.SyncProgress], None]
@@ -79,37 +80,15 @@ def _shown(changes: Sequence[ServerChange]) -> Iterator[Show]:
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
     from rich.table import Column
 
-    names = _names(changes)
     text = TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1))
     columns = (text, BarColumn(bar_width=max(5, min(20, screen.width // 4))), DownloadColumn())
     with Progress(*columns, console=screen, transient=True, expand=True) as bar:
-        tasks = {id(change): bar.add_task(f"{names[id(change)]}asking", total=None) for change in changes}
+        tasks = {id(change): bar.add_task("asking", total=None) for change in changes}
 
         def show(change: ServerChange, progress: pb.SyncProgress) -> None:
-            task = tasks[id(change)]
-            if progress.phase == pb.SyncProgress.DONE:
-                bar.update(task, description=f"{names[id(change)]}serves", total=1, completed=1)
-            elif progress.phase in _PHASES:
-                bar.update(
-                    task,
-                    description=f"{names[id(change)]}{_phase(progress)}",
-                    total=progress.bytes_total or None,
-                    completed=progress.bytes_done,
-                )
+            version = f"version {progress.version}" if progress.version else "the newest version"
+            what = f"{change.inferencer.address} {change.model}: {_PHASES.get(progress.phase, '')} {version}"
+            total, done = progress.bytes_total or None, progress.bytes_done
+            bar.update(tasks[id(change)], description=line(what), total=total, completed=done)
 
         yield show
-
-
-def _names(changes: Sequence[ServerChange]) -> dict[int, str]:
-    several = len({change.inferencer.address for change in changes}) > 1
-    names = {}
-    for change in changes:
-        words = [change.inferencer.address] * several + [change.model] * bool(change.model)
-        names[id(change)] = f"{line(' '.join(words))}: " if words else ""
-    return names
-
-
-def _phase(progress: pb.SyncProgress) -> str:
-    if progress.phase == pb.SyncProgress.PUBLISHING:
-        return _PHASES[progress.phase]
-    return f"{_PHASES[progress.phase]} {f'version {progress.version}' if progress.version else 'the newest version'}"
