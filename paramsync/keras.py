@@ -1,4 +1,4 @@
-"""PublishCallback: publishes a Keras model during `model.fit`."""
+"""PublishCallback: what a Keras user adds to `model.fit`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from paramsync.errors import PublishError, SettingsError
 from paramsync.program.packages import with_tensorflow
-from paramsync.publishing.publisher import Publisher, PublishOptions, check_options
+from paramsync.publishing.options import PublishOptions, check_options
+from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 
 with with_tensorflow("paramsync.keras"):
@@ -24,27 +25,35 @@ if TYPE_CHECKING:
 
 
 class PublishCallback(keras.callbacks.Callback):
-    """Publishes the model during a fit: at the start, whenever due, and at the end.
+    """Publishes the model while it is being fitted: at the start, whenever due, and at the end.
 
         model.fit(x, y, callbacks=[PublishCallback("/dev/shm/digits", every_seconds=1)])
 
-    Without `every_steps` and `every_seconds` it publishes every second. The step is the optimizer's own count, which
-    goes on where an earlier fit stopped; if the model's own `train_step` uses another optimizer, batches are counted. A
-    model that is not built when training begins is published from its first batch on.
+    Where neither steps nor seconds are given, every second. Steps are counted from the optimizer's own count, so that
+    they go on where an earlier fit stopped; where a `train_step` of the model's own uses another optimizer, batches are
+    counted. A model that is not built when training begins is published from its first batch on.
 
-    The start is published before the first epoch, after other callbacks have restored weights, and only if the store
-    has no version yet: a script that runs again does not replace a trained model by an untrained one. `at_start=True`
-    always publishes the start, `at_start=False` never. `publish_if` is the name of a metric that must not get worse,
-    such as "val_loss", or a function of Keras' logs that returns whether to publish. It applies to every publication,
-    the end included, and is also asked at the end of each epoch, when all logs are known.
+    The start is published before the first epoch, when other callbacks have restored what they restore, and only where
+    the store has no version yet: a script that is run again does not put a model that has learnt nothing in the place
+    of a trained one. `at_start=True` publishes it always, `at_start=False` never. With `publish_if`, what is due is
+    published only where that says so, at the end of the fit too: the name of a metric that must not get worse, such as
+    "val_loss", or a function of Keras' logs. The ends of epochs, where logs are whole, are then asked about as well.
 
-    `inputs` describes the inputs of a model that does not know them; see `capture`. Other options are those of
-    Publisher; with `control_port` an operator is answered during a fit. With `averages` the moving averages of an
-    optimizer with `use_ema` are published instead of the trained variables, from its first step on. An interrupted fit
-    leaves the store locked until the callback is used again or garbage, or the process ends.
+    A fit that is interrupted leaves the store locked until nothing refers to the callback any more, it is used again,
+    or the process ends.
 
-    When training begins, raises the errors of Publisher, and SettingsError if the optimizer has no averages, or if
-    Keras runs on another backend than TensorFlow.
+    Args:
+        store: The directory of the store.
+        every_steps: Publish after this many steps.
+        every_seconds: Publish after this many seconds; 1 if neither steps nor seconds are given.
+        inputs: The inputs of a model that does not know them itself; see `paramsync.graphs.capturing.capture`.
+        averages: Publish the moving averages of an optimizer with `use_ema`, from its first step on, in place of the
+            variables that it trains.
+        at_start: Whether to publish the start; by default only if the store has no version yet.
+        **options: See Publisher.
+
+    Raises what Publisher does, when training begins, and SettingsError for `averages` of an optimizer that has none,
+    and where Keras runs on another backend than TensorFlow.
     """
 
     def __init__(
@@ -70,10 +79,10 @@ class PublishCallback(keras.callbacks.Callback):
         self._publisher: Publisher | None = None
         self._step = 0
         self._begun = False
-        self._recorded = 0  # epochs in the History at this callback's last end of an epoch
+        self._recorded = 0  # epochs that the History knew at this callback's end of the last one
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._release()  # after a fit that was interrupted
+        self._release()  # of a fit that was interrupted
         if keras.backend.backend() != "tensorflow":
             raise SettingsError(
                 f"PublishCallback: expected TensorFlow as the backend of Keras, found {keras.backend.backend()};"
@@ -94,15 +103,15 @@ class PublishCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         counted, optimizer = _counted(self.model.optimizer), self.model.optimizer
-        # An unused optimizer stands still, and so does one that leaves out updates; the latter has made no step.
+        # One that is not used stands still, and so do those that leave out updates, which is no step then.
         self._step = counted if _leaves_out(optimizer) else max(counted, self._step + 1)
         self._open().publish_if_due(self._step, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Publish the end once other callbacks have restored weights.
+        """Publishes what the model has once the other callbacks have restored what they restore.
 
-        Keras calls its History after all given callbacks, so the History's call is made to call this one. If the
-        History comes before this callback, or there is none, there is nothing to wait for.
+        Keras calls its History after all callbacks that it was given, and this one is then called by it. A History that
+        comes before this callback, or none, has nothing to wait for.
         """
         if _recorded(self.model) > self._recorded:
             _after(self.model.history, weakref.WeakMethod(self._end))
@@ -112,18 +121,18 @@ class PublishCallback(keras.callbacks.Callback):
     def _end(self, logs: Any) -> None:
         try:
             if self._publisher is not None:
-                self._begin()  # if the fit had no epoch
+                self._begin()  # of a fit without an epoch
                 self._publisher.finish(self._step, logs)
         finally:
             self._release()
 
     @property
     def control(self) -> str | None:
-        """The address of the control port; None between fits, and without `control_port`."""
+        """Where an operator is answered now; None between fits, and without `control_port`."""
         return None if self._publisher is None else self._publisher.control
 
     def _begin(self) -> None:
-        """Publish the start, once a fit, as late as possible: other callbacks restore weights when training begins."""
+        """Once for each fit, as late as can be: other callbacks restore weights when training begins."""
         if not self._begun and self._publisher is not None:
             self._step = _counted(self.model.optimizer)
             self._publisher.begin(self._step)
@@ -131,7 +140,7 @@ class PublishCallback(keras.callbacks.Callback):
 
     def _open(self) -> Publisher:
         if self._publisher is None:
-            from paramsync.graphs.capturing import capture  # here: another backend shall get our error
+            from paramsync.graphs.capturing import capture  # here: another backend gets an error that it understands
 
             self._publisher = Publisher(
                 self._store,
@@ -140,7 +149,7 @@ class PublishCallback(keras.callbacks.Callback):
                 averages=_averages(self.model) if self._averages else None,
                 **self._options,
             )
-            self._forgotten = weakref.finalize(self, _close, self._publisher)  # after a fit that was interrupted
+            self._forgotten = weakref.finalize(self, _close, self._publisher)  # by a fit that was interrupted
             self._forgotten.atexit = False
         return self._publisher
 
@@ -152,13 +161,13 @@ class PublishCallback(keras.callbacks.Callback):
 
 
 def _recorded(model: keras.Model) -> int:
-    """The number of epochs of this fit in the model's History."""
+    """The epochs that the model's History has recorded of this fit."""
     return len(getattr(getattr(model, "history", None), "epoch", ()))
 
 
 def _after(history: keras.callbacks.History, end: weakref.WeakMethod[Callable[[Any], None]]) -> None:
-    """Call the method once, after the History's `on_train_end`."""
-    before = history.on_train_end  # perhaps wrapped by another PublishCallback
+    """Have the method called once, after the History was told that training has ended."""
+    before = history.on_train_end  # or what another PublishCallback has called
 
     def on_train_end(logs: Any = None) -> None:
         vars(history).pop("on_train_end", None)
@@ -172,27 +181,27 @@ def _after(history: keras.callbacks.History, end: weakref.WeakMethod[Callable[[A
 
 
 def _counted(optimizer: keras.Optimizer | None) -> int:
-    # Batches would be wrong: if one call runs several steps, Keras counts the last call of an epoch as full.
-    # Reading does not wait for a GPU: Keras has read the loss of the step before it calls us.
+    # Not counted by batches: where one call runs several steps, Keras counts the last call of an epoch as a full one.
+    # Keras has read the loss of the step before it calls us, so there is no GPU to wait for.
     if optimizer is None:
         return 0
-    return int(optimizer.iterations.numpy())  # .numpy(): a variable of several replicas does not convert itself
+    return int(optimizer.iterations.numpy())  # a variable of several replicas is no number itself
 
 
 def _leaves_out(optimizer: keras.Optimizer | None) -> bool:
-    """Whether some batches may update nothing."""
+    """Whether there are batches after which it updates nothing."""
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return scales or bool(getattr(optimizer, "gradient_accumulation_steps", None))
 
 
 def _close(publisher: Publisher) -> None:
-    with suppress(PublishError):  # it was logged
+    with suppress(PublishError):  # it is in the log
         publisher.close()
 
 
 def _averages(model: keras.Model) -> Averages:
-    """A function from a variable to its moving average in the optimizer. Raises SettingsError if it keeps none."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # a LossScaleOptimizer has an inner one
+    """The moving averages that the model's optimizer keeps. Raises SettingsError where it keeps none."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of one that scales losses
     if not getattr(optimizer, "use_ema", False):
         found = f"{optimizer.name} without" if optimizer else "none"
         raise SettingsError(f"averages: expected an optimizer with use_ema=True, found {found}")

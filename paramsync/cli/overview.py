@@ -82,7 +82,8 @@ def _cells(model: pb.ModelStatus, seconds: float) -> dict[str, Text]:
     """One row, of a status that is so many seconds old."""
     state = pb.ModelStatus.State.Name(model.state).lower()
     died = model.publisher == pb.ModelStatus.DIED and model.state == pb.ModelStatus.SERVING
-    style = BAD if model.last_error else DOUBTFUL if died else _STATES.get(model.state, BAD)
+    failing = model.reason and model.state == pb.ModelStatus.SERVING
+    style = BAD if failing else DOUBTFUL if died else _STATES.get(model.state, BAD)
     pinned = model.HasField("pinned")
     late = model.lag_seconds > 0 and model.lag_seconds + seconds > _LATE_SECONDS
     aged = model.HasField("serving_age_seconds")
@@ -143,11 +144,12 @@ def _model_notes(model: pb.ModelStatus, server: str, seconds: float, now: float,
     wrong = [publishing(model, now)] if model.publisher == pb.ModelStatus.DIED else []
     wrong += refusals(model.quarantined, now)
     wrong += [f"signature {name} is not served: {why}" for name, why in sorted(model.not_served.items())]
-    wrong += [f"last error: {model.last_error}"] if model.last_error else []
+    waits = not model.HasField("serving")
+    wrong += [model.reason] if model.reason and not waits else []
     for text in wrong:
         yield Text(line(f"{who}: {text}"), BAD)
-    if model.waiting_for:
-        yield Text(line(f"{who}: waits for a version: {model.waiting_for}"), DOUBTFUL)
+    if model.reason and waits:
+        yield Text(line(f"{who}: waits for a version: {model.reason}"), DOUBTFUL)
 
 
 def publishing(model: pb.ModelStatus, now: float) -> str:

@@ -125,7 +125,7 @@ def _essence(model: pb.ModelStatus) -> str:
     """The facts that are worth a line if they change. Ages change all the time."""
     refused = [quarantined.number for quarantined in model.quarantined]
     pinned = model.pinned if model.HasField("pinned") else None
-    return repr((model.state, model.serving.number, pinned, refused, model.last_error, model.publisher))
+    return repr((model.state, model.serving.number, pinned, refused, model.reason, model.publisher))
 
 
 def _sentence(model: pb.ModelStatus) -> str:
@@ -136,8 +136,8 @@ def _sentence(model: pb.ModelStatus) -> str:
     if model.publisher in (pb.ModelStatus.FINISHED, pb.ModelStatus.DIED):
         parts.append(publishing(model, time.time()))
     parts += [f"version {refused.number} is refused: {refused.reason}" for refused in model.quarantined[-1:]]
-    parts += [f"last error: {model.last_error}"] if model.last_error else []
-    parts += [f"waits for a version: {model.waiting_for}"] if model.waiting_for else []
+    if model.reason:
+        parts.append(model.reason if model.HasField("serving") else f"waits for a version: {model.reason}")
     return "; ".join(parts)
 
 
@@ -200,7 +200,7 @@ def check_model(model: pb.ModelStatus, now: float, *, max_lag: float, max_age: f
     """What is wrong with a model. If no version serves, nothing else counts."""
     quarantine = {case.number: case.reason for case in model.quarantined}
     if not model.HasField("serving"):
-        reasons = [model.waiting_for or model.last_error or "none has come"]
+        reasons = [model.reason or "none has come"]
         reasons += [f"version {number} is in quarantine: {reason}" for number, reason in quarantine.items()]
         yield Level.BAD, f"no version serves: {reasons[-1]}"
         return
@@ -208,10 +208,8 @@ def check_model(model: pb.ModelStatus, now: float, *, max_lag: float, max_age: f
         yield Level.BAD, f"version {model.serving.number} serves and is damaged"
     if model.state == pb.ModelStatus.DRAINING:
         yield Level.DEGRADED, "the server is stopping"
-    if model.last_error:
-        yield Level.DEGRADED, model.last_error
-    if model.waiting_for:
-        yield Level.DEGRADED, model.waiting_for
+    if model.reason:
+        yield Level.DEGRADED, model.reason
     if model.publisher == pb.ModelStatus.DIED:
         yield Level.DEGRADED, f"the trainer died {duration(max(0.0, now - model.publisher_since))} ago"
     if model.published.number in quarantine and model.HasField("published"):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,13 +31,11 @@ from tests.support.servers import SERVING, TRAINING, add_models, add_publisher, 
 from tests.support.terminals import on_terminal
 
 LONG = "recommender-candidate-generation-tower-european-union"
-WAITING = pb.ModelStatus(
-    model="手写数字识别模型", state=pb.ModelStatus.WAITING, waiting_for="/store: no such directory"
-)
+WAITING = pb.ModelStatus(model="手写数字识别模型", state=pb.ModelStatus.WAITING, reason="/store: no such directory")
 
 
 def answered(*models: pb.ModelStatus, **more: Any) -> Last[pb.GetStatusResponse]:
-    return Last(pb.GetStatusResponse(models=models, **more), time.monotonic())
+    return Last(pb.GetStatusResponse(models=models, **more))
 
 
 LOST: Last[pb.GetStatusResponse] = Last(None, 0.0, NotReachableError("inferencer", "10.0.0.4:8502", "refused"), 1.0)
@@ -51,7 +50,8 @@ FLEET = {
 
 def drawn(servers: dict[str, Last[pb.GetStatusResponse]], *, width: int = 80, colours: bool = False) -> str:
     console = Console(file=io.StringIO(), width=width, force_terminal=colours, markup=False, _environ={"TERM": "xterm"})
-    console.print(status_view(TRAINING, servers, 1010.0))
+    fresh = {server: replace(last, at=time.monotonic()) for server, last in servers.items()}
+    console.print(status_view(TRAINING, fresh, 1010.0))
     return console.file.getvalue()  # type: ignore[attr-defined, no-any-return]
 
 
@@ -277,12 +277,11 @@ GOOD = pb.ModelStatus(
         ({"pinned": 7, "lag_seconds": 61}, Level.DEGRADED, "pinned, and 61 s behind"),
         ({"serving_age_seconds": 601}, Level.DEGRADED, "answers are 10 min old"),
         ({"publisher": pb.ModelStatus.DIED, "publisher_since": 988}, Level.DEGRADED, "the trainer died 12 s ago"),
-        ({"last_error": "the disk is away"}, Level.DEGRADED, "the disk is away"),
-        ({"waiting_for": "/s: is empty"}, Level.DEGRADED, "/s: is empty"),
+        ({"reason": "/s: is empty"}, Level.DEGRADED, "/s: is empty"),
         ({"state": pb.ModelStatus.DRAINING}, Level.DEGRADED, "the server is stopping"),
         ({"state": pb.ModelStatus.DAMAGED}, Level.BAD, "version 7 serves and is damaged"),
         (NONE, Level.BAD, "no version serves: none has come"),
-        ({**NONE, "waiting_for": "/s: no such directory"}, Level.BAD, "no version serves: /s: no such directory"),
+        ({**NONE, "reason": "/s: no such directory"}, Level.BAD, "no version serves: /s: no such directory"),
         (
             {"published": pb.Version(number=8), "quarantined": [CASE], "lag_seconds": 2},
             Level.DEGRADED,

@@ -24,7 +24,7 @@ def test_what_a_terminal_would_take_for_a_command_is_written_out() -> None:
 def test_a_status_shows_names_and_reasons_without_what_a_terminal_would_take_for_a_command() -> None:
     screen = console()
     with screen.capture() as captured:
-        model = pb.ModelStatus(model="m\x1b[2J", labels={"\x1b[31mred": 1}, last_error="\x1b]0;title\x07")
+        model = pb.ModelStatus(model="m\x1b[2J", labels={"\x1b[31mred": 1}, reason="\x1b]0;title\x07")
         screen.print(status_view(None, {"server": Last(pb.GetStatusResponse(models=[model]))}, 0.0))
     assert "\x1b" not in captured.get()
     for text in (r"m\x1b[2J", r"\x1b[31mred is version 1", r"\x1b]0;title\x07"):
