@@ -1,1 +1,1 @@
-"""How a replica is kept at the right version: reconciling, what operators ask and chose, what is said of it all."""
+"""Keeps a replica at the right version: the rounds, the policy, requests of operators, the report."""

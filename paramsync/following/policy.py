@@ -208,32 +208,32 @@ class Failures:
 
 
 class Publications:
-    """The publications of one store. One thread owns it.
+    """The publications of one store. Belongs to one thread.
 
-    Remembers the versions in the store and in memory, and the first one after each version in memory: a lag counts from
-    there, even long after the store dropped it.
+    Remembers the versions in the store and in memory, and the first version after each version in memory: a lag counts
+    from there, even long after the store dropped that version.
     """
 
     def __init__(self) -> None:
         self._seen: dict[int, Publication] = {}
         self._latest: Publication | None = None
 
-    def found(self, published: Sequence[Version], in_memory: Collection[int], now: float) -> None:
-        """The versions that are in the store now, ascending up to the latest. `in_memory` includes the serving one."""
+    def update(self, published: Sequence[Version], in_memory: Collection[int], now: float) -> None:
+        """Note the versions in the store, ascending up to the latest. `in_memory` includes the serving version."""
         if not published:
             return
         highest = published[-1].number
-        seen = {number: one for number, one in self._seen.items() if number <= highest or number in in_memory}
-        count = max((one.count for number, one in seen.items() if number <= highest), default=0)
+        seen = {number: seen for number, seen in self._seen.items() if number <= highest or number in in_memory}
+        count = max((known.count for number, known in seen.items() if number <= highest), default=0)
         for version in published:
             known = seen.get(version.number)
-            if known is None or known.committed_at != version.committed_at:  # it was published anew
+            if known is None or known.committed_at != version.committed_at:  # published anew
                 count = max(count + 1, version.publications)
                 seen[version.number] = Publication(version.number, count, version.committed_at, now)
         kept = {version.number for version in published}
         for before in in_memory or (-1,):
             kept |= {before, min((number for number in seen if number > before), default=before)}
-        self._seen = {number: one for number, one in seen.items() if number in kept}
+        self._seen = {number: known for number, known in seen.items() if number in kept}
         self._latest = seen[highest]
 
     def newer(self, serving: int | None) -> tuple[Publication | None, int]:

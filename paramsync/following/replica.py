@@ -1,4 +1,4 @@
-"""Replica: the versions of one model that are in memory. Knows how to swap between them and to let them go."""
+"""Replica: the versions of one model in the memory of this process."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ __all__ = ["RESIDENT", "Prepare", "Replica", "Resident", "Verification"]
 
 
 class Replica(Residents[Resident]):
-    """The serving copy of one model, in this process.
-
-    `predict` may be used as `take` may: from any number of threads at once, without a lock.
-    """
+    """The serving copy of one model, in this process. Any number of threads may predict at once, without a lock."""
 
     def __init__(
         self,

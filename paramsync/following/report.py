@@ -153,7 +153,7 @@ class Report:
         now = time.monotonic()
         serving = self._status.serving
         in_memory = () if serving is None else (serving.number, *self._status.resident)
-        self._publications.found(published, in_memory, now)
+        self._publications.update(published, in_memory, now)
         self._set(published=latest, in_store=tuple(version.number for version in published))
         if news:
             self._set(found_at=now)

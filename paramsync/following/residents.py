@@ -1,4 +1,4 @@
-"""Residents: the versions of one model that are in memory, and how they come to serve. Needs no TensorFlow."""
+"""Residents: the versions of one model in memory, and how they come to serve. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("paramsync.replica")
 _T = TypeVar("_T")
-RESIDENT = 2  # the serving version and the one before it, so that going back is a swap
+RESIDENT = 2  # the serving version and the version before, so that going back is a swap
 
 
 Prepare = Callable[[R], Callable[[], None]]

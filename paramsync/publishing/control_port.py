@@ -74,7 +74,7 @@ class Training:
 
 
 class ControlPort:
-    """Answers from the moment it is made; healthy while training goes on."""
+    """Answers as soon as it is made; healthy while training goes on."""
 
     def __init__(
         self,
@@ -279,7 +279,7 @@ class Watchers:
             self._watchers = {watcher for watcher in self._watchers if not watcher.fell_behind}
 
     def close(self) -> None:
-        """End all watchers, and those that come later."""
+        """End all watchers, also later ones."""
         with self._lock:
             self._closed = True
             for watcher in self._watchers:

@@ -129,7 +129,7 @@ class LiveVariables:
             self._parts, self._kept = capture.origin.parts, capture.origin.kept
 
     def pin(self, values: Any = None) -> dict[str, Any]:
-        """The value of every captured variable, or of its average where there is one, by its key in a checkpoint.
+        """The value of every captured variable, or of its average, by its key in a checkpoint.
 
         Call it on the thread that updates the variables, between two steps: then all values are of one step. Takes
         microseconds a variable, whatever its size; and as long as capturing if variables, layers, tables or constants

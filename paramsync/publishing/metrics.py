@@ -55,7 +55,7 @@ _log = logging.getLogger("paramsync.trainer")
 
 
 class Gate:
-    """Decides by the metrics of a step and those of the newest version. Belongs to the thread that trains."""
+    """Compares the metrics of a step with those of the newest version. Belongs to the thread that trains."""
 
     def __init__(self, publish_if: PublishIf) -> None:
         """If the name of a metric does not say whether less is better, "min" or "max" and a space come before it.

@@ -44,10 +44,10 @@ _log = logging.getLogger("paramsync.trainer")
 
 @runtime_checkable
 class ValueSource(Protocol):
-    """Where the values of a publication come from, and the graph that they are for."""
+    """The source of a publication's values, and their graph."""
 
     digest: str
-    content: bytes  # of the graph file; another one after a `pin` that found another structure
+    content: bytes  # of the graph file; a `pin` that sees another structure changes it
 
     def pin(self, values: Any = None) -> dict[str, Any]:
         """The values of this step by their keys in a checkpoint, so that no later step changes them.
@@ -130,7 +130,7 @@ class Publisher:
         self._source = source if isinstance(source, ValueSource) else _live(source, averages, allow_ops)
         self._schedule = PublishSchedule() if schedule is None else schedule
         self._raise = options.get("on_error") == "raise"
-        self._since: Moment | None = None  # the last snapshot, or where the counting began
+        self._since: Moment | None = None  # the last snapshot, or the start of the counting
         self._seen: tuple[int, Metrics | None, Values | None] | None = None  # the arguments of the last call
         self._raised: str | None = None  # the last failure that was raised
         self._warned = False  # of steps that fall back
@@ -171,21 +171,21 @@ class Publisher:
                     train_step()
                     publisher.publish_if_due(step, values=lambda: {v.path: v.value for v in model.variables})
 
-        Imports neither TensorFlow nor Keras. `digest` says which graph, where there are several.
+        Imports neither TensorFlow nor Keras. `digest` names the graph if the store has several.
 
-        The values of each publication come by name: the one in checkpoints, or Keras' path or TensorFlow's name of the
-        variable. What training may write to, such as arrays of numpy and tensors of PyTorch, is copied on the thread
-        that trains. Arrays of JAX are not copied on the CPU, and elsewhere on their device; a step may be given their
-        memory (donate). With `copy=False` nothing is copied, and whoever trains leaves alone what was published until
-        it is written. `options` are those of the constructor. Raises as it does, and SettingsError where the graph is
-        not there.
+        The values of each publication are named as in checkpoints, or by Keras' path or TensorFlow's name of the
+        variable. Values that training may write to, such as arrays of numpy and tensors of PyTorch, are copied on the
+        thread that trains. Arrays of JAX are not copied on the CPU, and elsewhere on their device; a step may take
+        their memory (donate). With `copy=False` nothing is copied, and training must not change published values until
+        they are written. `options` are those of the constructor. Raises as the constructor does, and SettingsError if
+        the graph is not in the store.
         """
         return cls(store, ExternalValues.in_store(Path(store), digest, copy=copy), schedule=schedule, **options)
 
     def begin(self, step: int, *, values: Values | None = None) -> Version | None:
-        """Training begins at this step, of which nothing is trained yet: publish it where the schedule wants the start.
+        """Begin at this step, before anything is trained: publish it if the schedule wants the start.
 
-        Optional. Where the store has versions, and no step comes after this one, the end is not published either.
+        Optional. If the store has versions, and no step comes after this one, the end is not published either.
         """
         self._begun = None if self._empty else step_number(step)
         return self.publish_if_due(step, values=values)
@@ -193,11 +193,11 @@ class Publisher:
     def publish_if_due(
         self, step: int, metrics: Metrics | None = None, *, values: Values | None = None
     ) -> Version | None:
-        """Publish this step where the schedule or somebody's `request` wants it; costs about a microsecond where not.
+        """Publish this step if the schedule or a `request` wants it; costs about a microsecond if not.
 
-        Returns the version that is being written, or None. It is visible once it is committed. `values` are those of
-        the parameters by name, or a function that gives them: for publishers `of_graph` only, which raise
-        ParameterError for what does not fit the graph.
+        Returns the version that is being written, or None. The version is visible once it is committed. `values` are
+        for publishers `of_graph` only: the parameters by name, or a function that returns them. Raises ParameterError
+        for values that do not fit the graph.
         """
         self._surface()
         step = step_number(step)
@@ -211,10 +211,7 @@ class Publisher:
         return None
 
     def is_due(self, step: int, now: float | None = None) -> bool:
-        """Whether `publish_if_due` would publish this step now; for who has to know before metrics are computed.
-
-        With `publish_if`: whether it would ask that.
-        """
+        """Whether `publish_if_due` would publish this step now, or ask the gate; known before metrics are computed."""
         now = time.monotonic() if now is None else now
         return bool(self._requests) or self._schedule.due(step, now, since=self._since, empty=self._empty)
 
@@ -236,16 +233,16 @@ class Publisher:
             raise
 
     def finish(self, step: int, metrics: Metrics | None = None, *, values: Values | None = None) -> Version | None:
-        """Training is over: publish its last step where the schedule or a request wants that, and wait for the writer.
+        """End training: publish the last step if the schedule or a request wants it, and wait for the writer.
 
         Requests are refused from here on. Returns the last committed version. Leaving the `with` block does the same.
         """
         return self._finish(step, metrics, values)
 
     def request(self) -> Future[Version]:
-        """Ask for a publication at the next step, from any thread; the future has the version once it is committed.
+        """Ask for a publication at the next step, from any thread. The future gets the version once it is committed.
 
-        Raises StoppedError when training has stopped. The future raises PublishError where writing fails.
+        Raises StoppedError when training has stopped. The future raises PublishError if writing fails.
         """
         with self._lock:
             if not self._accepting:
@@ -255,7 +252,7 @@ class Publisher:
         return future
 
     def subscribe(self, listener: Callable[[Version], None]) -> None:
-        """Call this with every version once it is committed, on the writing thread: it must not block."""
+        """Call `listener` with every committed version, on the writing thread: it must not block."""
         self._behind.subscribe(listener)
 
     def status(self) -> PublisherStatus:
@@ -264,17 +261,17 @@ class Publisher:
 
     @property
     def control(self) -> str | None:
-        """Where an operator is answered; None where nobody is."""
+        """The address of the control port, if any."""
         return None if self._control is None else self._control.address
 
     def flush(self, timeout: float | None = None) -> bool:
-        """Wait until everything is written; False where that takes longer than `timeout` seconds."""
+        """Wait until everything is written; False after `timeout` seconds."""
         done = self._behind.flush(timeout)
         self._surface()
         return done
 
     def close(self) -> None:
-        """Write what waits, answer who waits, give the store up. Publishes nothing by itself; may be called again."""
+        """Write what waits, answer requests, give the store up. Publishes nothing new; may be called again."""
         self._release()
         self._surface()
 
@@ -288,19 +285,19 @@ class Publisher:
             if error is None and self._accepting and self._seen is not None:
                 self._finish(*self._seen)
         finally:
-            self._release(finished=not isinstance(error, Exception))  # Ctrl-C is somebody's wish
+            self._release(finished=not isinstance(error, Exception))  # Ctrl-C ends training as wished
         if error is None:
             self._surface()
 
     def _publish(
         self, step: int, now: float, metrics: Metrics | None, values: Values | None, *waiting: Future[Version]
     ) -> Version:
-        self._seen = None  # values that are refused here are not tried again at the end
+        self._seen = None  # refused values are not tried again at the end
         self._warn_of_lower(step)
         done_at = time.time()
         try:
             pinned, problem = self._source.pin(values), ""
-        except StructureError as error:  # told like any publication that fails, on the writing thread
+        except StructureError as error:  # reported like any publication that fails, on the writing thread
             pinned, problem = {}, str(error)
         self._seen = (step, metrics, values)
         with self._lock:
@@ -350,17 +347,17 @@ class Publisher:
         return self.status().published
 
     def _has_changed(self, published: Version) -> bool:
-        """Whether the model has other values than this version, the last one: some are restored where training ends."""
+        """Whether the model has other values than the last version: callbacks may restore weights at the end."""
         if not self._is_live:
-            return False  # values are given at the call: there are none of a later time
+            return False  # values come with the call, so none are newer
         try:
             pinned = self._source.pin()
         except StructureError:
-            return True  # told like any publication that fails
+            return True  # reported like any publication that fails
         return self._source.digest != published.graph or not self._store.has(fetch(pinned))
 
     def _is_held_back(self, step: int, metrics: Metrics | None) -> bool:
-        """Whether the gate keeps a step that is due from being published."""
+        """Whether the gate holds back a step that is due."""
         if self._gate is None or self._requests or (self._since is None and self._schedule.at_start):
             return False
         status = self._behind.status()
@@ -394,7 +391,7 @@ class Publisher:
         self._close_control()
 
     def _answer(self, control: ControlPort) -> None:
-        """Have the control port tell of this publisher from now on."""
+        """Have the control port report this publisher from now on."""
         from paramsync.publishing.control_port import Training  # here, too
 
         device = device_name() if self._is_live else ""
@@ -432,16 +429,16 @@ def _control_port(store: Path, options: PublishOptions) -> ControlPort | None:
 
 
 def _latest(store: StoreWriter) -> tuple[bool, Metrics]:
-    """Whether the store has no version, and the metrics of its latest."""
+    """Whether the store has no version, and the metrics of its latest version."""
     try:
         latest = store.latest()
-    except ParamsyncError:  # something is there
+    except ParamsyncError:  # the store has something
         return False, {}
     return latest is None, latest.metrics if latest else {}
 
 
 def _live(source: Any, averages: Averages | None, allow_ops: Collection[str]) -> LiveVariables:
-    from paramsync.graphs.capturing import Capture, capture  # here: publishing itself needs no TensorFlow
+    from paramsync.graphs.capturing import Capture, capture  # here: values of other frameworks need no TensorFlow
     from paramsync.publishing.live_variables import LiveVariables
 
     captured = source if isinstance(source, Capture) else capture(source)

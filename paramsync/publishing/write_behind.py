@@ -72,7 +72,7 @@ class WriteBehind(Generic[T]):
         atexit.register(self._end, os.getpid())
 
     def subscribe(self, listener: Callable[[Version], None]) -> None:
-        """Call this with every version once it is committed, on the writing thread: it must not block."""
+        """Call `listener` with every committed version, on the writing thread: it must not block."""
         with self._changed:
             self._listeners = (*self._listeners, listener)
 
@@ -203,7 +203,7 @@ class Snapshot:
     context: Any = None
 
     def tensors(self) -> dict[str, Array]:
-        """The tensors of a checkpoint, by key: the pinned buffers on the CPU; those of a GPU are fetched.
+        """The tensors of a checkpoint, by key: the pinned buffers; values of a GPU are fetched.
 
         Fetched values are released, so that a snapshot holds at most the parameters once more, and a piece, of the
         device's memory, for as long as fetching takes.
@@ -222,7 +222,7 @@ def trace_context() -> Any:
 
 
 class FrozenVariables:
-    """Knows, without comparing values, which variables have those published last. One thread owns it.
+    """Knows, without comparing values, which variables are unchanged since the last version. Belongs to one thread.
 
     TensorFlow's variables are copy-on-write: as long as the published buffer is held, an update goes into another one,
     so that a variable still in this buffer still has these values. Holding it costs memory once the variable is

@@ -31,7 +31,7 @@ def read_port(text: str) -> int:
 
 
 def address(host: str, port: int) -> str:
-    """HOST:PORT, with brackets where the host is an IPv6 address."""
+    """HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -25,7 +25,7 @@ _MOST_CALLS_OF_ONE = 1 << 10  # on one connection; its caller waits before it se
 _MOST_PENDING = 1 << 12  # calls of a port that have come and that no thread has looked at
 
 _MOST_TOLD = 1 << 12  # bytes; of a longer request the log has the size
-_MOST_BYTES = 1000  # of a status text: it is sent in a header, where a byte may take three, and headers have a limit
+_MOST_BYTES = 1000  # of a status text: headers have a limit, and a byte may take three there
 
 UNFORESEEN = "internal error; the server's log has it"
 """The text, with INTERNAL, for an error that is not in a table."""
@@ -61,7 +61,7 @@ def code_of(error: BaseException, codes: Codes = CODES) -> grpc.StatusCode | Non
 
 def one_line(text: str) -> str:
     """The text of a status: one line, cut if it is long, without characters that cannot be sent."""
-    begins = text[: 4 * _MOST_BYTES]  # of what is very long nothing more is looked at
+    begins = text[: 4 * _MOST_BYTES]  # the rest of a very long text is not looked at
     content = " ".join(begins.split()).encode(errors="backslashreplace")
     whole = len(content) <= _MOST_BYTES and len(begins) == len(text)
     return content.decode() if whole else content[:_MOST_BYTES].decode(errors="ignore") + "..."

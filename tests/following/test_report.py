@@ -35,7 +35,7 @@ def lag(publications: Publications, serving: int | None) -> tuple[int | None, in
 def test_the_first_newer_version_is_remembered_after_the_store_dropped_it() -> None:
     publications = Publications()
     for newest in range(1, 25):
-        publications.found(listed(*range(max(1, newest - 4), newest + 1)), [1], float(newest))
+        publications.update(listed(*range(max(1, newest - 4), newest + 1)), [1], float(newest))
     assert lag(publications, 1) == (2, 23)
     assert lag(publications, 22) == (23, 2)
     assert lag(publications, 24) == (None, 0)
@@ -43,22 +43,22 @@ def test_the_first_newer_version_is_remembered_after_the_store_dropped_it() -> N
 
 def test_versions_that_nobody_here_saw_are_counted_where_the_store_counts_them() -> None:
     publications = Publications()
-    publications.found(listed(1, 2, counted=True), [1], 0.0)
-    publications.found(listed(50, 51, counted=True), [1], 0.0)
+    publications.update(listed(1, 2, counted=True), [1], 0.0)
+    publications.update(listed(50, 51, counted=True), [1], 0.0)
     assert lag(publications, 1) == (2, 100)
 
 
 def test_while_nothing_serves_the_first_one_found_counts() -> None:
     publications = Publications()
     for newest in range(5, 30):
-        publications.found(listed(*range(newest - 4, newest + 1)), [], float(newest))
+        publications.update(listed(*range(newest - 4, newest + 1)), [], float(newest))
     assert lag(publications, None) == (1, 29)
 
 
 def test_the_age_of_a_number_that_is_published_anew_begins_anew() -> None:
     publications = Publications()
-    publications.found(listed(1, 2, 3), [1], 0.0)
-    publications.found([replace(version, committed_at=9000.0) for version in listed(1, 2, 3)], [1], 8900.0)
+    publications.update(listed(1, 2, 3), [1], 0.0)
+    publications.update([replace(version, committed_at=9000.0) for version in listed(1, 2, 3)], [1], 8900.0)
     oldest, count = publications.newer(1)
     assert oldest is not None
     assert (oldest.number, oldest.committed_at, oldest.found_at, count) == (2, 9000.0, 8900.0, 2)
@@ -66,9 +66,9 @@ def test_the_age_of_a_number_that_is_published_anew_begins_anew() -> None:
 
 def test_all_is_newer_once_the_store_started_over() -> None:
     publications = Publications()
-    publications.found(listed(90, 100), [100], 0.0)
+    publications.update(listed(90, 100), [100], 0.0)
     assert lag(publications, 100) == (None, 0)
-    publications.found(listed(3, 5), [100], 1.0)
+    publications.update(listed(3, 5), [100], 1.0)
     assert lag(publications, 100) == (3, 2)
     assert lag(publications, 5) == (None, 0)
 
