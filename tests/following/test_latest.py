@@ -6,10 +6,7 @@ from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.pins_file import Change
 from paramsync.following.replica import Replica
-from paramsync.inference.resident import Resident
-from paramsync.sources.source import ProgressCallback
 from paramsync.status import EventKind
-from paramsync.version import Version
 from tests.support.followers import quarantined, serving
 from tests.support.published import Publisher, ask, proven
 
@@ -28,20 +25,6 @@ def resident(follower: Follower) -> tuple[int, ...]:
     found = follower.status().resident
     assert all(proven(*ask(follower, number)) for number in found)
     return found
-
-
-def test_one_that_is_restored_when_its_follower_has_come_to_an_end_is_not_kept(publisher: Publisher) -> None:
-    class Drained(Replica):
-        def restore(self, version: Version, tell: ProgressCallback | None = None) -> Resident:
-            restored = super().restore(version, tell)
-            if version.number == 1:
-                follower.drain()
-            return restored
-
-    publish(publisher, 1, 2)
-    follower = Follower(Drained("m", publisher.path), poll_seconds=60.0, latest=2)
-    follower.run_once()
-    assert [resident.version.number for resident in follower.replica.residents] == [2]
 
 
 def test_new_ones_take_the_place_of_the_oldest_and_skipped_ones_are_brought_in(publisher: Publisher) -> None:

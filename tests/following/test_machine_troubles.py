@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.errors import CorruptCheckpointError, GraphError, StoreError, UnfinishedError
+from paramsync.errors import CorruptCheckpointError, GraphError, UnfinishedError
 from paramsync.following.faults import Fault, fault_of
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.policy import Backoff, Failures
 from paramsync.sources.identity import of_graph
 from paramsync.sources.watch import graph_places
-from paramsync.store.store import Store
 from paramsync.version import Candidate, Version
 from tests.support.followers import SILENT, quarantined, serving
 from tests.support.programs import eventually
@@ -156,32 +155,6 @@ def test_a_sync_tries_at_once_what_could_not_be_read(
     answer = follower.ask(Action.SYNC, 1)
     as_nobody(follower.run_once)
     assert answer.result(0).serving is not None
-
-
-@pytest.mark.parametrize("place", ["memory", "disk"])
-def test_a_publisher_and_a_follower_that_run_out_of_descriptors_lose_nothing_by_it(
-    request: pytest.FixtureRequest, place: str
-) -> None:
-    publisher = Publisher(request.getfixturevalue(place) / "m", keep=2)
-    follower = follower_of(publisher.path)
-    number = publisher.publish(1).number
-    follower.run_once()
-    refused = 0
-    for count in [*range(10), *range(10)]:
-        with free_descriptors(count):
-            try:
-                number = publisher.publish(number + 1).number
-            except StoreError:
-                refused += 1
-            follower.run_once()
-            assert proven(*ask(follower))
-        number = publisher.publish(number + 1).number
-        eventually(lambda: follower.run_once() or follower.status().reason == "", lambda: str(follower.status()))
-        assert (serving(follower), quarantined(follower)) == (number, [])
-        assert proven(*ask(follower))
-    assert refused
-    assert [one.number for one in Store(publisher.path).versions()][-1] == number
-    publisher.close()
 
 
 # How soon -------------------------------------------------------------------------------------------------------------

@@ -11,12 +11,10 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
-import tensorflow as tf
 
 from paramsync.errors import GraphError, ParameterError, PublishError, SettingsError, StoreLockedError
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
-from paramsync.session import SessionPublisher
 from paramsync.store.store import Store
 from tests.support.givens import Affine, put, values
 from tests.support.training import EVERY_STEP, TIMEOUT, Counters, latest
@@ -114,19 +112,6 @@ def test_nan_that_was_waited_for_is_not_refused_again_at_the_end(tmp_path: Path)
     with Publisher.of_graph(tmp_path, on_error="raise") as publisher, pytest.raises(PublishError, match="NaN"):
         publisher.publish(1, values=NAN, wait=True)
     assert Store(tmp_path).latest() is None
-
-
-def test_a_session_that_was_closed_too_early_is_told_of_once(tmp_path: Path) -> None:
-    with tf.Graph().as_default():
-        x = tf.compat.v1.placeholder(tf.float32, [None, 4], "x")
-        y = tf.matmul(x, tf.compat.v1.get_variable("w", [4, 1]))
-        with SessionPublisher(tmp_path, x, y, schedule=EVERY_STEP) as publisher:
-            with tf.compat.v1.Session() as session:
-                session.run(tf.compat.v1.global_variables_initializer())
-                publisher.publish_session(session, 1, wait=True)
-            with pytest.raises(PublishError, match="session is closed"):
-                publisher.publish_session(session, 2)
-    assert latest(tmp_path).step == 1
 
 
 def test_a_store_that_cannot_be_written_is_logged_once_and_then_counted(

@@ -14,7 +14,6 @@ import tensorflow as tf
 from paramsync.errors import SettingsError
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import Moment, PublishSchedule, step_number
-from paramsync.store.store import Store
 
 STEPS = PublishSchedule(every_steps=10)
 SECONDS = PublishSchedule(every_seconds=2.0)
@@ -91,16 +90,6 @@ def test_a_step_is_a_whole_number_of_any_framework() -> None:
     found = [step_number(one) for one in counters()]
     assert found == [7] * len(found)
     assert {type(one) for one in found} == {int}
-
-
-def test_every_kind_of_step_is_published(tmp_path: Path) -> None:
-    for at, step in enumerate(counters()):
-        with Publisher(tmp_path / str(at), Affine(), schedule=PublishSchedule(every_steps=1)) as publisher:
-            publisher.publish_if_due(step)
-        with Publisher(tmp_path / str(at), Affine(), schedule=PublishSchedule(at_end=False)) as publisher:
-            publisher.publish(step, wait=True)
-            publisher.finish(step)
-        assert [one.step for one in Store(tmp_path / str(at)).versions()] == [7, 7]
 
 
 NONE = (

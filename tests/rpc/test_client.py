@@ -81,24 +81,6 @@ def test_the_trainers_calls_return_what_it_says(trainer: Trainer) -> None:
     assert [version.number for version in trainer.watch()] == [5, 6, 7]
 
 
-@pytest.mark.parametrize(
-    "array",
-    [
-        np.arange(6, dtype=np.float32).reshape(2, 3),
-        np.array(3, np.int64),
-        np.zeros((0, 4), np.float64),
-        np.array([True, False]),
-        np.arange(4, dtype=">i4"),
-        np.arange(6, dtype=np.float16).reshape(2, 3).T,
-    ],
-    ids=["float32", "scalar", "empty", "bool", "big-endian", "transposed"],
-)
-def test_predict_carries_arrays_there_and_back(predictor: Predictor, array: np.ndarray) -> None:
-    prediction = predictor.predict("digits", {"image": array})
-    assert prediction.version == 420
-    np.testing.assert_array_equal(prediction.outputs["image"], array, strict=array.dtype.byteorder != ">")
-
-
 def test_wrong_inputs_are_the_callers_fault_and_one_line(predictor: Predictor) -> None:
     with pytest.raises(errors.RequestError, match=r"^input 'image', dtype: expected float32, found another$"):
         predictor.predict("strict", {"image": np.zeros(1, np.int64)})
@@ -170,11 +152,6 @@ def test_health_is_false_for_a_service_that_is_not_known() -> None:
         Predictor(address) as client,
     ):
         assert [client.serves(model) for model in ("digits", "cats", "dogs")] == [True, False, False]
-
-
-def test_an_address_that_is_none_is_a_wrong_setting() -> None:
-    with pytest.raises(errors.SettingsError, match="expected HOST:PORT"):
-        Inferencer("localhost")
 
 
 def test_an_answer_that_is_not_what_it_says_is_the_servers_fault(predictor: Predictor) -> None:
