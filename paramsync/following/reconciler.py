@@ -79,7 +79,7 @@ class Reconciler:
             steered = self._round(urgent, None)
         fresh = self._requests.fresh()
         swapped = self._round(fresh, self._look())
-        self._report.set_error(self._error or self._failures.reason or self._replica.trouble)
+        self._report_error()
         self.tend()
         return swapped or steered
 
@@ -112,8 +112,11 @@ class Reconciler:
         absence = diagnosis.absence(self._replica.source.path) if absent else ""
         self._report.set_waiting(absence, unread=look.problem is not None)
         self._error = error
-        self._report.set_error(error or self._failures.reason or self._replica.trouble)
+        self._report_error()
         return look
+
+    def _report_error(self) -> None:
+        self._report.set_error(self._error or self._failures.reason or self._replica.trouble)
 
     def _soon(self, seconds: float) -> None:
         self.look_again = seconds if self.look_again is None else min(seconds, self.look_again)

@@ -14,7 +14,7 @@
 
         return Job(model=model, step=step, train_step=train_step, state={"optimizer": optimizer})
 
-`trainer/jobs/digits.py` is a whole one.
+`trainer/jobs/digits.py` is a complete job.
 """
 
 from __future__ import annotations

@@ -224,25 +224,25 @@ def trace_context() -> Any:
 class FrozenVariables:
     """Knows, without comparing values, which variables are unchanged since the last version. Belongs to one thread.
 
-    TensorFlow's variables are copy-on-write: as long as the published buffer is held, an update goes into another one,
-    so that a variable still in this buffer still has these values. Holding it costs memory once the variable is
-    updated: only buffers of variables that the store found unchanged are held, and given up where a variable turns out
-    to be rewritten with equal values. So at most the buffers of variables that were frozen, and are trained since the
-    last publication, are held beside the variables' own.
+    TensorFlow's variables are copy-on-write: while the published buffer is referenced, an update goes into another
+    buffer. So a variable that still has the published buffer still has the published values. A reference costs memory
+    once its variable is updated. Therefore only buffers of variables that did not change between the last two versions
+    are referenced, and no longer if a variable turns out to be rewritten with equal values.
     """
 
     def __init__(self) -> None:
-        self._held: dict[str, Array] = {}
+        self._buffers: dict[str, Array] = {}
         self._rewritten: set[str] = set()
 
-    def names(self, tensors: Mapping[str, Array]) -> set[str]:
-        """The tensors of a snapshot that are in the same memory as when `published` was called."""
-        return {name for name, held in self._held.items() if name in tensors and _is_at(tensors[name], held)}
+    def unchanged(self, tensors: Mapping[str, Array]) -> set[str]:
+        """The tensors of a snapshot that still have the published buffers."""
+        buffers = self._buffers
+        return {name for name, buffer in buffers.items() if name in tensors and _is_at(tensors[name], buffer)}
 
-    def published(self, snapshot: Snapshot, tensors: Mapping[str, Array], unchanged: Collection[str]) -> None:
+    def note_published(self, snapshot: Snapshot, tensors: Mapping[str, Array], unchanged: Collection[str]) -> None:
         """Note that these tensors were committed, and that the store saw some of them `unchanged`."""
-        self._rewritten.update(set(self._held).intersection(unchanged) - self.names(tensors))
-        self._held = {
+        self._rewritten.update(set(self._buffers).intersection(unchanged) - self.unchanged(tensors))
+        self._buffers = {
             name: tensors[name]
             for name in unchanged
             if name not in self._rewritten and "CPU" in getattr(snapshot.values.get(name), "backing_device", "")
@@ -280,9 +280,9 @@ class SnapshotWriter:
             snapshot.let_go(name)
 
         version = self._store.commit(
-            version, tensors, unchanged=self._frozen.names(tensors), finite=self._finite, copied=let_go
+            version, tensors, unchanged=self._frozen.unchanged(tensors), finite=self._finite, copied=let_go
         )
-        self._frozen.published(snapshot, tensors, self._store.unchanged)
+        self._frozen.note_published(snapshot, tensors, self._store.unchanged)
         return version
 
 

@@ -52,8 +52,8 @@ def written(model: tf.Module, frozen: FrozenVariables, unchanged: set[str]) -> s
     """Publish a snapshot of which the store finds these unchanged; returns what was known to be."""
     taken = snapshot(model)
     tensors = taken.tensors()
-    known = frozen.names(tensors)
-    frozen.published(taken, tensors, unchanged)
+    known = frozen.unchanged(tensors)
+    frozen.note_published(taken, tensors, unchanged)
     return known
 
 
