@@ -19,7 +19,6 @@ from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionE
 from paramsync.status import Quarantined, Stage, State, Status
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.version import Version
-from tests.support.programs import eventually
 from tests.support.published import Publisher
 from tests.support.running import LONG, Running, refused, synced
 
@@ -87,15 +86,6 @@ def test_model_status_lists_resident_versions_and_failed_ones_with_their_error(
     assert "finite values" in found.error_message
 
 
-def test_model_status_of_what_is_not_there_is_not_found(served: Running) -> None:
-    message = get_model_status_pb2.GetModelStatusRequest()
-    message.model_spec.name = "other"
-    assert refused(served.model_service.GetModelStatus, message)[0] is Code.NOT_FOUND
-    message.model_spec.name = "m"
-    message.model_spec.version.value = 99
-    assert refused(served.model_service.GetModelStatus, message)[0] is Code.NOT_FOUND
-
-
 STORE = Path("/store")
 
 
@@ -144,15 +134,6 @@ def test_a_version_goes_from_found_to_ended_and_the_highest_is_told_first() -> N
         course(status, label="canary")
     with pytest.raises(NotServingError, match="store /store has no version yet"):
         course(Status(model="m", store=STORE))
-
-
-def test_a_version_that_left_is_told_as_ended_without_an_error(served: Running, publisher: Publisher) -> None:
-    for number in (8, 9):
-        publisher.publish(number)
-        synced(served)
-    state = get_model_status_pb2.ModelVersionStatus
-    eventually(lambda: (7, state.END) in statuses(served) or None, lambda: f"7 to end: {statuses(served)}")
-    assert statuses(served)[:2] == [(9, state.AVAILABLE), (8, state.AVAILABLE)]
 
 
 def test_what_names_no_model_is_the_callers_fault(served: Running) -> None:

@@ -21,7 +21,7 @@ from paramsync.errors import NotServingError, ParamsyncError, SettingsError, Sto
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.programs import eventually
 from tests.support.published import GATED_OPS, Gated, Publisher, Witness, proven
-from tests.support.running import LONG, NOT_SERVING, SERVING, LocalRunning, refused, request, seen
+from tests.support.running import LONG, SERVING, LocalRunning, refused, request, seen
 
 Code = grpc.StatusCode
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -87,21 +87,6 @@ def test_a_model_that_is_added_serves_when_that_is_answered_and_follows_from_the
     eventually(lambda: answered(served, "other") == 4, lambda: "version 4 to serve")
 
 
-def test_a_model_without_a_version_takes_nothing_away_from_the_others(served: LocalRunning, tmp_path: Path) -> None:
-    watched = health_pb2_grpc.HealthStub(served.predictions).Watch(
-        health_pb2.HealthCheckRequest(service="empty"), timeout=LONG
-    )
-    assert next(watched).status == UNKNOWN
-    apply(served, model(tmp_path / "m"), model(tmp_path / "empty"))
-    assert next(watched).status == NOT_SERVING
-    assert [served.health(name) for name in ("", "m", "empty")] == [SERVING, SERVING, NOT_SERVING]
-    publisher = Publisher(tmp_path / "empty")
-    publisher.publish(1)
-    assert next(watched).status == SERVING
-    assert answered(served, "empty") == 1
-    publisher.close()
-
-
 def test_a_model_that_is_removed_is_not_found_and_its_memory_is_freed(
     served: LocalRunning, publisher: Publisher, tmp_path: Path, other: Publisher
 ) -> None:
@@ -145,16 +130,6 @@ def test_what_is_said_again_stays_what_it_is(served: LocalRunning, tmp_path: Pat
     apply(served, *served.settings.models, model(tmp_path / "other"))
     assert models.find("m") is before[0]
     assert [one.name for one in models] == ["m", "other"]
-
-
-def test_other_labels_are_given_without_following_anew(
-    served: LocalRunning, publisher: Publisher, tmp_path: Path
-) -> None:
-    follower = served.server.models.follower("m")
-    apply(served, model(tmp_path / "m", labels={"stable": 7}))
-    assert served.server.models.follower("m") is follower
-    eventually(lambda: follower.replica.labels == {"stable": 7}, lambda: "the label")
-    assert served.server.models.find("m").take(label="stable").version.number == 7
 
 
 def test_with_other_settings_the_new_one_serves_before_the_old_one_goes(

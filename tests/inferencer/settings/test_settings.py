@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from inferencer.settings.settings import ModelSettings, Settings, parse
-from paramsync.errors import SettingsError, StoreError
+from paramsync.errors import SettingsError
 from tests.support.keys import keys
 from tests.support.programs import PATIENCE, refused
 
@@ -170,14 +170,6 @@ def test_help_fits_a_screen_of_80_columns_and_shows_how_to_begin() -> None:
     assert max(map(len, said.splitlines())) <= 80
     assert "paramsync serve --model digits=/dev/shm/digits\n" in said
     assert "paramsync serve --config models.toml" in said
-
-
-def test_a_store_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("x")
-    with pytest.raises(StoreError, match=f"store {tmp_path}/file: expected a directory, found a file"):
-        parse(["--model", f"a={tmp_path}/file"])
-    with pytest.raises(StoreError, match="Not a directory"):
-        parse(["--model", f"a={tmp_path}/file/store"])
 
 
 def ended(*arguments: str, user: str | int | None = None) -> tuple[int, str]:
