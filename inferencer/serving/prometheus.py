@@ -29,23 +29,26 @@ _VERSION = ("model", "signature", "version")
 
 # fmt: off
 _OF_STATUS: tuple[tuple[str, str, Callable[[Status], Any]], ...] = (
-    ("served_version", "The version that serves.", lambda now: now.serving and now.serving.number),
-    ("served_step", "Training step of the version that serves.", lambda now: now.serving and now.serving.step),
-    ("lag_seconds", "Time since the first version newer than the serving one was published; 0 while there is none.",
+    ("paramsync_served_version", "The version that serves.", lambda now: now.serving and now.serving.number),
+    ("paramsync_served_step", "Training step of the version that serves.",
+        lambda now: now.serving and now.serving.step),
+    ("paramsync_lag_seconds",
+        "Time since the first version newer than the serving one was published; 0 while there is none.",
         lambda now: now.lag_seconds),
-    ("lag_steps", "Training steps from the version that serves to the newest published one.",
+    ("paramsync_lag_steps", "Training steps from the version that serves to the newest published one.",
         lambda now: now.lag_steps),
-    ("lag_versions", "Publications since the version that serves.", lambda now: now.lag_versions),
-    ("since_publication_seconds", "Time since the newest version in the store was published.",
+    ("paramsync_lag_versions", "Publications since the version that serves.", lambda now: now.lag_versions),
+    ("paramsync_since_publication_seconds", "Time since the newest version in the store was published.",
         lambda now: now.since_publication_seconds),
-    ("serving_age_seconds", "Time since the training step that answers come from.",
+    ("paramsync_serving_age_seconds", "Time since the training step that answers come from.",
         lambda now: now.serving_age_seconds),
-    ("resident_versions", "Versions in memory that requests may name.", lambda now: len(now.resident)),
-    ("quarantined_versions", "Versions in quarantine now.", lambda now: len(now.quarantined)),
-    ("newest_quarantined", "1 where the newest published version is in quarantine, else 0.",
+    ("paramsync_resident_versions", "Versions in memory that requests may name.", lambda now: len(now.resident)),
+    ("paramsync_quarantined_versions", "Versions in quarantine now.", lambda now: len(now.quarantined)),
+    ("paramsync_newest_quarantined", "1 where the newest published version is in quarantine, else 0.",
         lambda now: now.newest_quarantined),
-    ("store_lost", "1 where the store cannot be read, or is empty all at once, else 0.", lambda now: now.store_lost),
-    ("pinned", "1 where the model is pinned to a version, else 0.", lambda now: now.pinned is not None),
+    ("paramsync_store_lost", "1 where the store cannot be read, or is empty all at once, else 0.",
+        lambda now: now.store_lost),
+    ("paramsync_pinned", "1 where the model is pinned to a version, else 0.", lambda now: now.pinned is not None),
 )
 # fmt: on
 """Gauges of a model: name, description, value; None is left out."""
@@ -139,7 +142,7 @@ class Exposition(MetricsPage):
                 labels.add_metric([model, label], number)
         yield from (state, publisher, labels)
         for name, said, value in _OF_STATUS:
-            gauge = _gauge(f"paramsync_{name}", said)
+            gauge = _gauge(name, said)
             for model, status in statuses:
                 if (now := value(status)) is not None:
                     gauge.add_metric([model], now)
