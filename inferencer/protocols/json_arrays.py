@@ -45,12 +45,12 @@ def read(name: str, value: Any, spec: TensorSpec, body: Body) -> Array:
     what = f"input {name!r}"
     if isinstance(value, list) and len(value) > _PART:
         parts = (value[at : at + _PART] for at in range(0, len(value), _PART))
-        return joined(what, (read(name, part, spec, body) for part in parts))
+        return concatenate(what, (read(name, part, spec, body) for part in parts))
     shape, leaves = _flat(what, value)
     return _of_leaves(what, leaves, spec, body).reshape(shape)
 
 
-def joined(what: str, arrays: Iterator[Array]) -> Array:
+def concatenate(what: str, arrays: Iterator[Array]) -> Array:
     """Concatenate arrays. Raises InputError if their rows have different shapes."""
     rows: list[Array] = []
     for array in arrays:
@@ -133,7 +133,7 @@ def string(what: str, value: Any) -> bytes:
 # To JSON --------------------------------------------------------------------------------------------------------------
 
 
-def written(value: Any) -> bytes:
+def to_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False).encode()
 
 
@@ -145,25 +145,25 @@ def is_small(answer: Mapping[str, Array]) -> bool:
     return sum(len(text) for array in arrays if array.dtype.kind == "O" for text in array.flat) <= _SMALL_STRINGS
 
 
-def nested(name: str, array: Array) -> Iterator[bytes]:
+def write_lists(name: str, array: Array) -> Iterator[bytes]:
     """An output as nested lists, in pieces. Raises InputError for a dtype that JSON lacks."""
     if not array.ndim or (count := count_values(array)) <= _VALUES:
-        yield written(listed(name, array))
+        yield to_json(to_lists(name, array))
     elif count // len(array) > _VALUES:
         for at, row in enumerate(array):
             yield b", " if at else b"["
-            yield from nested(name, row)
+            yield from write_lists(name, row)
         yield b"]"
     else:
-        yield from pieces(len(array), count, lambda first, end: listed(name, array[first:end]))
+        yield from write_list(len(array), count, lambda first, end: to_lists(name, array[first:end]))
 
 
-def pieces(count: int, size: int, piece: Callable[[int, int], list[Any]]) -> Iterator[bytes]:
+def write_list(count: int, size: int, piece: Callable[[int, int], list[Any]]) -> Iterator[bytes]:
     """A list of `count` elements with `size` values in all; `piece(first, end)` gives some elements."""
     step = max(1, count * _VALUES // max(1, size))
     yield b"["
     for at in range(0, count, step):
-        yield (b", " if at else b"") + written(piece(at, at + step))[1:-1]
+        yield (b", " if at else b"") + to_json(piece(at, at + step))[1:-1]
     yield b"]"
 
 
@@ -172,7 +172,7 @@ def count_values(array: Array) -> int:
     return sum(math.prod(array.shape[: rank + 1]) for rank in range(array.ndim)) or 1
 
 
-def listed(name: str, array: Array) -> Any:
+def to_lists(name: str, array: Array) -> Any:
     """The array as nested lists of JSON values, with the fewest digits that their dtype needs. Raises InputError."""
     if array.dtype.kind == "O":
         flat = np.empty(array.size, object)

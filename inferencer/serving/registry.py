@@ -116,11 +116,11 @@ class Registry:
             before = self._served
             known = [one.settings for one in before.values()]
             await aside(partial(check_models, models, known=known), "a look at the stores of new models")
-            changes = {**_said_anew(models, before), **changes}
+            changes = {**_changes_of_settings(models, before), **changes}
             served = await aside(partial(self._maker.make, models, before, changes), "what was kept of new models")
             steps = _steps(served, before, changes)
             try:
-                await _prepared(steps)
+                await _prepare(steps)
                 await asyncio.to_thread(self._maker.join, served)
                 self._check(served)
             except BaseException:
@@ -135,7 +135,7 @@ class Registry:
             changed, self.changed = self.changed, asyncio.Event()
             changed.set()
             self._maker.end(before.values(), kept=served.values())
-            await _chosen(steps)
+            await _choose(steps)
 
     def _check(self, served: Mapping[str, FollowedModel]) -> None:
         """Raise NotServingError while draining, SyncError for a serving model that would serve no more."""
@@ -178,7 +178,7 @@ class _Step:
     is_new: bool
 
 
-def _said_anew(models: Sequence[AnySettings], before: Mapping[str, FollowedModel]) -> dict[str, Change]:
+def _changes_of_settings(models: Sequence[AnySettings], before: Mapping[str, FollowedModel]) -> dict[str, Change]:
     """The changes of labels and memory that new settings make, by model.
 
     Labels of a new model are wanted from its start, even if their versions do not exist yet.
@@ -215,7 +215,7 @@ def _steps(
     return steps
 
 
-async def _prepared(steps: Sequence[_Step]) -> None:
+async def _prepare(steps: Sequence[_Step]) -> None:
     """Have new followers follow their stores, and all bring into memory what they will need.
 
     They do so on their own threads: a directory that hangs, or a graph that does not end, holds up neither the next
@@ -242,12 +242,12 @@ async def _prepared(steps: Sequence[_Step]) -> None:
         raise SyncError(f"{names}: the versions were not in memory within {_SECONDS:g} s; nothing changed")
 
 
-async def _chosen(steps: Sequence[_Step]) -> None:
+async def _choose(steps: Sequence[_Step]) -> None:
     """Choose pins and labels. This fails only if the server ends."""
     answers = {}
     for one in steps:
         answer = one.follower.ask(Action.CHANGE, change=one.change)
-        answer.add_done_callback(partial(_let_go, one.follower))
+        answer.add_done_callback(partial(_release_hold, one.follower))
         answers[asyncio.wrap_future(answer)] = one.follower.model
     if not answers:
         return
@@ -260,7 +260,7 @@ async def _chosen(steps: Sequence[_Step]) -> None:
         raise TimeoutError(f"the change is accepted, and takes effect for {names} once the store answers")
 
 
-def _let_go(follower: Follower, _: object) -> None:
+def _release_hold(follower: Follower, _: object) -> None:
     follower.hold(None)
 
 

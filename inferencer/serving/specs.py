@@ -22,14 +22,14 @@ def check_count(what: str, names: Sized) -> None:
         raise InputError(what, expected=f"at most {_MOST_NAMES} of them", found=len(names))
 
 
-def named(spec: model_pb2.ModelSpec) -> str:
+def model_name(spec: model_pb2.ModelSpec) -> str:
     """The name of the model. Raises InputError if there is none."""
     if not spec.name:
         raise InputError("model_spec", expected="the name of a model", found="none")
     return str(spec.name)
 
 
-def taken(models: Models, spec: model_pb2.ModelSpec) -> Resident:
+def take_resident(models: Models, spec: model_pb2.ModelSpec) -> Resident:
     """The version that a request names by number or label, or the one that serves.
 
     Number 0 means the one that serves, unless there is a version 0: some clients send 0 for any version.
@@ -37,7 +37,7 @@ def taken(models: Models, spec: model_pb2.ModelSpec) -> Resident:
     Raises InputError, UnknownModelError, UnknownVersionError, UnknownLabelError, NotServingError.
     """
     try:
-        served = models.find(named(spec))
+        served = models.find(model_name(spec))
         if not spec.HasField("version"):
             return served.take(None, spec.version_label)
         try:
@@ -55,12 +55,11 @@ def latest(models: Models, spec: model_pb2.ModelSpec) -> Callable[[], Resident] 
     """Question.latest: gives the version that serves, for a request that names none."""
     if spec.HasField("version") or spec.version_label:
         return None
-    return partial(
-        taken, models, model_pb2.ModelSpec(name=spec.name)
-    )  # the spec itself would keep the whole request in memory
+    name_alone = model_pb2.ModelSpec(name=spec.name)  # the spec itself would keep the whole request in memory
+    return partial(take_resident, models, name_alone)
 
 
-def answered(model: str, version: int, signature: str) -> model_pb2.ModelSpec:
+def spec_of_answer(model: str, version: int, signature: str) -> model_pb2.ModelSpec:
     """The ModelSpec of an answer."""
     spec = model_pb2.ModelSpec(name=model, signature_name=signature)
     spec.version.value = version  # set also for 0

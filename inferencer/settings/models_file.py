@@ -119,9 +119,9 @@ def _reader(option: flags.Option, base: Path) -> Read:
         case flags.Kind.TEXTS:
             return partial(_texts, read)
         case flags.Kind.WHOLE:
-            return lambda value: read(str(_expected(value, _is_whole(value), option.kind.value)))
+            return lambda value: read(str(_expect(value, _is_whole(value), option.kind.value)))
         case flags.Kind.NUMBER:
-            return lambda value: read(str(_expected(value, type(value) in (int, float), option.kind.value)))
+            return lambda value: read(str(_expect(value, type(value) in (int, float), option.kind.value)))
     return partial(_text, read)
 
 
@@ -136,12 +136,12 @@ def _stored(base: Path) -> dict[str, tuple[str, Read]]:
 
 
 def _text(read: Callable[[str], Any], value: Any) -> Any:
-    return read(_expected(value, isinstance(value, str), "text"))
+    return read(_expect(value, isinstance(value, str), "text"))
 
 
 def _texts(read: Callable[[str], Any], value: Any) -> tuple[Any, ...]:
     one_or_more = isinstance(value, list) and bool(value) and all(isinstance(text, str) for text in value)
-    return tuple(read(text) for text in _expected(value, one_or_more, "a list of texts"))
+    return tuple(read(text) for text in _expect(value, one_or_more, "a list of texts"))
 
 
 def _path(base: Path, text: str) -> Path:
@@ -152,11 +152,11 @@ def _path(base: Path, text: str) -> Path:
 
 
 def _either(value: Any) -> Any:
-    return _expected(value, isinstance(value, bool), "true or false")
+    return _expect(value, isinstance(value, bool), "true or false")
 
 
 def _labels(value: Any) -> dict[str, int]:
-    table = _expected(value, isinstance(value, dict), "a table of versions by label, such as { stable = 420 }")
+    table = _expect(value, isinstance(value, dict), "a table of versions by label, such as { stable = 420 }")
     if len(table) > MOST_LABELS:
         raise ArgumentTypeError(f"expected at most {MOST_LABELS} labels, found {len(table)}")
     for label, number in table.items():
@@ -168,13 +168,13 @@ def _labels(value: Any) -> dict[str, int]:
 
 def _connect(value: Any) -> tuple[str, str]:
     two = isinstance(value, list) and len(value) == 2 and all(isinstance(model, str) for model in value)
-    first, second = _expected(value, two and value[0] != value[1], 'two models, such as ["encoder", "head"]')
+    first, second = _expect(value, two and value[0] != value[1], 'two models, such as ["encoder", "head"]')
     return first, second
 
 
 def _joints(value: Any) -> dict[str, str]:
     good = isinstance(value, dict) and bool(value) and all(isinstance(output, str) for output in value.values())
-    return dict(_expected(value, good, 'a table from inputs to outputs, such as { features = "embedding" }'))
+    return dict(_expect(value, good, 'a table from inputs to outputs, such as { features = "embedding" }'))
 
 
 _CONNECTED: dict[str, tuple[str, Read]] = {
@@ -188,7 +188,7 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63  # the limit of TOML
 
 
-def _expected(value: Any, good: bool, what: str) -> Any:
+def _expect(value: Any, good: bool, what: str) -> Any:
     if not good:
         raise ArgumentTypeError(f"expected {what}, found {_shown(value)}")
     return value

@@ -158,7 +158,7 @@ def parse(arguments: Sequence[str]) -> Settings:
         for option in of_models:
             raise SettingsError(f"{option.flag}: expected in [models.NAME] of {config}, found beside --config")
         from_file = models_file.read(config)
-        served = tuple(_served(name, values) for name, values in from_file.models.items())
+        served = tuple(_settings_of_model(name, values) for name, values in from_file.models.items())
         given = {**from_file.server, **given}  # flags override the file
         try:
             check_models(served)
@@ -273,7 +273,7 @@ def prepare_environment() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-def _served(name: str, values: Mapping[str, Any]) -> AnySettings:
+def _settings_of_model(name: str, values: Mapping[str, Any]) -> AnySettings:
     return ConnectionSettings(name=name, **values) if "first" in values else ModelSettings(name=name, **values)
 
 

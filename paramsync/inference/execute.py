@@ -26,7 +26,7 @@ def called(resident: Resident, signature: str, inputs: Arrays, outputs: Collecti
     Raises TensorFlow's errors, and RequestError if a kernel complains of strings that are no text.
     """
     # the op converts arrays to tensors at a fraction of the cost of tf.constant
-    given: Any = {name: _given(value) for name, value in inputs.items()}
+    given: Any = {name: _argument(value) for name, value in inputs.items()}
     try:
         with resident.computing():
             tensors = resident.graph(resident.parameters, given, signature=signature, outputs=outputs)
@@ -47,10 +47,10 @@ def answers(questions: Sequence[Question]) -> list[Answer | Exception]:
     """
     if len(questions) > 1:
         try:
-            return [*_together(questions)]
+            return [*_answer_together(questions)]
         except Exception:  # noqa: BLE001, computed alone, the question at fault fails again
-            return [_tried(question) for question in questions]
-    return [_tried(question) for question in questions]
+            return [_try(question) for question in questions]
+    return [_try(question) for question in questions]
 
 
 def rows_of(question: Question) -> int | None:
@@ -59,7 +59,7 @@ def rows_of(question: Question) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-def _together(questions: Sequence[Question]) -> list[Answer]:
+def _answer_together(questions: Sequence[Question]) -> list[Answer]:
     first = questions[0]
     inputs = {name: np.concatenate([question.inputs[name] for question in questions]) for name in first.inputs}
     arrays = called(first.resident, first.signature, inputs, first.outputs)
@@ -73,7 +73,7 @@ def _together(questions: Sequence[Question]) -> list[Answer]:
     ]
 
 
-def _tried(question: Question) -> Answer | Exception:
+def _try(question: Question) -> Answer | Exception:
     try:
         return answer(question)
     except tf.errors.OpError as error:
@@ -85,7 +85,7 @@ def _tried(question: Question) -> Answer | Exception:
         return error
 
 
-def _given(array: npt.NDArray[Any]) -> Any:
+def _argument(array: npt.NDArray[Any]) -> Any:
     """What the op converts. It would copy an unaligned array into memory that TensorFlow never gives back: large arrays
     are copied here instead, without the GIL, into memory that goes back to the system."""
     if array.dtype.kind not in "fiubc":

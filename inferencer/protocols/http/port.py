@@ -150,7 +150,7 @@ class HttpPort:
         share = self._budget.share()
         try:
             welcome = may_predict or request.rel_url.raw_path in (_HEALTH, *self._metrics_paths)
-            answer = await self._answered(request, share) if welcome else failed(503, FULL, last=True)
+            answer = await self._answer(request, share) if welcome else failed(503, FULL, last=True)
             if self._leaving or self._draining:
                 answer.force_close()
             await answer.prepare(request)
@@ -164,13 +164,13 @@ class HttpPort:
             share.leave()
             self._connections.answered(request.protocol)
 
-    async def _answered(self, request: web.BaseRequest, share: MemoryShare) -> web.Response:
+    async def _answer(self, request: web.BaseRequest, share: MemoryShare) -> web.Response:
         try:
-            return await self._routed(request, share)
+            return await self._route(request, share)
         except Exception as error:  # noqa: BLE001, the edge
             return _refusal(error)
 
-    async def _routed(self, request: web.BaseRequest, share: MemoryShare) -> web.Response:
+    async def _route(self, request: web.BaseRequest, share: MemoryShare) -> web.Response:
         method = "GET" if request.method == "HEAD" else request.method
         path = request.rel_url.raw_path
         if path == _HEALTH and method == "GET":
@@ -187,8 +187,8 @@ class HttpPort:
             call, message = asked_kserve
             if call == "ModelInfer":
                 infer = Infer(self._models, message, request.headers.get(JSON_LENGTH))
-                return await self._predicted(infer, request, share)
-            return await self._called(call, message, request, share)
+                return await self._predict(infer, request, share)
+            return await self._call(call, message, request, share)
         if self._page is not None and self._page.knows(path):
             content = b""
             if request.method == "POST":
@@ -201,7 +201,7 @@ class HttpPort:
         asked = route(method, path)
         if asked.call not in ("status", "metadata"):
             named = request.query.get(_NAMED, "false").lower() not in ("false", "0")
-            return await self._predicted(RestPrediction(self._models, asked, named=named), request, share)
+            return await self._predict(RestPrediction(self._models, asked, named=named), request, share)
         if self._refusing:
             return failed(503, _STOPPING)
         body = status_body if asked.call == "status" else metadata_body
@@ -231,7 +231,7 @@ class HttpPort:
             return failed(503, f"not serving yet: {', '.join(names)}")
         return reply(200, b'{"status": "serving"}\n')
 
-    async def _predicted(
+    async def _predict(
         self, call: RestPrediction | Infer, request: web.BaseRequest, share: MemoryShare
     ) -> web.Response:
         began = asyncio.get_running_loop().time()
@@ -249,7 +249,7 @@ class HttpPort:
                 answer = await self._batcher.answer(question, deadline=began + _SECONDS)
             finally:
                 resident = question.resident
-            body, headers = await self._written(call, question, answer, share, small=small)
+            body, headers = await self._write(call, question, answer, share, small=small)
             response = reply(200, body, {**self._headers(resident), **headers})
             code = grpc.StatusCode.OK
         except Exception as error:  # noqa: BLE001, the edge
@@ -274,7 +274,7 @@ class HttpPort:
                 requested = partial(requested, model=call.model, signature=signature, version=version, seconds=seconds)
                 asyncio.get_running_loop().call_soon(requested)  # after the answer is sent
 
-    async def _called(self, call: str, message: Message, request: web.BaseRequest, share: MemoryShare) -> web.Response:
+    async def _call(self, call: str, message: Message, request: web.BaseRequest, share: MemoryShare) -> web.Response:
         """Answer a call of KServe's gRPC service as JSON."""
         if self._refusing or (self._draining and call == "ServerReady"):
             return failed(503, _STOPPING)
@@ -302,7 +302,7 @@ class HttpPort:
         share.keep(_BESIDE * weight(question.inputs))
         return question
 
-    async def _written(
+    async def _write(
         self, call: RestPrediction | Infer, question: Question, answer: Answer, share: MemoryShare, *, small: bool
     ) -> tuple[bytes, Mapping[str, str]]:
         if small and is_small(answer):

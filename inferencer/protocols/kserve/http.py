@@ -22,10 +22,10 @@ from paramsync.rpc.tensor_proto import TensorHeader
 
 from ...serving.served import Models
 from ...serving.specs import check_count
-from ..json_arrays import Array, nested, read, written
+from ..json_arrays import Array, read, to_json, write_lists
 from ..json_reader import Body, kind, parsed_bytes, text
 from . import tensors
-from .infer import SIGNATURE, question_of, taken
+from .infer import SIGNATURE, question_of, take_resident
 
 JSON_LENGTH = "Inference-Header-Content-Length"
 """The header that says how many bytes of a body are JSON; tensors follow."""
@@ -86,8 +86,8 @@ def add_body(message: Message, content: bytes) -> None:
 def body_of(message: Message) -> bytes:
     """The answer of a call, as JSON."""
     if isinstance(message, pb.RepositoryIndexResponse):
-        return written(_plain(message)["models"]) + b"\n"
-    return written(_plain(message)) + b"\n"
+        return to_json(_plain(message)["models"]) + b"\n"
+    return to_json(_plain(message)) + b"\n"
 
 
 def _plain(message: Any) -> Any:
@@ -118,7 +118,7 @@ class Infer:
 
     def take(self) -> Resident:
         """The version that answers. Raises InputError, NotServingError."""
-        return taken(self._models, self._request.model_name, self._request.model_version)
+        return take_resident(self._models, self._request.model_name, self._request.model_version)
 
     def bytes_to_read(self, content: bytes) -> int:
         """How many bytes `read` takes at most, beside the content."""
@@ -156,16 +156,16 @@ class Infer:
         head = {"model_name": question.model, "model_version": version}
         if self._request.id:
             head["id"] = self._request.id
-        parts, behind = [written(head)[:-1], b', "outputs": ['], []
+        parts, behind = [to_json(head)[:-1], b', "outputs": ['], []
         for name in self._outputs or question.resident.graph.signatures[question.signature].outputs:
             array = answer[name]
             described = {"name": name, "datatype": tensors.datatype_of(array), "shape": list(array.shape)}
             parts.append(b", " if len(parts) > 2 else b"")
             if self._outputs.get(name, self._binary):
                 behind.append(tensors.to_raw(array))
-                parts.append(written({**described, "parameters": {_SIZE: len(behind[-1])}}))
+                parts.append(to_json({**described, "parameters": {_SIZE: len(behind[-1])}}))
             else:
-                parts += [written(described)[:-1], b', "data": ', *nested(name, array.reshape(-1)), b"}"]
+                parts += [to_json(described)[:-1], b', "data": ', *write_lists(name, array.reshape(-1)), b"}"]
         text = b"".join((*parts, b"]}"))
         if not behind:
             return text, {}

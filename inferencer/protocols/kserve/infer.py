@@ -52,8 +52,8 @@ class ModelInfer:
         return request.model_name, named or DEFAULT_SIGNATURE
 
     def read(self, request: pb.ModelInferRequest) -> list[Question]:
-        resident = taken(self._models, request.model_name, request.model_version)
-        latest = None if request.model_version else partial(taken, self._models, request.model_name, "")
+        resident = take_resident(self._models, request.model_name, request.model_version)
+        latest = None if request.model_version else partial(take_resident, self._models, request.model_name, "")
         return [question_of(request, resident, lambda heads: tensors.arrays(request, heads), latest)]
 
     def write(self, request: pb.ModelInferRequest, questions: Sequence[Question], answers: Sequence[Answer]) -> bytes:
@@ -86,7 +86,7 @@ def question_of(
     return Question(request.model_name, resident, signature, arrays(heads), outputs, latest=latest)
 
 
-def taken(models: Models, model: str, version: str) -> Resident:
+def take_resident(models: Models, model: str, version: str) -> Resident:
     """The version that a request names by number or label, or the one that serves.
 
     Raises InputError, UnknownModelError, UnknownVersionError, UnknownLabelError, NotServingError.

@@ -18,7 +18,7 @@ from ...serving.metrics import Metrics, Statistics
 from ...serving.served import Models
 from ..sync.service import wait
 from . import tensors
-from .infer import ModelInfer, ModelStreamInfer, taken
+from .infer import ModelInfer, ModelStreamInfer, take_resident
 
 _EXTENSIONS = ("binary_tensor_data", "model_repository", "statistics")
 _PLATFORM = "tensorflow"
@@ -59,7 +59,7 @@ class KServe:
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Any) -> pb.ModelReadyResponse:
         """An unknown model or version is not ready, and no error, as Triton's clients expect."""
         try:
-            taken(self._models, request.name, request.version)
+            take_resident(self._models, request.name, request.version)
         except InputError:
             raise
         except ParamsyncError:
@@ -70,7 +70,7 @@ class KServe:
         return pb.ServerMetadataResponse(name="paramsync", version=release(), extensions=_EXTENSIONS)
 
     async def ModelMetadata(self, request: pb.ModelMetadataRequest, context: Any) -> pb.ModelMetadataResponse:
-        resident = taken(self._models, request.name, request.version)
+        resident = take_resident(self._models, request.name, request.version)
         signature = resident.graph.signatures.get(DEFAULT_SIGNATURE)
         if signature is None:
             raise resident.graph.unknown(DEFAULT_SIGNATURE)
@@ -139,7 +139,7 @@ class KServe:
             resident = {str(number): Statistics() for number in model.status().resident}
             versions = {**resident, **counted}
             if request.version and request.version not in versions:
-                number = taken(self._models, request.name, request.version).version.number
+                number = take_resident(self._models, request.name, request.version).version.number
                 versions = {str(number): versions.get(str(number), Statistics())}
             elif request.version:
                 versions = {request.version: versions[request.version]}

@@ -103,10 +103,10 @@ class Page:
             state = await self._supervisor("overview", request.query.get("model"))
             return reply(200, self._with_actions(request, state), {**_HEADERS, "Cache-Control": "no-store"})
         if path == _DIFF:
-            return reply(200, await self._compared(request), {**_HEADERS, "Cache-Control": "no-store"})
+            return reply(200, await self._compare(request), {**_HEADERS, "Cache-Control": "no-store"})
         return failed(404, f"expected {_STATE}, {_DIFF} or {_MODELS}NAME/ACTION, found {path[:200]}")
 
-    async def _compared(self, request: web.BaseRequest) -> bytes:
+    async def _compare(self, request: web.BaseRequest) -> bytes:
         model, old, new = request.query.get("model", ""), _version(request, "old"), _version(request, "new")
         asker = uuid.uuid4().hex
         try:

@@ -19,7 +19,7 @@ from paramsync.inference.resident import Resident
 from paramsync.rpc.tensor_proto import MAX_BYTES
 
 from ...serving.served import Models
-from ...serving.specs import answered, check_count, latest, named, taken
+from ...serving.specs import check_count, latest, model_name, spec_of_answer, take_resident
 
 INPUTS, CLASSES, SCORES, OUTPUTS = "inputs", "classes", "scores", "outputs"
 """Names of the tensors of classify and regress signatures."""
@@ -39,12 +39,12 @@ class OneTask:
 
     def read(self, request: Any) -> list[Question]:
         spec = request.model_spec
-        resident, serialised = taken(self._models, spec), examples(request.input)
+        resident, serialised = take_resident(self._models, spec), examples(request.input)
         return [question_of(self._kind, resident, spec, serialised, latest(self._models, spec))]
 
     def write(self, request: Any, questions: Sequence[Question], answers: Sequence[Answer]) -> bytes:
         [question], [answer] = questions, answers
-        response = self._kind.response(model_spec=_answered(question), result=self._kind.result(question, answer))
+        response = self._kind.response(model_spec=_spec(question), result=self._kind.result(question, answer))
         return response.SerializeToString()
 
 
@@ -67,7 +67,7 @@ class MultiInference:
         check_count("tasks", tasks)
         _check_tasks([task.model_spec for task in tasks])
         kinds = [_kind(task.method_name) for task in tasks]
-        resident, serialised = taken(self._models, tasks[0].model_spec), examples(request.input)
+        resident, serialised = take_resident(self._models, tasks[0].model_spec), examples(request.input)
         return [
             question_of(kind, resident, task.model_spec, serialised) for kind, task in zip(kinds, tasks, strict=True)
         ]
@@ -78,7 +78,7 @@ class MultiInference:
         response = inference_pb2.MultiInferenceResponse()
         for task, question, answer in zip(request.tasks, questions, answers, strict=True):
             kind = _kind(task.method_name)
-            result = response.results.add(model_spec=_answered(question))
+            result = response.results.add(model_spec=_spec(question))
             getattr(result, kind.field).CopyFrom(kind.result(question, answer))
         content: bytes = response.SerializeToString()
         return content
@@ -162,7 +162,7 @@ def check_regressed(question: Question, answer: Answer) -> None:
     _check(OUTPUTS, array, "float32", array.shape in ((count,), (count, 1)), f"{count}] or [{count}, 1")
 
 
-def _classified(question: Question, answer: Answer) -> classification_pb2.ClassificationResult:
+def _classification(question: Question, answer: Answer) -> classification_pb2.ClassificationResult:
     check_classified(question, answer)
     labels, scores = classes_and_scores(answer)
     result = classification_pb2.ClassificationResult()
@@ -180,7 +180,7 @@ def classes_and_scores(answer: Answer) -> tuple[np.ndarray[Any, Any], np.ndarray
     return labels, answer[SCORES] if SCORES in answer else np.zeros(shape, np.float32)
 
 
-def _regressed(question: Question, answer: Answer) -> regression_pb2.RegressionResult:
+def _regression(question: Question, answer: Answer) -> regression_pb2.RegressionResult:
     check_regressed(question, answer)
     result = regression_pb2.RegressionResult()
     for value in answer[OUTPUTS].reshape(-1).tolist():
@@ -195,8 +195,8 @@ def _check(name: str, array: np.ndarray[Any, Any], dtype: str, fits: bool, shape
         raise InputError(f"output {name!r}", expected=f"{dtype} [{shape}{more}]", found=f"{found} {list(array.shape)}")
 
 
-def _answered(question: Question) -> model_pb2.ModelSpec:
-    return answered(question.model, question.resident.version.number, question.signature)
+def _spec(question: Question) -> model_pb2.ModelSpec:
+    return spec_of_answer(question.model, question.resident.version.number, question.signature)
 
 
 CLASSIFY = Kind(
@@ -204,7 +204,7 @@ CLASSIFY = Kind(
     "classification_result",
     f"outputs {CLASSES}, {SCORES} or both",
     _classify_outputs,
-    _classified,
+    _classification,
     classification_pb2.ClassificationResponse,
 )
 REGRESS = Kind(
@@ -212,7 +212,7 @@ REGRESS = Kind(
     "regression_result",
     f"output {OUTPUTS}",
     _regress_outputs,
-    _regressed,
+    _regression,
     regression_pb2.RegressionResponse,
 )
 
@@ -228,7 +228,7 @@ def _check_tasks(specs: Sequence[model_pb2.ModelSpec]) -> None:
     """Raise InputError unless all tasks name one version, and each signature once."""
     first = specs[0]
     for spec in specs:
-        if named(spec) != first.name:
+        if model_name(spec) != first.name:
             raise InputError("tasks", expected=f"one model, {first.name!r}", found=repr(spec.name))
         if spec.WhichOneof("version_choice") and (spec.version, spec.version_label) != (
             first.version,

@@ -12,7 +12,7 @@ from paramsync.status import Course, Stage, Status
 
 from ...serving.access import ReloadRoots
 from ...serving.served import Models
-from ...serving.specs import named
+from ...serving.specs import model_name
 from .reload import Configures
 
 _Message = get_model_status_pb2.ModelVersionStatus
@@ -51,7 +51,7 @@ def states(
     models: Models, request: get_model_status_pb2.GetModelStatusRequest
 ) -> get_model_status_pb2.GetModelStatusResponse:
     """The states of versions. Raises as `courses` does, and UnknownModelError."""
-    status = models.find(named(request.model_spec)).status()
+    status = models.find(model_name(request.model_spec)).status()
     return get_model_status_pb2.GetModelStatusResponse(
         model_version_status=[_state(course) for course in courses(status, request.model_spec)]
     )

@@ -21,7 +21,7 @@ from paramsync.rpc import tensor_proto
 from paramsync.rpc.tensor_proto import VALUE_FIELDS, extend, opening, packed
 
 from ...serving.served import Models
-from ...serving.specs import answered, check_count, latest, taken
+from ...serving.specs import check_count, latest, spec_of_answer, take_resident
 from .classify import CLASSIFY, REGRESS, MultiInference, OneTask
 
 FIELD = "signature_def"
@@ -58,7 +58,7 @@ class Predict:
 
     def read(self, request: predict_pb2.PredictRequest) -> list[Question]:
         spec = request.model_spec
-        resident = taken(self._models, spec)
+        resident = take_resident(self._models, spec)
         signature = spec.signature_name or DEFAULT_SIGNATURE
         inputs = _plain(request, resident.graph.signatures.get(signature))
         outputs: tuple[str, ...] = ()
@@ -146,7 +146,7 @@ def _entry(name: str, head: bytes, size: int) -> bytes:
 @lru_cache(1024)
 def _spec(model: str, signature: str, version: int) -> bytes:
     """The rest of a PredictResponse: model, version and signature."""
-    response = predict_pb2.PredictResponse(model_spec=answered(model, version, signature))
+    response = predict_pb2.PredictResponse(model_spec=spec_of_answer(model, version, signature))
     content: bytes = response.SerializeToString()
     return content
 
@@ -157,15 +157,15 @@ def _spec(model: str, signature: str, version: int) -> bytes:
 def metadata(
     models: Models, request: get_model_metadata_pb2.GetModelMetadataRequest
 ) -> get_model_metadata_pb2.GetModelMetadataResponse:
-    """The signatures of a version. Raises InputError, and as `taken` does."""
+    """The signatures of a version. Raises InputError, and as `take_resident` does."""
     if set(request.metadata_field) != {FIELD}:
         raise InputError("metadata_field", expected=[FIELD], found=list(request.metadata_field))
-    resident = taken(models, request.model_spec)
+    resident = take_resident(models, request.model_spec)
     signatures = get_model_metadata_pb2.SignatureDefMap()
     for name, signature in resident.graph.signatures.items():
         signatures.signature_def[name].CopyFrom(_described(signature))
     response = get_model_metadata_pb2.GetModelMetadataResponse(
-        model_spec=answered(request.model_spec.name, resident.version.number, "")
+        model_spec=spec_of_answer(request.model_spec.name, resident.version.number, "")
     )
     response.metadata[FIELD].Pack(signatures)
     return response

@@ -73,7 +73,7 @@ class Configuring:
         self._lock = asyncio.Lock()
         self._tasks: set[asyncio.Task[None]] = set()
         self._choices: Mapping[str, ConfiguredChoices] = {}
-        self._trust = tuple(dict.fromkeys((*trust, *_trusted([model.settings for model in models]))))
+        self._trust = tuple(dict.fromkeys((*trust, *_trust_of([model.settings for model in models]))))
 
     async def apply(
         self,
@@ -148,7 +148,7 @@ def read(
     return ReloadPlan(settings, changes, now)
 
 
-def _trusted(models: Iterable[AnySettings]) -> tuple[Path, ...]:
+def _trust_of(models: Iterable[AnySettings]) -> tuple[Path, ...]:
     """The key files under which these models are served."""
     return tuple(path for model in models if isinstance(model, ModelSettings) for path in model.trust)
 

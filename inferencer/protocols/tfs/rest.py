@@ -22,8 +22,8 @@ from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 
 from ...serving.served import Models
-from ...serving.specs import answered, check_count
-from ..json_arrays import Array, count_values, is_b64, listed, nested, pieces, read, string, written
+from ...serving.specs import check_count, spec_of_answer
+from ..json_arrays import Array, count_values, is_b64, read, string, to_json, to_lists, write_list, write_lists
 from ..json_reader import Body, kind, named, parsed_bytes
 from .classify import (
     CLASSIFY,
@@ -153,8 +153,8 @@ class RestPrediction:
             check(question, answer)
         spec = b""
         if self._named:
-            answered_by = answered(question.model, question.resident.version.number, question.signature)
-            spec = b', "model_spec": ' + written(MessageToDict(answered_by, preserving_proto_field_name=True))
+            answered_by = spec_of_answer(question.model, question.resident.version.number, question.signature)
+            spec = b', "model_spec": ' + to_json(MessageToDict(answered_by, preserving_proto_field_name=True))
         return b"".join((b'{"', key, b'": ', *values(answer), spec, b"}\n")), {}
 
 
@@ -261,11 +261,11 @@ _KINDS = {bool: "int64", int: "int64", float: "float", str: "bytes", dict: "byte
 def _columns(answer: Answer) -> Iterator[bytes]:
     """The only output's value, or an object of outputs. Raises InputError for a dtype that JSON lacks."""
     if len(answer) == 1:
-        yield from nested(*next(iter(answer.items())))
+        yield from write_lists(*next(iter(answer.items())))
         return
     for at, (name, array) in enumerate(answer.items()):
-        yield (b", " if at else b"{") + written(name) + b": "
-        yield from nested(name, array)
+        yield (b", " if at else b"{") + to_json(name) + b": "
+        yield from write_lists(name, array)
     yield b"}"
 
 
@@ -276,30 +276,30 @@ def _rows(answer: Answer) -> Iterator[bytes]:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in answer.items())
         raise InputError("outputs", expected="as many rows in each; ask with 'inputs'", found=shapes)
     if len(answer) == 1:
-        yield from nested(*next(iter(answer.items())))
+        yield from write_lists(*next(iter(answer.items())))
         return
 
     def piece(first: int, end: int) -> list[Any]:
-        lists = [listed(name, array[first:end]) for name, array in answer.items()]
+        lists = [to_lists(name, array[first:end]) for name, array in answer.items()]
         return [dict(zip(answer, row, strict=True)) for row in zip(*lists, strict=True)]
 
     [count] = counts
-    yield from pieces(count or 0, sum(map(count_values, answer.values())), piece)
+    yield from write_list(count or 0, sum(map(count_values, answer.values())), piece)
 
 
 def _results(answer: Answer) -> Iterator[bytes]:
     """For each example pairs of class and score (classify), or a value (regress)."""
     if OUTPUTS in answer:
-        yield from nested(OUTPUTS, answer[OUTPUTS].reshape(-1))
+        yield from write_lists(OUTPUTS, answer[OUTPUTS].reshape(-1))
         return
     labels, scores = classes_and_scores(answer)
 
     def piece(first: int, end: int) -> list[Any]:
         names = [[label.decode(errors="replace") for label in row] for row in labels[first:end].tolist()]
-        both = zip(names, listed(SCORES, scores[first:end]), strict=True)
+        both = zip(names, to_lists(SCORES, scores[first:end]), strict=True)
         return [list(map(list, zip(*row, strict=True))) for row in both]
 
-    yield from pieces(len(scores), count_values(scores), piece)
+    yield from write_list(len(scores), count_values(scores), piece)
 
 
 _FORMS: dict[str, tuple[bytes, Callable[[Question, Answer], None] | None, Callable[[Answer], Iterator[bytes]]]] = {
