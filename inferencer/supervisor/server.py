@@ -108,7 +108,7 @@ class Server:
             self._fleet.statuses,
             self._load,
             self._fleet.replace,
-            trainers=calls,
+            calls,
         )
         access = access_of(settings, settings.control_host or settings.host)
         servicers = {sync_pb2.DESCRIPTOR.services_by_name["Sync"]: service}

@@ -50,12 +50,12 @@ class PredictionServer:
         configuring: Configures,
         *,
         also: Sequence[str] = (),
-        supervisor: Supervisor | None = None,
+        supervisor: Supervisor,
         all_taken: memoryview | None = None,
         slot: int = 0,
     ) -> None:
         """`metrics_page` gives what Prometheus reads. `also` are services of other ports whose health is reported here.
-        `supervisor` is asked what the page shows; without it there is no page.
+        `supervisor` is asked what the page shows.
 
         `all_taken` and `slot` are as in MemoryBudget.
         """
@@ -109,7 +109,7 @@ class PredictionServer:
             self.kserve,
             self._access,
             message_bytes=self._settings.message_bytes,
-            page=None if self._supervisor is None else Page(self.models, self._supervisor, self._access),
+            page=Page(self.models, self._supervisor, self._access),
             metrics_path=self._tf_serving.metrics_path,
             hosts=self._settings.allowed_hosts,
         )

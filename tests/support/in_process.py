@@ -7,12 +7,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from inferencer.protocols.sync.service import SyncService
+from inferencer.protocols.sync.trainer_client import TrainerCalls
 from inferencer.protocols.tfs.reload import Configuring
 from inferencer.serving.access import access_of
 from inferencer.serving.metrics import Metrics
 from inferencer.serving.prometheus import Exposition
 from inferencer.serving.registry import Registry
 from inferencer.serving.served import FollowedModel, Maker, ServedJoined
+from inferencer.serving.worker_status import Replaced
 from inferencer.settings.settings import AnySettings, ConnectionSettings, ModelSettings, Ports, Settings
 from inferencer.transport.dispatch import methods_of
 from inferencer.transport.grpc_port import QUIET_SECONDS, GrpcPort
@@ -29,6 +31,14 @@ from paramsync.sources.source import ProgressCallback
 from paramsync.status import Status
 from paramsync.v1 import sync_pb2
 from paramsync.version import Version
+
+
+async def _nobody(*_: object) -> None:
+    """A supervisor that answers nothing."""
+
+
+def _no_worker(number: int) -> Replaced:
+    raise AssertionError("there are no workers")
 
 
 class LocalServer:
@@ -49,9 +59,13 @@ class LocalServer:
             self.exposition.text,
             Configuring(models, models.apply),
             also=[service.full_name],
+            supervisor=_nobody,
+        )
+        sync = SyncService(
+            models, self.predicting.draining, _nobody, tuple, lambda: ({}, 0), _no_worker, TrainerCalls(None, None)
         )
         methods = methods_of(
-            {service: SyncService(models, self.predicting.draining)},
+            {service: sync},
             self.predicting.health,
             self.predicting.draining,
             access_of(settings, settings.host),

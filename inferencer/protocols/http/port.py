@@ -71,7 +71,7 @@ class HttpPort:
         access: Access,
         *,
         message_bytes: int,
-        page: Page | None = None,
+        page: Page,
         metrics_path: str | None = None,
         hosts: Collection[str] = (),
         patience: float = _PATIENCE,
@@ -189,7 +189,7 @@ class HttpPort:
                 infer = Infer(self._models, message, request.headers.get(JSON_LENGTH))
                 return await self._predict(infer, request, share)
             return await self._call(call, message, request, share)
-        if self._page is not None and self._page.knows(path):
+        if self._page.knows(path):
             content = b""
             if request.method == "POST":
                 async with self._intake.body(request, share) as content:
@@ -209,7 +209,7 @@ class HttpPort:
 
     def _check(self, request: web.BaseRequest, call: str | None) -> None:
         """Check that the caller may do this; `call` is KServe's. Raises NotAllowedError, UnauthenticatedError."""
-        is_file = self._page is not None and self._page.is_file(request.rel_url.raw_path)
+        is_file = self._page.is_file(request.rel_url.raw_path)
         effect = Effect.HEALTH if is_file else _effect(request, call)  # a browser that loads the page has no token yet
         what, caller = f"{request.method} {request.rel_url.raw_path[:200]}", caller_of(request)
         if effect is not Effect.CHANGES:

@@ -23,10 +23,6 @@ from .trainer_client import TrainerCalls
 _MARGIN = 0.1  # seconds before a caller's deadline at which it gets the reason for missing it
 
 
-async def _nobody() -> None:
-    pass
-
-
 class SyncService:
     """Lives on one event loop, which it never blocks: followers answer through futures."""
 
@@ -34,12 +30,11 @@ class SyncService:
         self,
         models: Registry,
         draining: asyncio.Event,
-        told: Callable[[], Awaitable[None]] = _nobody,
-        workers: Callable[[], Sequence[WorkerStatus]] = tuple,
-        load: Callable[[], tuple[Mapping[str, Load], int]] = lambda: ({}, 0),
-        replace: Callable[[int], Replaced] | None = None,
-        *,
-        trainers: TrainerCalls | None = None,
+        told: Callable[[], Awaitable[None]],
+        workers: Callable[[], Sequence[WorkerStatus]],
+        load: Callable[[], tuple[Mapping[str, Load], int]],
+        replace: Callable[[int], Replaced],
+        trainers: TrainerCalls,
     ) -> None:
         """`told` returns once all workers know what followers report: an answer comes after that.
 
@@ -52,7 +47,7 @@ class SyncService:
         self._load = load
         self._replace = replace
         self._replacing = False
-        self._trainers = TrainerCalls() if trainers is None else trainers
+        self._trainers = trainers
 
     async def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusResponse:
         models = [of_status(model.status()) for model in self._models.some(request.model)]
@@ -137,8 +132,6 @@ class SyncService:
         return await self._change(request, Action.UNLABEL, context, None, _label(request))
 
     async def ReplaceWorkers(self, request: pb.ReplaceWorkersRequest, context: Any) -> AsyncIterator[pb.ReplacedWorker]:
-        if self._replace is None:
-            raise SyncError("this server has no workers")
         if self._replacing:
             raise SyncError("workers are being replaced already; wait until they are")
         self._replacing = True

@@ -27,7 +27,7 @@ _OPTIONS = (("grpc.enable_http_proxy", 0),)
 class TrainerCalls:
     """Calls trainers, with a token and TLS if configured. Lives on one event loop."""
 
-    def __init__(self, tokens: Tokens | None = None, tls: ClientTls | None = None) -> None:
+    def __init__(self, tokens: Tokens | None, tls: ClientTls | None) -> None:
         self._tokens = tokens
         self._tls = tls
 
