@@ -17,7 +17,7 @@ from paramsync.host.files import shown
 MOST_BYTES = 16 << 20
 """Bytes of JSON in a body: no other thread of Python runs while they are parsed. Tensors behind JSON do not count."""
 _NAMED = 8  # keys that an error shows
-_LIST, _OBJECT, _TEXT, _KEY, _VALUE = 96, 256, 96, 128, 72  # bytes that each takes, with what it is parsed by
+_LIST, _OBJECT, _TEXT, _KEY, _VALUE = 96, 256, 96, 128, 72  # bytes of each in Python, orjson's scratch space included
 _CONSTANTS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
@@ -128,7 +128,7 @@ def named(keys: Any) -> str:
 def _count_keys(value: Any, braces: int) -> int:
     """Count the keys of all objects in a value. A body with more colons has a key twice, or a colon in a string.
 
-    `braces` are the opening ones in the body: with as many objects found, lists of numbers need not be searched.
+    `braces` is the number of opening braces. Once as many objects are found, lists of numbers need not be searched.
     """
     keys, level = 0, [value]
     while level and braces > 0:
@@ -149,7 +149,7 @@ def _malformed(found: str) -> RequestError:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuses a key that is there twice: nobody could know which of its values counts."""
+    """Refuse a key that is there twice: either of its values could be meant."""
     members = dict(pairs)
     if len(members) < len(pairs):
         twice, count = Counter(name for name, _ in pairs).most_common(1)[0]

@@ -1,1 +1,1 @@
-"""The models that a server answers for, and what is counted of them."""
+"""The models of a server, their metrics, and access to them."""

@@ -30,7 +30,7 @@ async def aside(call: Callable[[], _T], what: str) -> _T:
 
 
 def _run(call: Callable[[], _T], answer: Future[_T]) -> None:
-    with contextlib.suppress(InvalidStateError):  # nobody waits any more
+    with contextlib.suppress(InvalidStateError):  # the caller has given up
         try:
             answer.set_result(call())
         except InvalidStateError:

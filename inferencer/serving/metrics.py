@@ -108,7 +108,7 @@ class Metrics:
     def called(
         self, *, model: str, signature: str, version: str = "", requests: int, rows: int, seconds: float
     ) -> None:
-        """Count a call of a version, for so many requests with so many rows together."""
+        """Count a call of a version: the numbers of its requests and of their rows."""
         calls = self.calls.get((model, signature, version))
         if calls is None:
             calls = self._call(self._known(model, signature, version))

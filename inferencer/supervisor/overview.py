@@ -48,7 +48,7 @@ class Overview:
         self._heard = heard
         self._started_at = time.time()
         self._release = release()
-        self._lock = threading.Lock()  # of the next three; no other process is asked under it
+        self._lock = threading.Lock()  # of the next three; not held while another process is asked
         self._models: dict[str, History] = {}
         self._workers: list[dict[str, Any]] = []
         self._trouble = ""

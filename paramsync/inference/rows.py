@@ -325,10 +325,10 @@ def are_apart(graph: Graph, signature: str) -> bool:
 
 
 def is_elementwise(graph: Graph, signature: str) -> bool:
-    """Whether each element of the only input is computed for itself, with scalars: then it may have any shape.
+    """Whether each element of the only input is computed by itself, with scalars, so that any shape is safe.
 
-    Other kernels rely on ranks, and some end the process for a wrong one; what is broadcast to a larger constant or
-    parameter takes any amount of memory.
+    Other kernels rely on ranks, and some end the process for a wrong one. Broadcasting to a larger constant or
+    parameter could take any amount of memory.
     """
     message = graph.message()
     described = message.signatures[signature]

@@ -1,1 +1,1 @@
-"""The HTTP port, by which TensorFlow Serving's REST API, KServe's second protocol, health and metrics are asked."""
+"""The HTTP port: TensorFlow Serving's REST API, KServe's second protocol, health, metrics and the page."""

@@ -74,7 +74,7 @@ class ConfigFile:
         self._applied, self._complaint = config, ""
 
     async def follow(self, seconds: float | None) -> None:
-        """Look every so many seconds, until cancelled; without `seconds` until the file was applied once."""
+        """Look every `seconds`, until cancelled; without `seconds`, until the file was applied once."""
         while seconds is not None or self._applied is None:
             await asyncio.sleep(_UNTIL_FIRST if seconds is None else seconds)
             await self.run_once(asyncio.get_running_loop().time())

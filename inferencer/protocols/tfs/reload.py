@@ -99,7 +99,7 @@ class Configuring:
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # asyncio logs an exception that nobody asked for, as when the caller left
+            task.exception()  # retrieved, or asyncio would log it after the caller has left
 
     async def _apply(self, config: model_server_config_pb2.ModelServerConfig, roots: ReloadRoots | None) -> None:
         async with self._lock:

@@ -172,7 +172,7 @@ def _form(resident: Resident, name: str, body: Body) -> str:
 
 
 def _of_rows(body: Body, specs: Mapping[str, TensorSpec]) -> dict[str, Array]:
-    """The values of each input from those of each row."""
+    """Read `instances`: values by row."""
     rows = body.listed(_ROWS)
     by_name = any(isinstance(row, dict) and not is_b64(row) for row in rows)
     columns = _by_name(rows, specs) if by_name else {_only(specs, _ROWS): rows}
@@ -180,7 +180,7 @@ def _of_rows(body: Body, specs: Mapping[str, TensorSpec]) -> dict[str, Array]:
 
 
 def _by_name(rows: list[Any], specs: Mapping[str, TensorSpec]) -> dict[str, list[Any]]:
-    """The values of each input, from those of each row."""
+    """Turn rows of objects into a column for each input."""
     for at, row in enumerate(rows):
         if not isinstance(row, dict) or row.keys() != specs.keys():
             found = named(sorted(row)) if isinstance(row, dict) else kind(row)
