@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import resource
 import socket
+import threading
 import zlib
 from collections.abc import Iterator
 
@@ -175,3 +177,32 @@ def test_a_connection_that_is_asked_nothing_more_is_closed(web: Web) -> None:
         assert one.recv(1 << 16).startswith(b"HTTP/1.1 200")
         while one.recv(1 << 16):
             pass
+
+
+@pytest.mark.parametrize(
+    ("begins", "status"),
+    [(b"POST /v1/models/plain:predict HTTP/1.1\r\nX: ", 0), (HEAD + b"Content-Length: 9999\r\n\r\n", 408)],
+)
+def test_a_client_that_sends_byte_by_byte_is_left(web: Web, begins: bytes, status: int) -> None:
+    pause = threading.Event()
+    with socket.create_connection(("127.0.0.1", web.rest_port), LONG) as one:
+        one.sendall(begins)
+        one.settimeout(0.1)
+        found = b""
+        for _ in range(300):
+            with contextlib.suppress(OSError):
+                one.sendall(b" ")
+            pause.wait(0.02)
+            try:
+                part = one.recv(1 << 16)
+            except TimeoutError:
+                continue
+            except ConnectionResetError:
+                part = b""
+            found += part
+            if not part:
+                break
+        else:
+            raise AssertionError(found)
+    assert found.startswith(f"HTTP/1.1 {status}".encode() if status else b"")
+    assert bool(found) == bool(status)
