@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -16,9 +17,12 @@ from inferencer.settings.settings import ConnectionSettings
 from paramsync.following.operator_requests import Action
 from paramsync.status import Status
 from paramsync.v1 import sync_pb2 as pb
+from tests.inferencer.serving.test_metrics import parsed
 from tests.inferencer.serving.test_registry import Times
 from tests.inferencer.serving.test_registry import model as stored
 from tests.support.configurations import answers, apply, config, model
+from tests.support.http import call
+from tests.support.programs import eventually
 from tests.support.published import Doubled, Publisher
 from tests.support.running import LONG, Running, refused, request, synced
 
@@ -149,6 +153,36 @@ def test_a_model_whose_new_store_has_nothing_good_goes_on_serving_from_the_old_o
         assert (code, reason in text) == (Code.FAILED_PRECONDITION, True), text
         assert (answers(three), answers(three, version=8)) == (9, 8)
     three.sync.Pin(pb.PinRequest(model="m", version=8), timeout=LONG)  # it is followed as before
+
+
+def test_what_a_trial_of_a_configuration_logs_and_counts_is_not_said_of_what_serves(
+    three: Running, tmp_path: Path, bad: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "paramsync.follower")
+    before = three.server.models.find("m").status()
+    refuse(three, model(bad.path))
+    bad.publish(32)
+    (tmp_path / "none").mkdir()
+    refuse(three, model(bad.path), model(tmp_path / "none", name="other", specific=(3,)))
+    said = [text for text in caplog.messages if str(tmp_path / "bad") in text]
+    assert [text for text in said if "version 31 is quarantined" in text]
+    assert [text for text in caplog.messages if text.startswith("m: ")] == []
+    assert [text for text in said if not text.startswith(f"m (new configuration on trial, store {bad.path}): ")] == []
+    after = three.server.models.find("m").status()
+    assert (after.quarantines, after.restores, after.swaps) == (before.quarantines, before.restores, before.swaps)
+    assert parsed(call(three.rest_port, "GET", "/metrics").body)["paramsync_quarantines_total"] == {
+        (("model", "m"),): 0
+    }
+
+    caplog.clear()
+    apply(three, model(bad.path))  # what was tried serves from now on, and is spoken of by its name
+    eventually(
+        lambda: any(text.startswith("m: version 32 serves") for text in caplog.messages), lambda: str(caplog.messages)
+    )
+    bad.publish_bad(33)
+    with pytest.raises(grpc.RpcError):
+        synced(three)
+    assert any(text.startswith("m: version 33 is quarantined") for text in caplog.messages), caplog.messages
 
 
 def test_a_new_model_whose_only_version_is_bad_is_refused_and_leaves_nothing(
