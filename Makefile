@@ -12,29 +12,6 @@ TO ?= build/bench
 OF ?= index
 LOCK ?= requirements.lock
 COMMA := ,
-STORES := tests/checkpoint/test_data_file.py \
-	tests/checkpoint/test_data_file_changing.py \
-	tests/checkpoint/test_reader.py \
-	tests/checkpoint/test_reader_hostile.py \
-	tests/following/test_follower.py \
-	tests/following/test_labels.py \
-	tests/following/test_letting_go.py \
-	tests/following/test_pin.py \
-	tests/following/test_pins_file.py \
-	tests/following/test_replica.py \
-	tests/following/test_rollback.py \
-	tests/graphs/test_embeddings.py \
-	tests/hostile/test_bad_store_table.py \
-	tests/hostile/test_bad_stores.py \
-	tests/hostile/test_hostile_stores.py \
-	tests/publishing/test_snapshot.py \
-	tests/sources/test_foreign.py \
-	tests/sources/test_records.py \
-	tests/sources/test_served_from.py \
-	tests/sources/test_sources.py \
-	tests/store/test_pruning.py \
-	tests/store/test_store.py \
-	tests/store/test_store_of_tensorflow.py
 
 PROTOC := $(BIN)/python -m grpc_tools.protoc -I proto
 generate = $(PROTOC) --python_out=$(1) --pyi_out=$(1) proto/paramsync/*/*.proto && \
@@ -86,10 +63,10 @@ fast: $(READY)  ## tests without processes of their own
 promises: $(READY)  ## each promise end to end, with real processes
 	$(PYTEST) -m "promise" -n 2 --dist loadfile $(ARGS)
 
-memory: $(READY)  ## those of stores and followers once more where files are in memory (tmpfs)
+memory: $(READY)  ## the tests of stores once more with files in memory (tmpfs)
 	@test -w /dev/shm || { echo "make: no /dev/shm here, where files are in memory: left out" >&2; exit 0; }; \
-		folder=$$(mktemp -d /dev/shm/paramsync-XXXXXX) && trap 'rm -rf "$$folder"' EXIT && $(PYTEST) -m "not slow and not docker" -n logical \
-		--basetemp "$$folder/tests" -o tmp_path_retention_policy=failed $(STORES) $(ARGS)
+		folder=$$(mktemp -d /dev/shm/paramsync-XXXXXX) && trap 'rm -rf "$$folder"' EXIT && $(PYTEST) -m "stores and not slow and not docker" -n logical \
+		--basetemp "$$folder/tests" -o tmp_path_retention_policy=failed $(ARGS)
 
 slow: $(READY) browser  ## the long tests: a browser, Docker where there is an engine, memory, campaigns in their short form
 	$(PYTEST) -m "(slow or docker) and not promise" -n 2 --dist loadfile $(ARGS)

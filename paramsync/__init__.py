@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from paramsync.publishing.publisher import Publisher
     from paramsync.publishing.schedule import PublishSchedule
     from paramsync.rpc.tls import TlsFiles
-    from paramsync.store.retention import Retention
+    from paramsync.store.state_file import Retention
     from paramsync.store.store import Store
     from paramsync.version import Version
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from paramsync.checkpoint.data_file import FilePool
+    from paramsync.checkpoint.file_pool import FilePool
     from paramsync.following.follower import Follower
     from paramsync.sources.watch import Watch
     from tests.support.bells import Bell
@@ -35,6 +35,13 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of folders whose subject is files, for `make memory`."""
+    for item in items:
+        if item.path.parent.name in ("checkpoint", "store", "sources"):
+            item.add_marker("stores")
 
 
 @pytest.fixture(scope="session")
@@ -156,7 +163,7 @@ def disk(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def spares(tmp_path: Path) -> Iterator[FilePool]:
-    from paramsync.checkpoint.data_file import FilePool
+    from paramsync.checkpoint.file_pool import FilePool
 
     one = FilePool(tmp_path)
     yield one

@@ -25,7 +25,7 @@ from paramsync.publishing.write_behind import device_name
 from paramsync.rpc.access import Access
 from paramsync.rpc.tls import ServerTls
 from paramsync.store.commit import StoreWriter
-from paramsync.store.retention import Retention
+from paramsync.store.state_file import Retention
 
 from . import job_source
 from .metrics import MetricsPort, TrainerMetrics

@@ -56,7 +56,7 @@ class Importer:
             graph = self._fleet.graph(content, allowed=self._settings.allowed, refused=imported.refused)
             return graph.describe(content, imported.embeddings)
 
-        return self._graphs.built((imported.digest, tuple(sorted(imported.refused.items()))), made)
+        return self._graphs.find_or_build((imported.digest, tuple(sorted(imported.refused.items()))), made)
 
     def _imported(self, version: Version, tell: ProgressCallback, *descriptors: int) -> Imported:
         news: queue.SimpleQueue[Progress | None] = queue.SimpleQueue()

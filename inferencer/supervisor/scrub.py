@@ -9,7 +9,7 @@ from dataclasses import replace
 from threading import Event
 from weakref import WeakSet
 
-from paramsync.errors import CorruptCheckpointError
+from paramsync.errors import CorruptCheckpointError, UnreadableError
 
 from ..serving.counts import Scrubbed
 from .shared import SharedVersion
@@ -91,13 +91,13 @@ class Scrub:
         """Whether it is done with in this scrub, damaged or not; else the version left meanwhile."""
         assert version.held is not None
         try:
-            for size in version.held.examine(name, version.descriptors):
+            for size in version.held.scrub(name):
                 yield size
                 if not self._is_there(version):
                     return False
         except CorruptCheckpointError:
             self._suspect(version)  # its follower says so
-        except OSError as error:
+        except UnreadableError as error:
             _log.debug("version %d cannot be scrubbed now: %s", version.version.number, error)
         return True
 

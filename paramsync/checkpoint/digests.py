@@ -1,7 +1,7 @@
-"""Digests of tensors that nobody can forge, unlike checksums; made on a few threads of portions that are hashed apart.
+"""Digests of tensors and checkpoints, which unlike checksums nobody can forge. Portions are hashed on a few threads.
 
-The digest of a tensor is that of the digests of its portions of 4 MiB. The digest of a checkpoint is that of a line for
-each tensor: name, dtype, shape, size and digest, wherever it lies.
+The digest of a tensor hashes the digests of its portions of 4 MiB. The digest of a checkpoint hashes a line for each
+tensor: name, dtype, shape, size and digest, wherever the tensor lies.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from paramsync.checkpoint.tensor_bytes import PORTION, THREADS, each
 from paramsync.dtypes import Array
 from paramsync.tensorbundle.index import Entry
 
-_PORTION_OF, _TENSOR_OF, _CHECKPOINT_OF = b"portion\0", b"tensor\0", b"checkpoint\0"  # none passes for another
-assert PORTION == 4 << 20  # another one would make other digests of the same tensors
+_PORTION_OF, _TENSOR_OF, _CHECKPOINT_OF = (
+    b"portion\0",
+    b"tensor\0",
+    b"checkpoint\0",
+)  # so that no digest passes for one of another kind
+assert PORTION == 4 << 20  # another size would change the digests of the same tensors
 
 
 def of_tensors(
@@ -28,14 +32,14 @@ def of_tensors(
     threads: int = THREADS,
     done: Callable[[int], object] = lambda tensor: None,
 ) -> list[bytes]:
-    """The digest of each tensor. The last are hashed first, as they are copied.
+    """The digest of each tensor. The last tensors are hashed first, in the order in which they are copied.
 
-    `read` gives the bytes of a tensor from one offset to another, `done` is told of each that is hashed whole; both are
-    called on any thread. What they raise is raised here.
+    `read` returns the bytes of a tensor from one offset to another; `done` is called with the number of each tensor
+    that is hashed as a whole. Both are called on any thread; their errors are raised here.
     """
     starts = [range(0, max(size, 1), PORTION) for size in sizes]  # an empty tensor has a portion, too
     portions = [[b""] * len(of_one) for of_one in starts]
-    counts = [itertools.count(1) for _ in sizes]  # asked for the next number, each gives it to one thread only
+    counts = [itertools.count(1) for _ in sizes]  # `next` is atomic: one thread alone gets the last number
     digests = [b""] * len(sizes)
 
     def work(place: tuple[int, int]) -> None:
@@ -53,7 +57,7 @@ def of_tensors(
 
 
 def of_checkpoint(entries: Mapping[str, Entry], digests: Mapping[str, bytes]) -> str:
-    """The digest of a checkpoint, in hex, from those of its tensors, which are in one piece each."""
+    """The digest of a checkpoint, in hex, from the digests of its tensors, each in one piece."""
     whole = hashlib.sha256(_CHECKPOINT_OF)
     for name, entry in sorted(entries.items(), key=lambda item: item[0].encode()):
         line = json.dumps([name, entry.dtype, list(entry.shape), entry.size, digests[name].hex()])

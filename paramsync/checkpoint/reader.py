@@ -1,4 +1,4 @@
-"""Opens a checkpoint: checks its index, holds its files, and gives its tensors as arrays where they lie."""
+"""Opens a checkpoint: checks its index, locks its files, and returns its tensors as arrays where they lie."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from crc32c import crc32c
 
 from paramsync import dtypes
 from paramsync.checkpoint import digests
-from paramsync.checkpoint.data_file import DataFile, FileId, FileStamp, FindMapped, hold, seal_of
+from paramsync.checkpoint.data_file import DataFile, FileStamp, open_data_file, seal_of
 from paramsync.checkpoint.tensor_bytes import PORTION, THREADS, Finding, Region, each, examine, soundness
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, ParameterError, ParamsyncError, UnreadableError
@@ -22,9 +22,9 @@ from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, data_file, index_file
 from paramsync.tensorbundle.sstable import mask
 
-_OBJECTS = 1 << 30  # bytes of strings in one tensor that are worth looking at: their lengths have to be known together
-_LOOKS = 5  # how often a checkpoint that changes while it is opened is looked at again
-_EXAMINED = 1 << 20  # bytes that are examined at a time, beside others who want the processor
+_OBJECTS = 1 << 30  # bytes of strings in one tensor that are read: their lengths have to be known together
+_LOOKS = 5  # how often a checkpoint that changes while it is opened is opened again
+_SCRUBBED = 1 << 20  # bytes that a scrub reads at a time, beside others who want the processor
 _GAP = 1 << 12  # bytes: fewer lie between two tensors side by side, which begin on a page or on 64 bytes
 
 _Place = tuple[int, int, int, int]  # shard, offset, size, dtype
@@ -35,16 +35,16 @@ class Loan:
     """Tensors for another process: files, each locked on its own, and where the tensors lie in them."""
 
     descriptors: tuple[int, ...]
-    """The caller's to close. The lock lasts for as long as anybody has the file open by it, or mapped."""
+    """The caller closes them. The lock lasts as long as any process has the file open by it, or mapped."""
     sizes: tuple[int, ...]
     places: Sequence[tuple[int, int, int, tuple[int, ...]] | Array]
-    """The number of a file, an offset, a dtype and a shape; or the values, of what does not lie in one piece."""
+    """The number of a file, an offset, a dtype and a shape; or the values of a tensor that is not in one piece."""
     ranges: tuple[tuple[int, int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Bundle:
-    """A checkpoint whose index was read and checked and whose data files are held. Safe to use from any thread.
+    """A checkpoint whose index was checked and whose data files are locked. Safe to use from any thread.
 
     No publisher of ours overwrites these files as long as the bundle, or any array of it that was not copied, is alive.
     The files may lose their names.
@@ -61,71 +61,62 @@ class Bundle:
         prefix: Path,
         *,
         mapped: bool = True,
-        sealed: int | None = None,
-        find: FindMapped | None = None,
+        frozen: int | None = None,
+        shared: Mapping[FileStamp, DataFile] = MappingProxyType({}),
         folder: int | None = None,
     ) -> Bundle:
-        """Hold a checkpoint's files, and make sure that they are those of the index. No tensor is read.
+        """Lock a checkpoint's files, and make sure that they are those of the index. No tensor is read.
 
         1. Read the index.
         2. Open each data file by its name, take a shared lock on it, and map it.
-        3. See that each name still leads to the locked file, and that the index is still what was read.
-        4. Otherwise let go of everything and begin again, a few times.
+        3. Check that each name still leads to the locked file, and that the index has not changed.
+        4. Otherwise close everything and begin again, a few times.
 
         A publisher that overwrites a data file first takes its name away, then asks for the exclusive lock, then
-        writes. Where it took the name away before 3 looked, 3 finds the name gone, or leading to another file. Where it
-        took it away later, the shared lock was there before it asked, and it leaves the file alone. The name cannot
+        writes. If it took the name away before 3, then 3 finds no such name, or another file. If it took the name away
+        later, the shared lock came before the exclusive one, and the publisher leaves the file alone. The name cannot
         have come back with other content either, for then the index of that name has changed.
 
-        `mapped=False` copies each tensor when it is first asked for, so that nobody can change it, or truncate it away,
-        once it was checked: for writers that know nothing of these locks. `find` gives a file that was mapped before,
-        for another checkpoint. `folder` is as in `files.regular`. With `sealed`, what is mapped are copies of the
-        tensors, which nobody can change; there may be so many bytes of them.
+        `mapped=False` copies each tensor when it is first read, so that nobody can change or truncate it once it was
+        checked: for writers that know nothing of these locks. Files that are `shared` with other bundles are not mapped
+        again. With `frozen`, copies of the tensors are mapped, which nobody can change; it limits their bytes. `folder`
+        is as in `files.regular`.
 
-        Raises CorruptCheckpointError where the files are not a whole checkpoint, or go on changing, UnreadableError
-        where they cannot be read now.
+        Raises CorruptCheckpointError if the files are not a whole checkpoint, or go on changing, UnreadableError if
+        they cannot be read now.
         """
-        for _ in range(_LOOKS):
-            if (bundle := cls._look(prefix, mapped=mapped, sealed=sealed, find=find, folder=folder)) is not None:
-                return bundle
-        found = f"one that changed {_LOOKS} times while it was read"
-        raise CorruptCheckpointError(index_file(prefix), expected="a checkpoint at rest", found=found)
-
-    @classmethod
-    def _look(
-        cls, prefix: Path, *, mapped: bool, sealed: int | None, find: FindMapped | None, folder: int | None
-    ) -> Bundle | None:
-        """Open the checkpoint as it is now; None where its files changed meanwhile."""
         listing = index_file(prefix)
-        content = index.content(listing, folder=folder)
-        table = index.decode(content, path=listing)
-        shards: dict[int, DataFile] = {}
-        pieces = [piece for entry in table.entries.values() for piece in entry.pieces]
-        if sealed is not None and (found := sum(piece.size for piece in pieces)) > sealed:
-            raise CorruptCheckpointError(listing, expected=f"tensors of at most {sealed} bytes", found=found)
-        ranges = None if sealed is None else _ranges(pieces)
-        try:
-            for shard in {piece.shard for piece in pieces}:
-                path = data_file(prefix, shard, table.shards)
-                copied = None if ranges is None else [(start, stop) for of, start, stop in ranges if of == shard]
-                file = hold(path, mapped=mapped, sealed=copied, find=find, folder=folder)
-                if file is None:
-                    return None
-                shards[shard] = file
-            _check_bounds(table.entries, shards)
-        except CorruptCheckpointError:
-            if index.content(listing, folder=folder) == content:
-                raise
-            return None
-        named = all(file.has_its_name(folder=folder) for file in shards.values())
-        if not named or index.content(listing, folder=folder) != content:
-            return None
-        return cls(prefix, MappingProxyType(dict(table.entries)), shards, mapped)
+        for _ in range(_LOOKS):
+            content = index.content(listing, folder=folder)
+            table = index.decode(content, path=listing)
+            pieces = [piece for entry in table.entries.values() for piece in entry.pieces]
+            if frozen is not None and (size := sum(piece.size for piece in pieces)) > frozen:
+                raise CorruptCheckpointError(listing, expected=f"tensors of at most {frozen} bytes", found=size)
+            ranges = [] if frozen is None else _ranges(pieces)
+            shards: dict[int, DataFile] = {}
+            try:
+                for shard in {piece.shard for piece in pieces}:
+                    copied = None if frozen is None else [(start, stop) for of, start, stop in ranges if of == shard]
+                    path = data_file(prefix, shard, table.shards)
+                    file = open_data_file(path, mapped=mapped, frozen=copied, shared=shared, folder=folder)
+                    if file is None:
+                        break
+                    shards[shard] = file
+                else:
+                    _check_bounds(table.entries, shards)
+                    named = all(file.has_its_name(folder=folder) for file in shards.values())
+                    if named and index.content(listing, folder=folder) == content:
+                        return cls(prefix, MappingProxyType(dict(table.entries)), shards, mapped)
+            except CorruptCheckpointError:
+                if index.content(listing, folder=folder) == content:
+                    raise
+        found = f"one that changed {_LOOKS} times while it was read"
+        raise CorruptCheckpointError(listing, expected="a checkpoint at rest", found=found)
 
     def array(self, name: str) -> Array:
-        """The tensor, in the held memory, which it keeps alive. Strings are an object array of bytes.
+        """The tensor, in the file's memory, which it keeps alive. Strings are an object array of bytes.
 
-        Its checksum is not checked. Its address is not aligned where TensorFlow wrote the file and it is mapped. A
+        Its checksum is not checked. Its address is not aligned if TensorFlow wrote the file and it is mapped. A
         partitioned variable is copied together from its parts. Raises KeyError for a name that is not in `entries`,
         CorruptCheckpointError for malformed strings, a dtype that numpy lacks, or a file that was cut since.
         """
@@ -137,14 +128,14 @@ class Bundle:
         return self._values(name, entry, dtype)
 
     def verify(self, names: Iterable[str], *, finite: bool = False, threads: int = THREADS) -> None:
-        """Verify the checksum of each tensor and, with `finite`, look at its values, in one pass over memory.
+        """Verify the checksum of each tensor and, with `finite`, check its values, in one pass over memory.
 
-        The values of bools are looked at in any case. Afterwards all tensors are in the page table. Runs on at most so
+        The values of bools are checked in any case. Afterwards all tensors are in the page table. Runs on at most so
         many threads, which release the GIL. Raises CorruptCheckpointError for the first tensor that differs,
         ParameterError for the first with values that must not be served: NaN, infinity, a bool that is neither 0 nor 1.
         """
         claims = [(name, piece) for name in names for piece in self.entries[name].pieces]
-        findings = self._examined(claims, finite=finite, threads=threads)
+        findings = self._examine(claims, finite=finite, threads=threads)
         for name, piece in claims:
             finding = findings[_place(piece)]
             if error := self._mismatch(name, piece, finding.checksum):
@@ -153,10 +144,9 @@ class Bundle:
                 raise self._unsound(name, piece)
 
     def faults(self, advance: Callable[[int], None], *, finite: bool = False) -> dict[str, ParamsyncError]:
-        """The error of each tensor that differs from its checksum, found with little memory, however large the files.
+        """The error of each tensor that `verify` would refuse, by name. Needs little memory, however large the files.
 
-        With `finite` also of each that `verify` would refuse for its values. Keeps nothing of what it reads. Runs on
-        several threads, each of which tells `advance` how many bytes it read.
+        Runs on several threads, each of which calls `advance` with the number of bytes that it read.
         """
         wrong: dict[str, ParamsyncError] = {}
         places: dict[_Place, list[tuple[str, Entry]]] = {}
@@ -166,53 +156,42 @@ class Bundle:
 
         def look(claims: list[tuple[str, Entry]]) -> None:
             try:
-                checksum, sound = self._looked_at(*claims[0], advance, finite=finite)
+                checksum, sound = self._read_through(*claims[0], advance, finite=finite)
             except (CorruptCheckpointError, UnreadableError) as error:
                 wrong.update((name, error) for name, _ in claims)
                 return
-            mismatches = ((name, self._mismatch(name, piece, checksum)) for name, piece in claims)
-            wrong.update((name, error) for name, error in mismatches if error)
-            if not sound:
-                wrong.update((name, self._unsound(name, piece)) for name, piece in claims if name not in wrong)
+            for name, piece in claims:
+                if mismatch := self._mismatch(name, piece, checksum):
+                    wrong[name] = mismatch
+                elif not sound:
+                    wrong.setdefault(name, self._unsound(name, piece))
 
         each(look, places.values())
         return wrong
 
-    def examine(self, name: str, descriptors: Sequence[int]) -> Iterator[int]:
-        """Verify the checksum of a tensor a portion at a time; gives how many bytes each portion has. Maps nothing.
+    def scrub(self, name: str) -> Iterator[int]:
+        """Verify the checksum of a tensor a portion at a time; yields the bytes of each portion.
 
-        `descriptors` are those of a loan. Strings, of which a loan has copies, are left out. Raises
-        CorruptCheckpointError for a tensor that differs, or a file that was cut, OSError where it cannot be read now.
+        Leaves out strings, whose values are copies. Raises CorruptCheckpointError for a tensor that differs, or a file
+        that was cut, which does not end the process; UnreadableError if the file cannot be read now.
         """
-        numbers = {shard: at for at, shard in enumerate(self._shards)}
-        room = bytearray(_EXAMINED)
         for piece in self.entries[name].pieces:
-            if piece.dtype in (dtypes.STRING, dtypes.VARIANT):
-                continue
-            checksum = 0
-            for start in range(0, piece.size, _EXAMINED):
-                portion = memoryview(room)[: min(_EXAMINED, piece.size - start)]
-                if os.preadv(descriptors[numbers[piece.shard]], [portion], piece.offset + start) < len(portion):
-                    path = self._shards[piece.shard].path
-                    raise CorruptCheckpointError(path, expected="the file that was mapped", found="one that was cut")
-                checksum = crc32c(portion, checksum)
-                yield len(portion)
-            if error := self._mismatch(name, piece, checksum):
-                raise error
+            if piece.dtype not in (dtypes.STRING, dtypes.VARIANT):
+                yield from map(len, self._chunks(name, piece, _SCRUBBED))
 
     def digest(self, *, advance: Callable[[int], None] = lambda count: None, threads: int = THREADS) -> str:
-        """The digest of all tensors, see `digests.of_checkpoint`; of sealed files' what was hashed before is not again.
+        """The digest of all tensors, see `digests.of_checkpoint`. Frozen tensors are hashed only once.
 
-        `advance` is told, on any thread, how many bytes were hashed. Keeps nothing of what it reads. Raises
-        CorruptCheckpointError for partitioned variables, which nobody signs, and where a file was cut, UnreadableError.
+        `advance` is called, on any thread, with the number of bytes that were hashed. Raises CorruptCheckpointError for
+        partitioned variables, which nobody signs, and if a file was cut, UnreadableError.
         """
         if parts := [name for name, entry in self.entries.items() if entry.parts]:
-            listing = index_file(self.prefix)
-            raise CorruptCheckpointError(
-                listing, expected="tensors in one piece", found=f"parts of {files.shown(parts[0])}"
-            )
-        looked_up = {name: self._known_digest(entry) for name, entry in self.entries.items()}
-        known = {name: digest for name, digest in looked_up.items() if digest is not None}
+            found = f"parts of {files.shown(parts[0])}"
+            raise CorruptCheckpointError(index_file(self.prefix), expected="tensors in one piece", found=found)
+        known: dict[str, bytes] = {}
+        for name, entry in self.entries.items():
+            if of_tensor := (self._shards[entry.shard].digests or {}).get((entry.offset, entry.size)):
+                known[name] = of_tensor
         names = [name for name in self.entries if name not in known]
         entries = [self.entries[name] for name in names]
 
@@ -226,10 +205,6 @@ class Bundle:
                 of_file[entry.offset, entry.size] = digest
         return digests.of_checkpoint(self.entries, known | dict(zip(names, made, strict=True)))
 
-    def _known_digest(self, entry: Entry) -> bytes | None:
-        of_file = self._shards[entry.shard].digests
-        return None if of_file is None else of_file.get((entry.offset, entry.size))
-
     def portions(self, name: str, elements: int) -> Iterator[Array]:
         """The values of a tensor as they are now, flat, at most so many at a time; strings all at once. Keeps nothing.
 
@@ -238,19 +213,27 @@ class Bundle:
         """
         for piece in self.entries[name].pieces:
             dtype = self._numpy_dtype(name, piece)
-            shard = self._shards[piece.shard]
             if piece.dtype == dtypes.STRING:
-                content = self._objects(name, piece)
-                strings, checksum = index.decode_strings(content, piece.shape, path=shard.path, name=name)
-                yield strings.reshape(-1)
+                path = self._shards[piece.shard].path
+                values, checksum = index.decode_strings(
+                    self._read_objects(name, piece), piece.shape, path=path, name=name
+                )
+                yield values.reshape(-1)
+                if error := self._mismatch(name, piece, checksum):
+                    raise error
             else:
-                checksum, step = 0, elements * dtype.itemsize
-                for start in range(0, piece.size, step):
-                    chunk = shard.read(piece.offset + start, min(step, piece.size - start))
-                    checksum = crc32c(chunk, checksum)
+                for chunk in self._chunks(name, piece, elements * dtype.itemsize):
                     yield np.frombuffer(chunk, dtype)
-            if error := self._mismatch(name, piece, checksum):
-                raise error
+
+    def _chunks(self, name: str, piece: Entry, size: int) -> Iterator[memoryview]:
+        """The file's bytes as they are now, so many at a time; then checks their checksum."""
+        checksum = 0
+        for start in range(0, piece.size, size):
+            chunk = self._shards[piece.shard].read(piece.offset + start, min(size, piece.size - start))
+            checksum = crc32c(chunk, checksum)
+            yield chunk
+        if error := self._mismatch(name, piece, checksum):
+            raise error
 
     @property
     def seal(self) -> str:
@@ -260,7 +243,7 @@ class Bundle:
     def prefault(self, names: Iterable[str]) -> None:
         """Bring the tensors into the page table, so that no request waits for them later.
 
-        On this thread, with the GIL released. Raises CorruptCheckpointError where a file was cut.
+        On this thread, with the GIL released. Raises CorruptCheckpointError if a file was cut.
         """
         pieces = self._pieces(names)
         for piece in pieces:
@@ -269,20 +252,12 @@ class Bundle:
             self._shards[shard].prefault(start, stop - start)
 
     @property
-    def file_ids(self) -> set[FileId]:
-        """The identities of its data files."""
-        return {file.stamp.file_id for file in self._shards.values()}
-
-    @property
     def mapped_files(self) -> dict[FileStamp, DataFile]:
         """Its mapped data files, by their stamps."""
         return {file.stamp: file for file in self._shards.values() if file.is_mapped}
 
     def lend(self, names: Sequence[str], needed: Iterable[str]) -> Loan:
-        """What another process maps to have these tensors. `needed` are to be in its page table at once.
-
-        Raises CorruptCheckpointError where a file has lost its name, UnreadableError.
-        """
+        """What another process maps to have these tensors. `needed` are to be in its page table at once."""
         numbers = {shard: at for at, shard in enumerate(self._shards)}
         places: list[tuple[int, int, int, tuple[int, ...]] | Array] = []
         for name in names:
@@ -305,24 +280,24 @@ class Bundle:
         return Loan(tuple(descriptors), sizes, places, ranges)
 
     def marks(self, name: str) -> list[tuple[object, ...]]:
-        """Tells the bytes of a tensor from others: stamp of the file, place in it, checksum, dtype and shape."""
+        """Differs between tensors with different bytes: stamp of the file, place in it, checksum, dtype and shape."""
         pieces = self.entries[name].pieces
         return [(self._shards[p.shard].stamp, p.offset, p.size, p.crc32c, p.dtype, p.shape) for p in pieces]
 
     def is_present(self, names: Iterable[str]) -> bool:
-        """Whether none of these tensors would be read from a disk now, as far as the kernel tells."""
+        """Whether the kernel has all of these tensors in memory, so that none would be read from a disk."""
         ranges = _ranges(self._pieces(names))
         return all(self._shards[shard].is_present(start, stop - start) for shard, start, stop in ranges)
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise CorruptCheckpointError where a file was cut, so that reading these tensors would end the process."""
+        """Raise CorruptCheckpointError if a file was cut, so that reading these tensors would end the process."""
         for piece in self._pieces(names):
             self._shards[piece.shard].check(piece.offset, piece.size)
 
     def _pieces(self, names: Iterable[str]) -> list[Entry]:
         return [piece for name in names for piece in self.entries[name].pieces]
 
-    def _examined(self, claims: list[tuple[str, Entry]], *, finite: bool, threads: int) -> dict[_Place, Finding]:
+    def _examine(self, claims: list[tuple[str, Entry]], *, finite: bool, threads: int) -> dict[_Place, Finding]:
         """The finding at each place; several names may have the same place."""
         findings: dict[_Place, Finding] = {}
         dense: dict[_Place, Entry] = {}
@@ -345,16 +320,13 @@ class Bundle:
         dtype = dtypes.to_numpy(piece.dtype) if finite or piece.dtype == dtypes.BOOL else None
         return Region(self._memory(piece), dtype, lambda start, size: check(piece.offset + start, size))
 
-    def _looked_at(self, name: str, piece: Entry, advance: Callable[[int], None], *, finite: bool) -> tuple[int, bool]:
-        """The checksum of the bytes in the file, not masked, and whether the values are sound, where that matters.
-
-        They are read in chunks, of which none is kept.
-        """
+    def _read_through(self, name: str, piece: Entry, advance: Callable[[int], None], *, finite: bool) -> Finding:
+        """Read the file's bytes in chunks, of which none is kept."""
         shard = self._shards[piece.shard]
         if piece.dtype in (dtypes.STRING, dtypes.VARIANT):
-            checksum = self._checksum_of_objects(name, piece, self._objects(name, piece))
+            checksum = self._checksum_of_objects(name, piece, self._read_objects(name, piece))
             advance(piece.size)
-            return checksum, True
+            return Finding(checksum, sound=True)
         dtype = self._numpy_dtype(name, piece)
         test = soundness(dtype) if finite else None
         checksum, sound, step = 0, True, max(1, PORTION // dtype.itemsize) * dtype.itemsize
@@ -363,10 +335,10 @@ class Bundle:
             checksum = crc32c(chunk, checksum)
             sound = sound and (test is None or test(chunk))
             advance(len(chunk))
-        return checksum, sound
+        return Finding(checksum, sound)
 
-    def _objects(self, name: str, piece: Entry) -> memoryview:
-        """The bytes of strings or variants as they are now, which have to be known together."""
+    def _read_objects(self, name: str, piece: Entry) -> memoryview:
+        """The bytes of strings or variants as they are now, which have to be read together."""
         shard = self._shards[piece.shard]
         if piece.size > _OBJECTS:
             expected = f"at most {_OBJECTS} bytes of {dtypes.name(piece.dtype)} in {files.shown(name)}"
@@ -400,7 +372,7 @@ class Bundle:
         return np.frombuffer(self._memory(piece), dtype).reshape(piece.shape)
 
     def _memory(self, piece: Entry) -> memoryview:
-        """The bytes; they are copied at the first call where the file is not mapped."""
+        """The bytes; if the file is not mapped, the first call copies them."""
         return self._shards[piece.shard].memory(piece.offset, piece.size)
 
     def _numpy_dtype(self, name: str, entry: Entry) -> np.dtype[np.generic]:

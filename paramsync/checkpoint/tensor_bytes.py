@@ -1,6 +1,6 @@
-"""Works through the bytes of tensors on a few threads: examines them, copies them into a file, compares them.
+"""Examines, copies and compares the bytes of tensors on a few threads.
 
-What numpy and checksums do to large buffers releases the GIL.
+numpy and crc32c release the GIL while they work on large buffers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import ml_dtypes
 import numpy as np
 from crc32c import crc32c
 
-from paramsync.checkpoint.data_file import ALIGNMENT, PooledFile
+from paramsync.checkpoint.data_file import ALIGNMENT
+from paramsync.checkpoint.file_pool import PooledFile
 from paramsync.dtypes import Array
 from paramsync.host import memory
 from paramsync.host.processes import processors
@@ -28,25 +29,25 @@ from paramsync.host.processes import processors
 T = TypeVar("T")
 
 PROCESSORS = processors()
-"""The processors that this process may use, which a container or `taskset` may limit."""
+"""The processors that this process may use: a container or `taskset` may limit them."""
 THREADS = min(4, max(1, PROCESSORS - 1))
-"""More threads do not read memory any faster, and one processor of few is left to serving or training."""
-PORTION = 4 << 20  # bytes that one thread works on at once: most are still in its cache for a second look
+"""More threads read memory no faster. Of few processors, one is left to serving or training."""
+PORTION = 4 << 20  # bytes that one thread works on at once: most stay in its cache for a second pass
 
 _POLYNOMIAL = 0x82F63B78  # of crc32c, its bits reversed
-_PROBE = 1 << 12  # bytes that tell most pieces that changed from those that did not
+_PROBE = 1 << 12  # the first bytes of a piece, in which most changes show
 _NOTHING = np.empty(0, np.uint8)
-_WORTH_KNOWING = 1 << 20  # bytes of a piece whose finding is kept for the next write
-_MISSES = 2  # comparisons more that ended late, and in vain, than did not: the rest is copied without a look
+_WORTH_KNOWING = 1 << 20  # bytes of a piece: the finding of a smaller one is not kept for the next write
+_MISSES = 2  # comparisons: when so many more were in vain than not, the rest is copied without comparing
 
 DType = np.dtype[np.generic]
 
 Test = Callable[[memoryview], bool]
-"""Tells whether all values in some memory, which is not empty, are sound."""
+"""Whether all values in memory that is not empty are sound."""
 
 
 class Piece(NamedTuple):
-    """Bytes from `start` to `stop` of the tensor number `tensor`."""
+    """Bytes of the tensor of this number, from `start` to `stop`."""
 
     tensor: int
     start: int
@@ -55,7 +56,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The offsets of the tensors of a shard, its end, and portions of it that are about equally long."""
+    """The offsets of the tensors of a shard, its end, and its portions, which are about equally long."""
 
     offsets: tuple[int, ...]
     end: int
@@ -64,9 +65,9 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The memory of a tensor, and the dtype of its values, None where they do not matter.
+    """The memory of a tensor, and the dtype of its values, or None if they are not checked.
 
-    `check` is called with offset and size of the bytes that are read next; an error that it raises ends the work.
+    `check` is called with offset and size before bytes are read; an error that it raises ends the work.
     """
 
     memory: memoryview
@@ -84,11 +85,11 @@ class Finding(NamedTuple):
 def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THREADS) -> None:
     """Call `work` with every item, on this thread and `threads` - 1 others. Returns when all is done.
 
-    The first error ends the work soon, and is raised here. The threads live as long as the call: starting one costs
-    about a tenth of a millisecond, so small work takes `threads=1`.
+    The first error ends the work soon, and is raised here. The threads live as long as the call. Starting a thread
+    takes about a tenth of a millisecond, so use `threads=1` for small work.
     """
     job, queue, turn = [work], iter(items), threading.Lock()
-    running: list[threading.Lock] = []  # one for each thread, which releases it at its end
+    running: list[threading.Lock] = []  # one for each thread, released at its end
     errors: list[BaseException] = []
 
     def take() -> None:
@@ -111,35 +112,35 @@ def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THRE
         for ended in running:
             with ended:
                 pass
-        job.clear()  # the last instructions of a thread refer to no work any more
+        job.clear()  # a thread in its last instructions then refers to no work
 
     try:
         for _ in range(threads - 1):
             ended = threading.Lock()
             ended.acquire()
             try:
-                _thread.start_new_thread(run, (ended,))  # does not wait until it runs, as `threading.Thread` would
-            except RuntimeError:  # the system has no thread left: those there are do all the work
+                _thread.start_new_thread(run, (ended,))  # unlike `threading.Thread`, does not wait until it runs
+            except RuntimeError:  # the system has no thread left: the others do all the work
                 break
             running.append(ended)
         take()
         wait()
-    except BaseException as error:  # noqa: BLE001, an interrupt, too: no thread works on when this has returned
+    except BaseException as error:  # noqa: BLE001, an interrupt, too: no thread may work on after this returns
         errors.insert(0, error)
         while job:
-            with suppress(BaseException):  # further interrupts: all threads end with what they are at
+            with suppress(BaseException):  # further interrupts: all threads finish their current item
                 wait()
     if errors:
         try:
             raise errors[0]
         finally:
-            errors.clear()  # else the error, its traceback and this frame would keep each other alive
+            errors.clear()  # otherwise the error, its traceback and this frame would keep each other alive
 
 
 def portions(sizes: Sequence[int]) -> Iterable[tuple[Piece, ...]]:
-    """All bytes of tensors of these sizes, in portions for one thread each: many small tensors, or a part of one.
+    """Divide tensors of these sizes into portions for one thread each: many small tensors, or a part of a large one.
 
-    No value of a tensor is cut: pieces begin on multiples of the alignment. An empty tensor has a piece, too.
+    No value is cut in two: pieces begin on multiples of the alignment. An empty tensor has a piece, too.
     """
     portion: list[Piece] = []
     room = PORTION
@@ -159,7 +160,7 @@ def portions(sizes: Sequence[int]) -> Iterable[tuple[Piece, ...]]:
 
 
 def examine(regions: Sequence[Region], *, threads: int = THREADS) -> list[Finding]:
-    """A finding for each region, from one pass over the memory of all."""
+    """A finding for each region, from one pass over its memory."""
     tests = [None if region.dtype is None else soundness(region.dtype) for region in regions]
     parts: list[list[tuple[Piece, Finding]]] = [[] for _ in regions]
 
@@ -177,7 +178,7 @@ def examine(regions: Sequence[Region], *, threads: int = THREADS) -> list[Findin
 
 
 def _joined(parts: Sequence[tuple[Piece, Finding]]) -> Finding:
-    """The finding of a tensor from those of its pieces."""
+    """The finding of a tensor, from the findings of its pieces."""
     if len(parts) == 1:
         return parts[0][1]
     checksum, sound = 0, True
@@ -194,7 +195,7 @@ def combine(first: int, second: int, length: int) -> int:
 
 @lru_cache(maxsize=1 << 14)  # the next version has pieces of the same lengths
 def _zeros(length: int) -> int:
-    """What appending so many zero bytes multiplies a checksum by: x ** (8 * length)."""
+    """The factor by which appending so many zero bytes multiplies a checksum: x ** (8 * length)."""
     if length <= 1:
         return 1 << 31 - 8 * length
     rest = length & (length - 1)
@@ -218,7 +219,7 @@ def _finding(content: memoryview, test: Test | None) -> Finding:
 
 @lru_cache(maxsize=64)
 def soundness(dtype: DType) -> Test | None:
-    """The test of values of that dtype; None where all of them are sound."""
+    """The test of values of this dtype; None if all are sound."""
     if dtype == np.bool_:
         return lambda content: bool(np.frombuffer(content, np.uint8).max() <= 1)
     number = np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
@@ -229,8 +230,8 @@ def soundness(dtype: DType) -> Test | None:
     infinity = np.array(np.inf).astype(number)
     if not np.isinf(infinity):  # a dtype of one byte that has NaN only
         return lambda content: _is_finite(np.frombuffer(content, number))
-    # As integers, infinities and NaNs are the largest of their sign. Looking for the largest integers is several times
-    # as fast as isfinite, and gives no warning about NaN.
+    # Read as integers, infinities and NaNs are the largest of their sign. Looking for the largest integers is several
+    # times as fast as isfinite, and warns of nothing.
     unsigned, signed = np.dtype(f"u{number.itemsize}"), np.dtype(f"i{number.itemsize}")
     positive, negative = infinity.view(unsigned), (-infinity).view(unsigned)
 
@@ -240,8 +241,8 @@ def soundness(dtype: DType) -> Test | None:
 
     if number.kind != "f" or number.itemsize < 4:
         return finite
-    # Adding up is faster still, and a sum is finite only where all values are. The sum of large finite values may be
-    # infinite: then they are looked at one by one.
+    # A sum is faster still, and finite only if all values are. The sum of large finite values may be infinite: then the
+    # values are checked one by one.
     return lambda content: math.isfinite(np.einsum("i->", np.frombuffer(content, number))) or finite(content)
 
 
@@ -259,10 +260,10 @@ def write(
 ) -> list[Finding]:
     """Copy the bytes of tensors to their places; returns findings about the bytes in the file.
 
-    `dtypes` are those of tensors whose values are to be looked at, None for others, which count as sound. A tensor is
-    taken out of `tensors` once its bytes are copied, and `copied` is called with its number, on any thread: its owner
-    can let go of the buffer. The last come first, as most networks are trained from their last layer on: an update of a
-    pinned buffer costs a copy into new pages.
+    `dtypes` are those of tensors whose values are checked; tensors with None count as sound. Once its bytes are copied,
+    a tensor is removed from `tensors`, and `copied` is called with its number, on any thread, so that its owner can
+    release the buffer. The last tensors come first, because most networks are updated from their last layer on: while a
+    buffer is pinned, an update of it costs a copy into new pages.
     """
     tests = [None if dtype is None else soundness(dtype) for dtype in dtypes]
     parts: list[list[tuple[Piece, Finding]]] = [[] for _ in tensors]
@@ -271,7 +272,7 @@ def write(
     before, misses = file.take_known(), 0
 
     def unchanged(start: int, source: Array, test: Test | None) -> Finding | None:
-        """The finding of a piece that the file has already: few rows of a large table change, mostly side by side."""
+        """The finding of a piece that the file has already: of a large table few rows change, mostly side by side."""
         nonlocal misses
         known = before.get((start, len(source), test))
         target = file.content[start : start + len(source)]
@@ -304,7 +305,7 @@ def write(
 
 
 def same(pairs: Sequence[tuple[Array, Array]]) -> list[bool]:
-    """Whether the two buffers of each pair, which are equally long, have the same bytes."""
+    """Whether the two buffers of each pair, of equal length, have the same bytes."""
     equal = [True] * len(pairs)
 
     def compare(portion: tuple[Piece, ...]) -> None:
@@ -318,4 +319,4 @@ def same(pairs: Sequence[tuple[Array, Array]]) -> list[bool]:
 
 
 def _threads(size: int) -> int:
-    return min(THREADS, 1 + size // PORTION)  # a thread has to start, and takes turns with the others
+    return min(THREADS, 1 + size // PORTION)  # a thread costs time to start, and takes turns with the others

@@ -1,4 +1,4 @@
-"""Writes checkpoints that TensorFlow reads: tensors aligned, so that they can be used where they lie."""
+"""Writes checkpoints that TensorFlow reads, with aligned tensors, which can be used where they lie."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from paramsync import dtypes
 from paramsync.checkpoint import digests, tensor_bytes
-from paramsync.checkpoint.data_file import ALIGNMENT, FilePool, FileStamp, PooledFile, seal_of
+from paramsync.checkpoint.data_file import ALIGNMENT, FileStamp, seal_of
+from paramsync.checkpoint.file_pool import FilePool, PooledFile
 from paramsync.checkpoint.tensor_bytes import Layout, portions
 from paramsync.dtypes import Array
 from paramsync.errors import NotFiniteError, ParameterError
@@ -26,12 +27,12 @@ from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, Index, data_file, index_file
 from paramsync.tensorbundle.sstable import mask
 
-LINKED = 8  # data files that a checkpoint shares with the one before
+LINKED = 8  # data files that a checkpoint shares with its predecessor
 
 _PAGE = 4096
 _STALE = 0.5  # the share of a file's bytes that may belong to no tensor any more
-_WORTH = 1 << 20  # bytes that are worth a data file of their own, whatever their share,
-_SHARE = 1 / 64  # and the share that is, however few bytes it is
+_WORTH = 1 << 20  # bytes that are worth a data file of their own, however small their share of the checkpoint
+_SHARE = 1 / 64  # the share that is worth a file, however few bytes it is
 _NO_LINK = {errno.EPERM, errno.EMLINK, errno.ENOENT, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
@@ -48,41 +49,43 @@ Tensor: TypeAlias = npt.ArrayLike | Dlpack
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
-    """A checkpoint that was written. `unchanged` are the names whose values were in the one before, too."""
+    """A checkpoint that was written. `unchanged` are the names of tensors that have the values of its predecessor."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     bytes: int = 0
     bytes_written: int = 0
     unchanged: frozenset[str] = frozenset()
     shards: tuple[Shard, ...] = ()
-    finite: bool = True  # all values were looked at
-    seal: str = ""  # where the files are in memory
-    hashed: Mapping[str, builtins.bytes] = field(default_factory=dict)  # their digests, where they are asked for
+    finite: bool = True  # all values were checked
+    seal: str = ""  # if the files are in memory
 
     def checksum(self) -> str:
-        """The digest of what the tensors are, wherever they lie."""
+        """The digest of the tensors' checksums, dtypes and shapes, wherever the tensors lie."""
         return index.digest(self.entries)
 
     def digest(self) -> str:
-        """The same, of their bytes in place of their checksums; "" where no digests are made."""
-        return digests.of_checkpoint(self.entries, self.hashed) if self.hashed else ""
+        """The digest of the tensors' bytes, see `digests.of_checkpoint`; "" if no digests are wanted."""
+        made = {name: digest for shard in self.shards for name, digest in shard.digests.items()}
+        return digests.of_checkpoint(self.entries, made) if made else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """A data file of a checkpoint: the bytes of its tensors when it was written, and its stamp since then.
+    """A data file of a checkpoint, with its stamp, and the bytes and digests of its tensors when it was written.
 
-    `names` are the tensors that the checkpoint has in it.
+    `entries` are those of the tensors that the checkpoint has in it.
     """
 
     path: Path
+    number: int
     file: PooledFile
     bytes: int
     stamp: FileStamp
-    names: tuple[str, ...]
+    entries: Mapping[str, Entry]
+    digests: Mapping[str, builtins.bytes]
 
     def is_sound(self) -> bool:
-        """Whether the file is there, and nobody has cut it or written into it by a system call."""
+        """Whether the file is there, and nobody has truncated it or written to it by a system call."""
         with suppress(OSError):
             return FileStamp.of(self.path.lstat()) == self.stamp
         return False
@@ -90,10 +93,10 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """The fate of each tensor. `linked` are shards that stay as they are, with the names that stay in each.
+    """Where each tensor goes. `linked` are shards that stay as they are, with the names that stay in each.
 
     `moved` tensors did not change but cannot stay: they get a shard of their own, which the next checkpoint links.
-    `changed` tensors get another.
+    `changed` tensors get another shard.
     """
 
     linked: Mapping[int, tuple[str, ...]]
@@ -102,18 +105,17 @@ class WritePlan:
 
 
 class _NoLinkError(Exception):
-    """A data file of the checkpoint before cannot be linked. Nothing is copied yet."""
+    """A data file of the last checkpoint cannot be linked. Nothing is copied yet."""
 
 
 class CheckpointWriter:
-    """Writes one checkpoint after another, and takes unchanged tensors over from the one before.
+    """Writes one checkpoint after another, each of which links the data files of unchanged tensors.
 
     One thread owns it.
     """
 
     def __init__(self, pool: FilePool, *, durable: bool = False, digested: bool = False) -> None:
-        """`digested`: the digests of all tensors are made. They are of the tensors as they are given: whoever writes
-        into the files meanwhile has other ones."""
+        """If `digested`, makes digests of the tensors as they are given: somebody else's write into a file shows."""
         self._pool = pool
         self._durable = durable
         self._digested = digested
@@ -128,29 +130,29 @@ class CheckpointWriter:
         finite: bool = False,
         copied: Callable[[str], object] | None = None,
     ) -> Written:
-        """Write a checkpoint. The data takes its names first, so that an index never speaks of data that is not there.
+        """Write a checkpoint. Data files get their names first, so that an index never names data that is not there.
 
-        `unchanged` are names whose values are those of what `remember` was given last; others are compared with that.
-        `copied` is called, on any thread, with the name of each that changed, once its bytes are copied and nothing
-        here refers to it any more. Object arrays hold strings, as bytes. Where anything fails, no file has a name of
-        this checkpoint. Raises OSError, ParameterError for what TensorFlow cannot store, and NotFiniteError for NaN and
-        infinity where all values are to be `finite`.
+        `unchanged` are tensors that the caller knows to have the values of the remembered checkpoint; others are
+        compared with it. `copied` is called, on any thread, with the name of each tensor that changed, once its bytes
+        are copied and nothing here refers to it any more. Object arrays hold strings, as bytes. If anything fails, no
+        file has a name of this checkpoint. Raises OSError, ParameterError for tensors that TensorFlow cannot store,
+        and NotFiniteError for NaN and infinity if all values are to be `finite`.
         """
         sources = {name: _Source(name, tensors[name]) for name in sorted(tensors, key=_key)}
         sizes = {name: source.size for name, source in sources.items()}
-        # A shard that a stranger removed or changed is not taken over, nor are values that nobody has looked at.
+        # A shard that a stranger removed or changed is not linked, nor values that nobody has checked.
         sound = [shard.is_sound() and (self._last.finite or not finite) for shard in self._last.shards]
         same = self._same(sources, frozenset(unchanged), sound)
 
         def let_go(name: str) -> None:
-            if name in same:  # the caller may hold on to it, so that it is known to be unchanged the next time
+            if name in same:  # the caller may keep it, and so know the next time that it is unchanged
                 return
             sources[name].let_go()
             if copied is not None:
                 copied(name)
 
         shards = [
-            (shard.bytes, shard.names if is_sound else ())
+            (shard.bytes, tuple(shard.entries) if is_sound else ())
             for shard, is_sound in zip(self._last.shards, sound, strict=True)
         ]
         try:
@@ -160,13 +162,13 @@ class CheckpointWriter:
         return replace(written, unchanged=frozenset(same))
 
     def has(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether the checkpoint that `remember` was given last has these tensors, and no others."""
+        """Whether the remembered checkpoint has these tensors, and no others."""
         sources = {name: _Source(name, tensor) for name, tensor in tensors.items()}
         sound = [shard.is_sound() for shard in self._last.shards]
         return sources.keys() == self._last.entries.keys() == self._same(sources, (), sound)
 
     def remember(self, written: Written) -> None:
-        """Compare the next checkpoint with this one."""
+        """Compare and link the next checkpoint with this one: only a checkpoint that was published counts."""
         self._last = written
 
     def _write(
@@ -184,22 +186,14 @@ class CheckpointWriter:
         count = len(plan.linked) + len(fresh)
         paths = [data_file(prefix, at, count) for at in range(count)]
         shards: list[Shard] = []
-        entries: dict[str, Entry] = {}
-        hashed: dict[str, bytes] = {}
         try:
             for number, (at, names) in enumerate(plan.linked.items()):
-                shards.append(self._link(self._last.shards[at], paths[number], names))
-                for name in names:
-                    entry = self._last.entries[name]
-                    entries[name] = entry if entry.shard == number else replace(entry, shard=number)
-                    if self._digested:
-                        hashed[name] = self._last.hashed[name]
+                shards.append(self._link(self._last.shards[at], number, paths[number], names))
             for number, names in enumerate(fresh, len(shards)):
                 these = {name: sources[name] for name in names}
-                shard, filled = self._fill(paths[number], number, these, hashed, finite=finite, copied=copied)
-                shards.append(shard)
-                entries |= filled
-            entries = {name: entries[name] for name in sources}
+                shards.append(self._fill(paths[number], number, these, finite=finite, copied=copied))
+            written = {name: entry for shard in shards for name, entry in shard.entries.items()}
+            entries = {name: written[name] for name in sources}
             with files.aside(index_file(prefix), durable=self._durable) as listing:
                 listing.write(index.encode(Index(count, entries)))
         except BaseException:
@@ -214,11 +208,12 @@ class CheckpointWriter:
             shards=tuple(shards),
             finite=finite,
             seal=seal_of([shard.stamp for shard in shards], prefix.parent) if self._pool.in_memory else "",
-            hashed=hashed,
         )
 
-    def _link(self, shard: Shard, path: Path, names: tuple[str, ...]) -> Shard:
-        """Raises _NoLinkError where this file system, or this file, has no more names to give."""
+    def _link(self, shard: Shard, number: int, path: Path, names: tuple[str, ...]) -> Shard:
+        """Give a data file of the last checkpoint another name, with which it is the shard of this number.
+
+        Raises _NoLinkError if the file system, or this file, can have no more names."""
         try:
             try:
                 os.link(shard.path, path, follow_symlinks=False)
@@ -230,39 +225,43 @@ class CheckpointWriter:
                 raise _NoLinkError from error
             raise
         self._pool.use(shard.file)
-        return replace(shard, path=path, names=names)
+        entries = {name: shard.entries[name] for name in names}
+        if shard.number != number:
+            entries = {name: replace(entry, shard=number) for name, entry in entries.items()}
+        return replace(shard, path=path, number=number, entries=entries)
 
     def _fill(
         self,
         path: Path,
         number: int,
         sources: Mapping[str, _Source],
-        hashed: dict[str, bytes],
         *,
         finite: bool,
         copied: Callable[[str], object],
-    ) -> tuple[Shard, dict[str, Entry]]:
-        """Write a data file with these tensors, whose digests are added where they are made."""
+    ) -> Shard:
+        """Write a data file with these tensors."""
         names = tuple(sources)
         layout = arrange(tuple([source.size for source in sources.values()]))
         looked_at = [source.numbers if finite else None for source in sources.values()]
         with self._pool.writing(path, layout.end) as file:
             contents = [source.content() for source in sources.values()]
-            held = list(contents) if self._digested else []
-            let_go = (lambda at: None) if held else (lambda at: copied(names[at]))
+            kept = list(contents) if self._digested else []
+            let_go = (lambda at: None) if kept else (lambda at: copied(names[at]))
             findings = tensor_bytes.write(file, layout, contents, looked_at, let_go)
             if wrong := [name for name, finding in zip(names, findings, strict=True) if not finding.sound]:
                 raise NotFiniteError(wrong)
-        if held:
-            hashed.update(zip(names, _digests(held, lambda at: copied(names[at])), strict=True))
+        made: dict[str, bytes] = {}
+        if kept:
+            made = dict(zip(names, _digest(kept, lambda at: copied(names[at])), strict=True))
         entries = {
             name: source.entry(number, offset, finding.checksum)
             for (name, source), offset, finding in zip(sources.items(), layout.offsets, findings, strict=True)
         }
-        return Shard(path, file, sum(source.size for source in sources.values()), file.stamp, names), entries
+        size = sum(source.size for source in sources.values())
+        return Shard(path, number, file, size, file.stamp, entries, made)
 
     def _same(self, sources: Mapping[str, _Source], unchanged: Collection[str], sound: Sequence[bool]) -> set[str]:
-        """The names whose values are those of the last checkpoint, of whose data files some are sound."""
+        """The names of tensors that have the values of the last checkpoint; `sound` says which of its shards count."""
         last = self._last.entries
         known = [name for name, source in sources.items() if source.is_like(last.get(name)) and sound[last[name].shard]]
         pairs = {
@@ -274,13 +273,13 @@ class CheckpointWriter:
         return same.union(name for name in known if name in unchanged)
 
     def _content(self, entry: Entry) -> Array | None:
-        """The bytes of a tensor of the last checkpoint; None where its file is not mapped any more."""
+        """The bytes of a tensor of the last checkpoint; None if its file is not mapped any more."""
         content = self._last.shards[entry.shard].file.content[entry.offset : entry.offset + entry.size]
         return content if len(content) == entry.size else None
 
 
 class _Source:
-    """A tensor to be written."""
+    """A tensor to write."""
 
     def __init__(self, name: str, tensor: Tensor) -> None:
         array = _array(tensor, name)
@@ -291,18 +290,18 @@ class _Source:
         self._array = array
         self._shape = array.shape
         self._dtype = dtype
-        self._checksum: int | None = None  # where it is not that of the bytes
+        self._checksum: int | None = None  # of strings, whose checksum is not that of their stored bytes
         if dtype == dtypes.STRING:
             encoded, self._checksum = index.encode_strings(array, name)
             self._array = np.frombuffer(encoded, np.uint8)
         self.size: int = self._array.nbytes
 
     def let_go(self) -> None:
-        """Release the array, whose bytes are in a file: only the entry is still asked for."""
+        """Release the array, whose bytes are in a file: only the entry is still needed."""
         self._array = np.empty(0, np.uint8)
 
     def content(self) -> Array:
-        """The bytes, row by row; the tensor's own where it has them so."""
+        """The bytes, row by row; without a copy if the tensor has them so."""
         return np.ascontiguousarray(self._array).reshape(-1).view(np.uint8)
 
     @property
@@ -315,13 +314,13 @@ class _Source:
         return Entry(self._dtype, self._shape, shard, offset, self.size, mask(stored))
 
     def is_like(self, entry: Entry | None) -> bool:
-        """Whether the entry is that of a tensor of the same dtype, shape and size."""
+        """Whether the entry has the dtype, shape and size of this tensor."""
         like = entry and (entry.shape, entry.dtype, entry.size)
         return like == (self._shape, self._dtype, self.size)
 
 
-def _digests(contents: list[Array], done: Callable[[int], object]) -> list[bytes]:
-    """The digest of each, which is taken out of the list then, before `done` is told of it."""
+def _digest(contents: list[Array], done: Callable[[int], object]) -> list[bytes]:
+    """The digest of each; removes it from the list then, before `done` is called with its number."""
 
     def let_go(at: int) -> None:
         contents[at] = np.empty(0, np.uint8)
@@ -332,7 +331,7 @@ def _digests(contents: list[Array], done: Callable[[int], object]) -> list[bytes
 
 
 def _key(name: object) -> bytes:
-    """The key under which a checkpoint lists a tensor, and by which it sorts them."""
+    """The key by which a checkpoint lists and sorts a tensor."""
     key = name.encode(errors="replace") if isinstance(name, str) else b""
     if not key or key[0] == 0 or key.decode() != name:  # the keys of the header and of slices; lone surrogates
         expected = "names in UTF-8 that are neither empty nor begin with NUL"
@@ -355,11 +354,11 @@ def _array(tensor: Any, name: str) -> Array:
 def decide(
     sizes: Mapping[str, int], unchanged: Collection[str], shards: Sequence[tuple[int, Sequence[str]]]
 ) -> WritePlan:
-    """Plan a checkpoint of tensors of these sizes; the `unchanged` ones are in `shards` of the one before.
+    """Plan a checkpoint of tensors of these sizes; the `unchanged` ones are in `shards` of the last checkpoint.
 
-    Each of these is given as the bytes of its tensors when it was written, and the names still in it.
-    A shard is linked while at least half of its bytes are still of use: tensors that changed leave stale bytes behind.
-    Of too many shards the smallest are put together. Tensors that are not worth a file are written with the changed.
+    Each shard is given as the bytes of its tensors when it was written, and the names still in it. A shard is linked
+    while at least half of its bytes are still in use: tensors that changed leave stale bytes behind. Of too many shards
+    the smallest are merged. Unchanged tensors that are not worth a file are written with the changed ones.
     """
     total = sum(sizes.values())
     staying = [tuple([name for name in names if name in unchanged]) for _, names in shards]
@@ -381,11 +380,11 @@ def decide(
 
 @lru_cache(maxsize=8)
 def arrange(sizes: tuple[int, ...]) -> Layout:
-    """Lay tensors of these sizes out in one shard: one of a page or more begins on a page, others on 64 bytes."""
+    """Lay out tensors of these sizes in a shard: tensors of a page or more begin on a page, others on 64 bytes."""
     offsets = []
     end = 0
     for size in sizes:
-        if size:  # a place behind the end of the file would be out of bounds
+        if size:  # an empty tensor aligned behind the end of the file would be out of bounds
             alignment = _PAGE if size >= _PAGE else ALIGNMENT
             end = -(-end // alignment) * alignment
         offsets.append(end)

@@ -30,7 +30,7 @@ from paramsync.errors import (
 )
 from paramsync.host import files
 from paramsync.store.signing import TrustedKeys
-from paramsync.store.store import Store, is_sealed, number_of, read_record
+from paramsync.store.store import Store, has_checksum, number_of, read_record
 from paramsync.tensorbundle.index import Entry, index_file
 from paramsync.v1 import graph_def_pb2, graph_pb2
 from paramsync.version import Version
@@ -182,8 +182,8 @@ def _graph_problem(path: Path, digest: str) -> str | None:
         return str(error)
     others = {field.field_number for field in UnknownFieldSet(file)}
     known = {field.number for field in graph_pb2.Graph.DESCRIPTOR.fields}
-    has_checksum = graph_pb2.Graph.CHECKSUM_FIELD_NUMBER in others
-    if not others <= known or (has_checksum and not is_sealed(content)):
+    is_checked = graph_pb2.Graph.CHECKSUM_FIELD_NUMBER in others
+    if not others <= known or (is_checked and not has_checksum(content)):
         return f"{path}: expected the version's graph as it was written, found one with another checksum"
     if file.digest != digest:
         return f"{path}: expected graph {digest}, found {files.shown(file.digest)}"

@@ -24,7 +24,7 @@ from paramsync.graphs.specs import DEFAULT_SIGNATURE, Signature, described, spec
 from paramsync.graphs.tables import MAX_BYTES as TABLE_BYTES
 from paramsync.graphs.tables import Contents, fill
 from paramsync.host import files
-from paramsync.store.store import sealed
+from paramsync.store.store import add_checksum
 from paramsync.v1 import graph_pb2
 
 _Array = Any
@@ -116,7 +116,7 @@ class Graph:
             file.write(self.to_bytes())
 
     def to_bytes(self) -> bytes:
-        return sealed(self.message().SerializeToString(deterministic=True))
+        return add_checksum(self.message().SerializeToString(deterministic=True))
 
     def message(self) -> graph_pb2.Graph:
         """The message in its file."""

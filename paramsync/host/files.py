@@ -173,6 +173,15 @@ def unread(path: Path, expected: str, error: OSError) -> CorruptCheckpointError 
     return UnreadableError(path, why)
 
 
+@contextmanager
+def reading(path: Path, expected: str) -> Iterator[None]:
+    """Raise what `unread` makes of an OSError in this block."""
+    try:
+        yield
+    except OSError as error:
+        raise unread(path, expected, error) from error
+
+
 def has(path: Path, expected: bytes) -> bool:
     """Whether the path is a regular file with exactly this content."""
     try:

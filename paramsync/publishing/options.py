@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict
 
 from paramsync.errors import SettingsError
 from paramsync.publishing.metrics import Gate, PublishIf
-from paramsync.store.retention import Retention
+from paramsync.store.state_file import Retention
 
 if TYPE_CHECKING:
     from paramsync.rpc.tls import ServerTls, TlsFiles

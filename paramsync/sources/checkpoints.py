@@ -1,37 +1,50 @@
-"""Checkpoints: the versions of one store opened, verified and mapped, each file once, and a cache of their graphs."""
+"""Restores the versions of one store: verified, and mapped, each file once. Caches their graphs."""
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
 from paramsync import dtypes
-from paramsync.checkpoint.data_file import DataFile, FileStamp
+from paramsync.checkpoint.data_file import FileStamp
 from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.tensor_bytes import PROCESSORS, THREADS
-from paramsync.errors import CorruptCheckpointError
+from paramsync.errors import CorruptCheckpointError, GraphError, UnreadableError
+from paramsync.graphs import specs
 from paramsync.graphs.specs import Wanting
+from paramsync.host import files
 from paramsync.sources.source import Progress, ProgressCallback, Verification
-from paramsync.store.signing import TrustedKeys
+from paramsync.store.signing import TrustedKeys, of_saved_model
 from paramsync.store.store import Store
 from paramsync.version import InMemory, R, Version
 
 _log = logging.getLogger("paramsync.sources")
 _NOT_NUMBERS = {dtypes.BOOL, dtypes.STRING, dtypes.VARIANT}
-_LARGE = 4 << 20  # bytes of an embedding: a smaller one is brought in with what lies beside it
-_PORTION = 64 << 20  # bytes that are checked at once; between portions progress is told, and a restore may be given up
+_LARGE = 4 << 20  # bytes of an embedding: a smaller one is brought in with its neighbours
+_PORTION = 64 << 20  # bytes that are checked at once; between portions progress is reported, and a restore may be ended
 _THREADS = max(1, min(THREADS, PROCESSORS // 2))
 """Checking takes processors, and the GIL, from threads that answer: `docs/performance.md` has figures."""
-
-
-G = TypeVar("G")
 _GRAPHS = 4  # cached: those of a version and its predecessor, and of some that were there before
+
+
+class GraphSpec(Wanting, Protocol):
+    """What has to be known of a graph to check a checkpoint for it."""
+
+    @property
+    def embeddings(self) -> Collection[str]:
+        """Names of parameters of which the graph only looks up rows."""
+
+
+G = TypeVar("G", bound=GraphSpec)
+Locate = Callable[..., tuple[str, ...]]
+"""See `paramsync.graphs.specs.located`."""
 
 
 class GraphCache(Generic[G]):
@@ -49,19 +62,19 @@ class GraphCache(Generic[G]):
             return graph
 
     def keep(self, key: Hashable, graph: G) -> G:
-        """Returns the graph."""
+        """Add a graph. Returns the graph."""
         with self._lock:
             self._graphs[key] = graph
             while len(self._graphs) > _GRAPHS:
                 del self._graphs[next(iter(self._graphs))]
         return graph
 
-    def built(self, key: Hashable, build: Callable[[], G]) -> G:
+    def find_or_build(self, key: Hashable, build: Callable[[], G]) -> G:
         """The cached graph, or what `build` returns, which is called without the lock."""
         graph = self.find(key)
         return self.keep(key, build()) if graph is None else graph
 
-    def graphs(self) -> list[G]:
+    def all(self) -> list[G]:
         with self._lock:
             return list(self._graphs.values())
 
@@ -70,21 +83,9 @@ class GraphCache(Generic[G]):
             self._graphs.clear()
 
 
-class GraphSpec(Wanting, Protocol):
-    """What has to be known of a graph to check a checkpoint for it."""
-
-    @property
-    def embeddings(self) -> Collection[str]:
-        """Names of parameters of which it only looks up rows."""
-
-
-Locate = Callable[..., tuple[str, ...]]
-"""See `paramsync.graphs.specs.located`."""
-
-
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """What is known of a version in memory."""
+    """A version in memory, and what was checked of it."""
 
     version: Version
     bundle: Bundle
@@ -94,101 +95,137 @@ class _Known:
     """The tensors whose checksums were computed."""
 
 
-class Checkpoints(Generic[R]):
-    """Restores the checkpoints of one store. One thread.
+class Checkpoints(ABC, Generic[G, R]):
+    """Restores the versions of one store, see `Restores`. One thread. Subclasses say where graphs and versions live.
 
-    The bytes stay in the store's files, which nobody changes while they are held.
+    The bytes of checkpoints stay in the store's files, which nobody changes while they are locked.
     """
+
+    answers_here = True
+    """Whether this process answers. Otherwise only checks read the pages here, and others have them mapped."""
 
     def __init__(
         self,
         store: Store,
-        locate: Locate,
         *,
+        locate: Locate = specs.located,
         verification: Verification = "auto",
-        answers_here: bool = True,
         trust: TrustedKeys | None = None,
     ) -> None:
         """`locate` finds the keys of a graph's parameters in a bundle.
 
-        With `trust` only versions are restored that these keys signed, from copies that nobody can change.
-        Where this process does not answer, others have the pages in their page tables, and here only checks read them.
+        With `trust` only versions that one of these keys signed are restored, from copies that nobody can change.
         """
-        self._store = store
+        self.graphs: GraphCache[G] = GraphCache()
+        self.store = store
+        self.trust = trust
         self._locate = locate
         self._verification = verification
-        self._answers_here = answers_here
-        self._trust = trust
         self._known: WeakKeyDictionary[InMemory, _Known] = WeakKeyDictionary()
-        self._damaged: set[FileStamp] = set()  # files whose bytes changed without a trace: nothing else is believed
+        self._damaged: set[FileStamp] = set()  # files whose bytes changed without a trace: their seals count no more
 
-    def restore(
-        self,
-        version: Version,
-        graph: GraphSpec,
-        build: Callable[[Bundle, Sequence[str]], R],
-        tell: ProgressCallback,
-    ) -> R:
-        """Open a version and verify it for a graph; `build` makes what it becomes in memory of its bundle and keys.
+    @abstractmethod
+    def build_graph(self, content: bytes) -> tuple[G, str]:
+        """The graph in a graph file, and its digest. Raises GraphError."""
 
-        Raises as Restores does.
-        """
-        if self._trust is not None:
-            self._trust.check_record(version)
+    @abstractmethod
+    def make_resident(self, version: Version, graph: G, bundle: Bundle, keys: Sequence[str]) -> R:
+        """The version in memory, from a bundle that was checked. Raises CorruptCheckpointError."""
+
+    @abstractmethod
+    def copy_unrecorded(self, version: Version, tell: ProgressCallback) -> R:
+        """A version in memory whose checkpoint names no graph: somebody else wrote it."""
+
+    @abstractmethod
+    def copy_saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> R:
+        """The version in memory that this SavedModel is."""
+
+    @abstractmethod
+    def warm(self, resident: R, tell: ProgressCallback) -> R:
+        """Make the version ready for its first request. Returns the version."""
+
+    def checkpoint(self, version: Version, tell: ProgressCallback) -> R:
+        if self.trust is not None:
+            self.trust.check_record(version)
+        if not version.graph:
+            return self.warm(self.copy_unrecorded(version, tell), tell)
+        key = version.graph if self.trust is None else (version.graph, version.graph_file)
+        graph = self.graphs.find_or_build(key, lambda: self._read_published(version))
+        return self.warm(self.restore(version, graph, tell), tell)
+
+    def saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> R:
+        if self.trust is not None:
+            raise of_saved_model(version)
+        return self.warm(self.copy_saved_model(version, directory, tell), tell)
+
+    def restore(self, version: Version, graph: G, tell: ProgressCallback) -> R:
+        """Open a version, verify it for a graph, and bring it into memory. Raises as Restores does."""
         tell(Progress("mapping"))
-        mapped = {stamp: file for known in self._known.values() for stamp, file in known.bundle.mapped_files.items()}
-
-        def find(facts: os.stat_result) -> DataFile | None:
-            return mapped.get(FileStamp.of(facts))
-
-        bundle = self._store.open(version, find=find, sealed=self._trust is not None)
+        shared = {stamp: file for known in self._known.values() for stamp, file in known.bundle.mapped_files.items()}
+        bundle = self.store.open(version, shared=shared, frozen=self.trust is not None)
         keys = self._locate(graph, bundle, where=f"version {version.number}")
         verified = self._check(version, graph, bundle, keys, tell)
-        resident = build(bundle, keys)
-        if version.checksum:  # without it all bytes are copied, and nothing but the tensors is to keep the copies
+        resident = self.make_resident(version, graph, bundle, keys)
+        if version.checksum:  # otherwise all bytes are copied, and only the tensors are to keep the copies
             self._known[resident] = _Known(version, bundle, tuple(keys), frozenset(verified))
         return resident
 
-    def damage(self, resident: InMemory, descriptors: Sequence[int] = ()) -> CorruptCheckpointError | None:
-        """Why a version in memory has other bytes by now than were published; None where it has not.
+    def damage(self, resident: InMemory) -> CorruptCheckpointError | None:
+        """Why a version in memory has other bytes by now than were published; None if it has not.
 
-        None as well where nobody can tell now, and where the bytes are a copy.
-        With the `descriptors` of a loan these are read, and a file that is cut meanwhile does not end this process.
+        None as well if its files cannot be read now, and for copies, which cannot be damaged.
         """
         known = self._known.get(resident)
-        if known is None or self._trust is not None:
+        if known is None or self.trust is not None:
             return None
         try:
-            if descriptors:
-                for key in known.keys:
-                    deque(known.bundle.examine(key, descriptors), maxlen=0)
-            else:
-                known.bundle.verify(known.keys, threads=_THREADS)
+            for key in known.keys:
+                deque(known.bundle.scrub(key), maxlen=0)
         except CorruptCheckpointError as error:
             self._damaged.update(known.bundle.mapped_files)
             del self._known[resident]  # nothing counts as verified for it
             return error
-        except OSError as error:
-            _log.debug("%s: cannot be examined now: %s", known.bundle.prefix, error)
+        except UnreadableError as error:
+            _log.debug("%s: cannot be scrubbed now: %s", known.bundle.prefix, error)
         return None
+
+    def read_graph(self, path: Path, version: Version | None = None) -> G:
+        """The graph in a graph file, which is to be the version's. Raises GraphError, UntrustedError, OSError."""
+        content = files.content(path, limit=files.MAX_MESSAGE)
+        if version is not None and self.trust is not None:
+            self.trust.check_graph(version, content, path)
+        try:
+            graph, digest = self.build_graph(content)
+        except GraphError as error:
+            raise type(error)(f"{path}: {error}") from error
+        if version is not None and digest != version.graph:
+            raise GraphError(f"{path}: expected the graph {version.graph}, found {digest}")
+        return graph
+
+    def _read_published(self, version: Version) -> G:
+        path = self.store.graph_file(version.graph)
+        try:
+            return self.read_graph(path, version)
+        except FileNotFoundError as error:
+            raise GraphError(needs(version, path)) from error
 
     def _check(
         self, version: Version, graph: GraphSpec, bundle: Bundle, keys: Sequence[str], tell: ProgressCallback
     ) -> Collection[str]:
-        """Check what has to be checked; its pages are in the page table then, before the first request needs them.
+        """Check a version, and bring its pages into the page table before the first request needs them.
 
-        - What our publisher did not record is always verified by its checksums, and its values are looked at.
-        - "auto" believes a seal which shows that nobody wrote to the files since our publisher looked at all values,
-          and what was verified already for a version in memory with the same files.
-        - Where the record says that the publisher looked at all values, matching checksums stand for them.
-        - Where only signed versions are trusted, all tensors must have the signed digests. These stand for checksums.
+        - What our publisher did not record is always verified by its checksums, and its values are checked.
+        - "auto" believes a seal which shows that nobody wrote to the files since our publisher checked all values, and
+          what was verified already for a version in memory with the same files.
+        - If the record says that the publisher checked all values, matching checksums stand for them.
+        - If only signed versions are trusted, all tensors must have the signed digests, which stand for checksums.
 
         Returns the tensors whose checksums match.
         """
         believed = self._damaged.isdisjoint(bundle.mapped_files)
         sealed = believed and bool(version.checksum and version.finite and version.seal) and version.seal == bundle.seal
         untouched = sealed and self._verification != "checksums"
-        if self._trust is not None:
+        if self.trust is not None:
             done = 0
 
             def advance(count: int) -> None:  # on any thread: it may fall a little short
@@ -196,12 +233,10 @@ class Checkpoints(Generic[R]):
                 done += count
                 tell(Progress("verifying", bytes_done=done, bytes_total=version.bytes))
 
-            self._trust.check_tensors(version, bundle, advance=advance, threads=_THREADS)
+            self.trust.check_tensors(version, bundle, advance=advance, threads=_THREADS)
             untouched = version.finite
-        needed = _without_embeddings(graph, bundle, keys) if untouched else tuple(keys)
-        if not self._answers_here:
-            needed = ()
         if untouched:
+            needed = _without_embeddings(graph, bundle, keys) if self.answers_here else ()
             _bring_in(bundle, keys, needed, tell)
             return ()
         known = self._verified_before(version, bundle, keys) if believed and self._verification == "auto" else set()
@@ -211,22 +246,27 @@ class Checkpoints(Generic[R]):
         return keys
 
     def _verified_before(self, version: Version, bundle: Bundle, keys: Sequence[str]) -> set[str]:
-        """The tensors verified for a version in memory which has the same files: held, and not written to since.
+        """The tensors that were verified for a version in memory with the same files, not written to since.
 
-        None where the kernel has dropped any of them: they would be read from the disk again, and must be verified
-        again.
+        None of them if the kernel has dropped any: it would be read from the disk again, and must be verified again.
         """
         before: set[str] = set()
         for known in self._known.values():
-            looked_at_values = version.finite or not known.version.finite
-            common = known.verified.intersection(keys)
-            if version.checksum and looked_at_values and not bundle.file_ids.isdisjoint(known.bundle.file_ids):
+            checked_values = version.finite or not known.version.finite
+            shares = not bundle.mapped_files.keys().isdisjoint(known.bundle.mapped_files)
+            if version.checksum and checked_values and shares:
+                common = known.verified.intersection(keys)
                 before.update(key for key in common if bundle.marks(key) == known.bundle.marks(key))
         return before if bundle.is_present(before) else set()
 
 
+def needs(version: Version, path: Path) -> str:
+    """The reason not to serve a version without its graph file."""
+    return f"version {version.number} needs the graph file {path}, which is not there"
+
+
 def _without_embeddings(graph: GraphSpec, bundle: Bundle, keys: Sequence[str]) -> tuple[str, ...]:
-    """The tensors that requests read whole. Large embeddings in memory come as requests read rows of them."""
+    """The tensors that requests read whole. The kernel brings in rows of large embeddings as requests read them."""
     large = {
         key
         for spec, key in zip(graph.parameters, keys, strict=True)
@@ -241,7 +281,7 @@ def verify(bundle: Bundle, keys: Collection[str], tell: ProgressCallback, *, fin
 
 
 def _bring_in(bundle: Bundle, keys: Collection[str], needed: Collection[str], tell: ProgressCallback) -> None:
-    """Bring an untouched version into the page table, and look at what is no number, as its publisher did not."""
+    """Bring an untouched version into the page table, and check bools and strings, which its publisher did not."""
     others = [key for key in keys if any(piece.dtype in _NOT_NUMBERS for piece in bundle.entries[key].pieces)]
     if others:
         bundle.verify(others, threads=_THREADS)

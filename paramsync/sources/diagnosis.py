@@ -1,4 +1,4 @@
-"""Why a directory has no version to serve, and what to do about it. Reads names of files only."""
+"""Why a directory has no version to serve, and what to do about it. Reads little more than names of files."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 from paramsync.errors import CorruptCheckpointError, StoreError
 from paramsync.host import files
 from paramsync.sources.saved_models import committed, numbered
-from paramsync.store.store import LOCK, is_ours, read_state, state_file
+from paramsync.store.store import LOCK, read_state, state_file
 
-_SETTLED = 2.0  # seconds after which the writer of an index has written the state file that lists it
+_SETTLED = 2.0  # seconds: by then the writer of an index has written the state file that lists it
 _LOOKED_INTO = 8  # directories, of the highest numbers
 _TRIED = 32  # files that may be a state file
+_OURS = re.compile(r"ckpt-\d{1,18}\.index")
 _PARTS = re.compile(r".*\.(index|meta|json|pb|data-\d+-of-\d+)|\..*")
 # Files of other formats, by name.
 _OTHERS = [
@@ -25,7 +26,7 @@ _OTHERS = [
 
 
 def absence(store: Path) -> str:
-    """Why a store has no version, in one line with its path. The line stays the same as long as the reason does."""
+    """Why a store has no version, in one line with its path. The line changes only with the reason."""
     return f"{store}: {_why(store)}"
 
 
@@ -49,7 +50,7 @@ def _why(store: Path) -> str:
 
 
 def misplaced(path: Path) -> str | None:
-    """Which model of another kind a directory holds, and what to do about it; None where it shows none."""
+    """Which model of another kind a directory has, and what to do about it; None if there is none."""
     try:
         if committed(path) is not None:
             return (
@@ -71,9 +72,9 @@ def _other(directory: Path) -> str | None:
 
 
 def _unlisted(path: Path) -> str | None:
-    """Tells of checkpoints that no file `checkpoint` lists."""
+    """What to do about checkpoints that no file `checkpoint` lists; None if there are none."""
     names = files.names(path)
-    indexes = [name for name in names if name.endswith(".index") and not is_ours(name.removesuffix(".index"))]
+    indexes = [name for name in names if name.endswith(".index") and not _OURS.fullmatch(name)]
     if not indexes or state_file(path).name in names:
         return None
     expected = f"expected a file {state_file(path).name}, which names the latest one"

@@ -1,4 +1,4 @@
-"""open_source(): versions come into this process's memory, whatever wrote them."""
+"""open_source(): brings versions into this process's memory, whatever wrote them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,10 @@ from paramsync.graphs.sources.meta_graphs import capture_meta
 from paramsync.graphs.sources.saved_models import variables
 from paramsync.host import files
 from paramsync.inference.resident import Resident, warm
-from paramsync.sources import identity
-from paramsync.sources.checkpoints import Checkpoints, GraphCache, verify
+from paramsync.sources.checkpoints import Checkpoints, needs, verify
 from paramsync.sources.saved_models import AS_TEXT, COMMIT
-from paramsync.sources.source import Progress, ProgressCallback, Source, Verification, graph_options
-from paramsync.store.signing import TrustedKeys, of_saved_model
+from paramsync.sources.source import Progress, ProgressCallback, Source, Verification, graph_options, identify_graph
+from paramsync.store.signing import TrustedKeys
 from paramsync.store.store import Store
 from paramsync.version import Version
 
@@ -43,9 +42,9 @@ def open_source(
     warmed: bool = True,
     trust: Sequence[Path | str] = (),
 ) -> Source[Resident]:
-    """The source in a directory, which need not exist yet, nor show yet of which kind it is.
+    """The source in a directory, which need not exist yet. Each look finds out which kind of source it is:
 
-    - Checkpoints, where there is a file `checkpoint`. Of a Saver, `inputs` and `outputs` name tensors ("x:0") of the
+    - Checkpoints, if there is a file `checkpoint`. For a Saver's, `inputs` and `outputs` name tensors ("x:0") of the
       graphs in its `.meta` files; otherwise `graph` is a graph file, or the directory of a SavedModel.
     - SavedModels in directories whose names are numbers, as TensorFlow Serving follows them.
 
@@ -67,12 +66,12 @@ def open_source(
         raise SettingsError("expected trust, or inputs and outputs or a graph for what others wrote, found both")
     keys = TrustedKeys([Path(one) for one in trust]) if trust else None
     file = None if graph is None else Path(graph)
-    restores = _Restores(Store(Path(path)), inputs, outputs, file, verification, frozenset(allowed), warmed, keys)
+    restores = _Restores(Store(Path(path)), inputs, outputs, file, frozenset(allowed), warmed, verification, keys)
     return Source(Path(path), restores, graph=file, options=graph_options(file, inputs), signed=keys is not None)
 
 
-class _Restores:
-    """See Restores. A checkpoint's graph is the recorded one, the given one, or the one that a Saver wrote beside it.
+class _Restores(Checkpoints[Graph, Resident]):
+    """Versions in this process. A checkpoint's graph is the recorded one, the given one, or that in its `.meta` file.
 
     Graphs of others are code, so that only ops that are known to be safe, or `allowed`, are run.
     """
@@ -83,37 +82,31 @@ class _Restores:
         inputs: Sequence[str],
         outputs: Sequence[str],
         graph: Path | None,
-        verification: Verification,
         allowed: frozenset[str],
         warmed: bool,
+        verification: Verification,
         trust: TrustedKeys | None,
     ) -> None:
-        self._trust = trust
-        self._store = store
+        super().__init__(store, locate=located, verification=verification, trust=trust)
         self._inputs = tuple(inputs)
         self._outputs = tuple(outputs)
         self._given = graph
         self._allowed = allowed
         self._warmed = warmed
         self._called: WeakSet[Graph] = WeakSet()
-        self._graphs: GraphCache[Graph] = GraphCache()
-        self._checkpoints: Checkpoints[Resident] = Checkpoints(store, located, verification=verification, trust=trust)
-        self.damage = self._checkpoints.damage
 
-    def checkpoint(self, version: Version, tell: ProgressCallback) -> Resident:
-        if self._trust is not None:
-            self._trust.check_record(version)
-        graph = self._graph(version)
+    def build_graph(self, content: bytes) -> tuple[Graph, str]:
+        graph = Graph.from_bytes(content, allowed=self._allowed)
+        return graph, graph.digest
 
-        def build(bundle: Bundle, keys: Sequence[str]) -> Resident:
-            return Resident(version, graph, shared(bundle, keys))
+    def make_resident(self, version: Version, graph: Graph, bundle: Bundle, keys: Sequence[str]) -> Resident:
+        return Resident(version, graph, shared(bundle, keys))
 
-        return self._ready(self._checkpoints.restore(version, graph, build, tell), tell)
+    def copy_unrecorded(self, version: Version, tell: ProgressCallback) -> Resident:
+        return self.restore(version, self._graph(version), tell)
 
-    def saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> Resident:
-        """Its parameters are copied, and checked in full."""
-        if self._trust is not None:
-            raise of_saved_model(version)
+    def copy_saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> Resident:
+        """Copies the parameters, and checks them in full."""
         tell(Progress("mapping"))
         graph = self._graph_of(directory)
         parameters: tuple[tf.Tensor, ...] = ()
@@ -122,9 +115,9 @@ class _Restores:
             keys = located(graph, bundle, where=f"version {version.number}")
             verify(bundle, keys, tell)
             parameters = shared(bundle, keys)
-        return self._ready(Resident(version, graph, parameters), tell)
+        return Resident(version, graph, parameters)
 
-    def _ready(self, resident: Resident, tell: ProgressCallback) -> Resident:
+    def warm(self, resident: Resident, tell: ProgressCallback) -> Resident:
         if self._warmed and resident.graph not in self._called:
             tell(Progress(phase="warming"))
             warm(resident)
@@ -132,15 +125,13 @@ class _Restores:
         return resident
 
     def _graph(self, version: Version) -> Graph:
-        if version.graph:
-            key = version.graph if self._trust is None else (version.graph, version.graph_file)
-            return self._graphs.built(key, lambda: self._published(version))
+        """The graph of a checkpoint that names none."""
         if self._given is not None:
             path = self._given
             if not path.exists():
-                raise GraphError(_needs(version, path))
-            return self._graphs.built((path, identity.of_graph(path)), lambda: self._captured(path))
-        meta = Path(f"{self._store.prefix(version)}.meta")
+                raise GraphError(needs(version, path))
+            return self.graphs.find_or_build((path, identify_graph(path)), lambda: self._capture(path))
+        meta = Path(f"{self.store.prefix(version)}.meta")
         if not (self._inputs and self._outputs):
             raise GraphError(
                 f"version {version.number} names no graph: give --inputs and --outputs to take it from {meta},"
@@ -150,68 +141,43 @@ class _Restores:
             content = files.content(meta, limit=files.MAX_MESSAGE)
         except FileNotFoundError as error:
             remedy = "have Saver.save write it (write_meta_graph=True), or give a graph"
-            raise UnfinishedMetaError(f"{_needs(version, meta)}: {remedy}") from error
-        return self._graphs.built(
+            raise UnfinishedMetaError(f"{needs(version, meta)}: {remedy}") from error
+        return self.graphs.find_or_build(
             hashlib.sha256(content).digest(),
             lambda: capture_meta(content, path=meta, inputs=self._inputs, outputs=self._outputs, allowed=self._allowed),
         )
 
-    def _published(self, version: Version) -> Graph:
-        path = self._store.graph_file(version.graph)
-        try:
-            graph = self._of_file(path, version)
-        except FileNotFoundError as error:
-            raise GraphError(_needs(version, path)) from error
-        if graph.digest != version.graph:
-            raise GraphError(f"{path}: expected the graph {version.graph}, found {graph.digest}")
-        return graph
-
-    def _of_file(self, path: Path, version: Version | None = None) -> Graph:
-        content = files.content(path, limit=files.MAX_MESSAGE)
-        if self._trust is not None and version is not None:
-            self._trust.check_graph(version, content, path)
-        try:
-            return Graph.from_bytes(content, allowed=self._allowed)
-        except GraphError as error:
-            raise type(error)(f"{path}: {error}") from error
-
     def _graph_of(self, directory: Path) -> Graph:
-        """The same SavedModel with other weights has the same graph, unless it has tables, which are in files too."""
+        """The graph of a SavedModel, the same for other weights unless it has tables, whose contents are files."""
         if not (directory / COMMIT).exists() and (directory / AS_TEXT).exists():
             raise GraphError(f"{directory}: expected {COMMIT}, found {AS_TEXT}: save it without as_text")
         content = files.content(directory / COMMIT, limit=files.MAX_MESSAGE)
         key = hashlib.sha256(content).digest()
-        if (known := self._graphs.find(key)) is not None:
+        if (known := self.graphs.find(key)) is not None:
             return known
         try:
-            graph = self._captured(directory)
+            graph = self._capture(directory)
         except GraphError as error:
             if not isinstance(error, UnsafeGraphError) and _is_cut(content):
                 raise UnfinishedError(str(error)) from error
             raise
         if files.content(directory / COMMIT, limit=files.MAX_MESSAGE) != content:
             raise UnfinishedError(f"{directory}: expected {COMMIT} at rest, found one that changed while it was read")
-        same = (
-            known for known in self._graphs.graphs() if (known.digest, known.refused) == (graph.digest, graph.refused)
-        )
-        return self._graphs.keep(graph.digest if graph.message().tables else key, next(same, graph))
+        same = (known for known in self.graphs.all() if (known.digest, known.refused) == (graph.digest, graph.refused))
+        return self.graphs.keep(graph.digest if graph.message().tables else key, next(same, graph))
 
-    def _captured(self, path: Path) -> Graph:
-        """The graph of a SavedModel, or in a graph file. Logs which of its signatures cannot be served."""
+    def _capture(self, path: Path) -> Graph:
+        """The graph of a SavedModel, or in a graph file. Logs the signatures that cannot be served."""
         if not path.is_dir():
-            return self._of_file(path)
+            return self.read_graph(path)
         graph = capture(path, allowed=self._allowed).graph
         for name, why in graph.refused.items():
             _log.warning("%s: signature %s is not served: %s", path, files.shown(name), files.line(why))
         return graph
 
 
-def _needs(version: Version, path: Path) -> str:
-    return f"version {version.number} needs the graph file {path}, which is not there"
-
-
 def _is_cut(content: bytes) -> bool:
-    """Whether the file ends too early for a SavedModel, as while it is being written."""
+    """Whether the file ends too early for a SavedModel, as it does while it is being written."""
     try:
         return not saved_model_pb2.SavedModel.FromString(content).meta_graphs
     except DecodeError:

@@ -13,13 +13,13 @@ from paramsync.version import Version
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 COMMIT = "saved_model.pb"
-AS_TEXT = "saved_model.pbtxt"  # makes a version as well, which cannot be used
-_WATCHED = 2  # directories, of the highest numbers: a watch takes threads, and polling finds the rest
+AS_TEXT = "saved_model.pbtxt"  # makes a version, too, but one that cannot be read
+_WATCHED = 2  # directories of the highest numbers: a watch takes threads, and polling notices the others
 
 
 def versions(path: Path) -> list[Version]:
-    """The versions in a directory, ascending. Raises OSError where it, or all of them, cannot be looked into."""
-    closed: list[OSError] = []  # of each directory that cannot be looked into
+    """The versions in a directory, ascending. Raises OSError if it, or every version's directory, cannot be read."""
+    closed: list[OSError] = []  # the error of each directory that cannot be read
     names = sorted(numbered(path).items())
     versions_there = [version for _, name in names if (version := _version(path / name, closed)) is not None]
     if closed and len(closed) == len(versions_there):
@@ -30,9 +30,9 @@ def versions(path: Path) -> list[Version]:
 def _version(directory: Path, closed: list[OSError]) -> Version | None:
     try:
         written = committed(directory)
-    except NotADirectoryError:  # it was one a moment ago
+    except NotADirectoryError:  # a moment ago it was a directory
         return None
-    except OSError as error:  # one version cannot be read: its restore says so
+    except OSError as error:  # its restore reports it
         closed.append(error)
         written = 0.0
     if written is None:
@@ -50,26 +50,26 @@ def _version(directory: Path, closed: list[OSError]) -> Version | None:
 
 
 def numbered(path: Path) -> dict[int, str]:
-    """The directories whose names are numbers, by number: 7, or 007. Raises OSError.
+    """The names of directories that are numbers (7, or 007), by number. Raises OSError.
 
-    Of several with one number the last in the order of names counts, as for TensorFlow Serving.
+    Of several names with the same number the last in alphabetical order counts, as for TensorFlow Serving.
     """
     names = sorted(entry.name for entry in _entries(path) if _NUMBER.fullmatch(entry.name) and _is_directory(entry))
     return {int(name): name for name in names}
 
 
 def highest(path: Path) -> list[Path]:
-    """The directories of the highest numbers; the target of a link need not exist yet."""
+    """The directories of the highest numbers; a link's target need not exist yet."""
     try:
         entries = [entry for entry in _entries(path) if _NUMBER.fullmatch(entry.name)]
         directories = [entry for entry in entries if entry.is_symlink() or entry.is_dir()]
         return [Path(entry.path).resolve() for entry in sorted(directories, key=lambda one: int(one.name))[-_WATCHED:]]
-    except (OSError, RuntimeError):  # the second, of a link to itself, up to Python 3.12
+    except (OSError, RuntimeError):  # RuntimeError: a link to itself, up to Python 3.12
         return []
 
 
 def committed(directory: Path) -> float | None:
-    """When the SavedModel in a directory was written; None where there is none yet. Raises OSError."""
+    """When the SavedModel in a directory was written; None if there is none yet. Raises OSError."""
     file = next((entry for entry in _entries(directory) if entry.name in (COMMIT, AS_TEXT)), None)
     try:
         return None if file is None else file.stat(follow_symlinks=False).st_mtime
@@ -87,7 +87,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def _size(directory: Path) -> int:
-    """Bytes of its variables, as far as they can be seen."""
+    """Bytes of its variables; 0 if they cannot be read."""
     try:
         with files.beneath(directory, "variables") as descriptor, os.scandir(descriptor) as entries:
             return sum(entry.stat(follow_symlinks=False).st_size for entry in entries if ".data-" in entry.name)

@@ -1,23 +1,33 @@
-"""Source: where the versions of a model come from, whatever wrote them."""
+"""Source: where the versions of a model come from, whatever wrote them, and whether their files changed."""
 
 from __future__ import annotations
 
+import errno
+import os
+import re
+import stat
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Generic, Literal, Protocol, TypeAlias
 
-from paramsync.errors import CorruptCheckpointError, ParamsyncError, StoreError, UnfinishedError
-from paramsync.sources import diagnosis, identity, saved_models
-from paramsync.sources.identity import VersionRecords
+from paramsync.errors import CorruptCheckpointError, ParamsyncError, StoreError, UnfinishedError, UnreadableError
+from paramsync.host import files
+from paramsync.sources import diagnosis, saved_models
 from paramsync.sources.watch import Watch, WatchedPlace, graph_places, numbered_places, store_places
-from paramsync.store.store import LastPublisher, Store, last_publisher, state_file
+from paramsync.store.store import LastPublisher, Store, last_publisher, read_state, state_file
 from paramsync.version import Candidate, InMemory, R, R_co, Version
+
+_OF_A_CHECKPOINT = re.compile(r"(?P<prefix>.+)\.(?:index|json|meta|data-\d+-of-\d+)")
+_OF_A_SAVED_MODEL = ("", "variables", "assets")
+_UNREAD = frozenset({"fingerprint.pb", "keras_metadata.pb"})  # of a SavedModel; written after `saved_model.pb`
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`phase` is "mapping", "verifying" or "warming"; the totals are 0 until they are known."""
+    """`phase` is "mapping", "verifying" or "warming". The totals are 0 until they are known."""
 
     phase: str
     _: KW_ONLY
@@ -45,8 +55,8 @@ files that were verified for another version in memory.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """`published` ascends up to the latest; it is None where the store cannot be read. `publisher` is None where the
-    store says nothing of one, as TensorFlow's do not."""
+    """What is published now. `published` ascends up to the latest; it is None if the store cannot be read. `publisher`
+    is None if the store does not say, as TensorFlow's do not."""
 
     latest: Version | None = None
     published: list[Candidate[Version]] | None = None
@@ -69,7 +79,7 @@ class Restores(Protocol[R_co]):
     """Brings versions into memory, checked and ready to answer. One thread uses it.
 
     Raises CorruptCheckpointError, ParameterError, UnsafeGraphError, GraphError, UnknownVersionError, StoreError,
-    OSError, UnfinishedError where its writer may not be done, and what `tell` raises.
+    OSError, UnfinishedError if the version's writer may not be done, and what `tell` raises.
     """
 
     def checkpoint(self, version: Version, tell: ProgressCallback) -> R_co: ...
@@ -77,15 +87,15 @@ class Restores(Protocol[R_co]):
     def saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> R_co: ...
 
     def damage(self, resident: InMemory) -> Exception | None:
-        """Why a version that it restored has other bytes by now than were published; None where it has not."""
+        """Why a restored version has other bytes by now than were published; None if it has not."""
 
 
 class Source(Generic[R]):
-    """A directory, which need not exist yet: it has checkpoints, or numbered SavedModels, as it shows at each look.
+    """A directory of checkpoints or numbered SavedModels, which need not exist yet: each look finds out.
 
-    Checkpoints are those of our publisher, or of a Saver, Checkpoint or CheckpointManager. A SavedModel is a version
-    once its `saved_model.pb` is there, and served once that can be read and its variables are whole, for tools copy a
-    directory in an order of their own. One thread uses a source, the follower's; `path` is for everybody.
+    Checkpoints are our publisher's, or those of a Saver, Checkpoint or CheckpointManager. A SavedModel is a version
+    once its `saved_model.pb` exists, and is served once that is readable and its variables are whole: tools copy a
+    directory in any order. The follower's thread uses a source; any thread may read `path`.
     """
 
     def __init__(
@@ -97,37 +107,38 @@ class Source(Generic[R]):
         options: str = "",
         signed: bool = False,
     ) -> None:
-        """`graph` is the file of a graph, or the directory of a SavedModel, for checkpoints that name none themselves.
+        """`graph` is a graph file, or the directory of a SavedModel, for checkpoints that name no graph.
 
-        `options` names the options that were given about the graph of checkpoints. `signed` says that only versions
-        are restored that a trusted key signed; then a store that starts over with lower numbers is not followed.
+        `options` names the options that were given about the graph of checkpoints. If `signed`, only versions that a
+        trusted key signed are restored, and a store that starts over with lower numbers is not followed.
         """
         self.signed = signed
         self.path = path
         self.restores = restores
         self._graph = graph
         self._options = options
-        self._records = VersionRecords(Store(path))
+        self._store = Store(path)
+        self._seen: dict[str, tuple[Hashable, Version]] = {}  # by prefix: the files' identity, and their record
         self._is_numbered = False
 
     def look(self) -> Look:
-        """What is published now. Errors that files cause are returned, not raised."""
-        if not self._is_numbered and (look := self._checkpoints()).latest is not None:
-            return look  # it has the file `checkpoint`
+        """What is published now. Errors of files are returned, not raised."""
+        if not self._is_numbered and (look := self._look_at_checkpoints()).latest is not None:
+            return look  # there is a file `checkpoint`
         self._is_numbered = self._shows_numbers()
         if self._is_numbered and self._options:
             wrong = f"expected checkpoints, found numbered SavedModels, which say themselves what {self._options} would"
             return Look(problem=StoreError(self.path, f"{wrong}: leave that out"))
-        look = self._saved_models() if self._is_numbered else self._checkpoints()
+        look = self._look_at_saved_models() if self._is_numbered else self._look_at_checkpoints()
         if look.latest is None and look.problem is None and (misplaced := diagnosis.misplaced(self.path)):
             return replace(look, problem=StoreError(self.path, misplaced))
         return look
 
     def identity(self, version: Version) -> Hashable:
-        """A value that identifies the files of a version, as a look gives it: another one once they were rewritten."""
+        """The value in a look that identifies the version's files: it changes when they are rewritten."""
         if self._is_numbered:
-            return identity.of_saved_model(self.path / version.prefix)
-        return self._with_graph(version, self._records.files(version))
+            return identify_saved_model(self.path / version.prefix)
+        return self._identify(version, _Listing(self.path))
 
     def restore(self, version: Version, tell: ProgressCallback | None = None) -> R:
         """Bring a version into memory, checked and ready to answer; what serves does not change.
@@ -141,54 +152,79 @@ class Source(Generic[R]):
         before = self.identity(version)
         try:
             resident = self.restores.saved_model(version, directory, tell)
-        except (CorruptCheckpointError, FileNotFoundError) as error:  # its writer may not be done
+        except (CorruptCheckpointError, FileNotFoundError) as error:  # the writer may not be done
             raise UnfinishedError(str(error)) from error
         if self.identity(version) != before:
             raise UnfinishedError(f"{directory}: expected files at rest, found some that changed while they were read")
         return resident
 
     def damage(self, resident: R) -> Exception | None:
-        """Why a version in memory has other bytes by now than were published; None where it has not."""
+        """Why a version in memory has other bytes by now than were published; None if it has not."""
         return self.restores.damage(resident)
 
     def bell(self, ring: Callable[[], None]) -> Bell:
-        """A bell for what is published here. It calls `ring` from any thread."""
+        """A bell for new versions here. It calls `ring` from any thread."""
         return Watch(self._places, ring)
 
-    def _checkpoints(self) -> Look:
+    def _look_at_checkpoints(self) -> Look:
         try:
-            listed = self._records.look()
+            latest, versions, listing, problem = self._read_versions()
         except (ParamsyncError, OSError) as error:
             return Look(problem=error)
-        latest, versions = listed.latest, listed.versions
-        if latest is None and listed.problem is not None and versions:
+        if latest is None and problem is not None and versions:
             latest = versions[-1]
         published = [
-            Candidate(version, self._with_graph(version, listed.files[version.number]))
+            Candidate(version, self._identify(version, listing))
             for version in versions
             if latest is not None and version.number <= latest.number
         ]
         ours = latest is None or bool(latest.checksum)
         publisher = last_publisher(self.path) if ours else None
-        return Look(latest=latest, published=published, problem=listed.problem, publisher=publisher)
+        return Look(latest=latest, published=published, problem=problem, publisher=publisher)
 
-    def _saved_models(self) -> Look:
+    def _read_versions(self) -> tuple[Version | None, list[Version], _Listing, Exception | None]:
+        """The latest version, all listed ones, and the error if the latest cannot be read.
+
+        Reads records again only if a file of their version changed. Raises as `Store.versions` does.
+        """
+        state, listing = read_state(self.path), _Listing(self.path)
+        # identified before they are read
+        files = {name: listing.identify_checkpoint(name, with_links=True) for name in state.names} if state else {}
+        known = {name: version for name, (before, version) in self._seen.items() if files.get(name) == before}
+        versions = self._store.listed(state, known)
+        latest = next((version for version in versions if state and version.prefix == state.latest), None)
+        problem: Exception | None = None
+        if latest is None:
+            try:
+                latest = self._store.latest()
+            except (CorruptCheckpointError, UnreadableError) as error:  # older versions may be sound
+                problem = error
+            versions, listing, files = self._store.versions(), _Listing(self.path), {}
+        self._seen = {
+            version.prefix: (files[version.prefix], version) for version in versions if version.prefix in files
+        }
+        return latest, versions, listing, problem
+
+    def _identify(self, version: Version, listing: _Listing) -> Hashable:
+        graph = None
+        if version.graph:
+            graph = listing.identify_file(self._store.graph_file(version.graph).name)
+        elif self._graph is not None:
+            graph = identify_graph(self._graph)
+        return listing.identify_checkpoint(version.prefix), graph
+
+    def _look_at_saved_models(self) -> Look:
         try:
             versions = saved_models.versions(self.path)
         except OSError as error:
             problem = StoreError(self.path, f"cannot be read: {error.strerror}")
-            problem.__cause__ = error  # which says whose fault it is
+            problem.__cause__ = error  # tells a fault of the file from one of the machine
             return Look(problem=problem)
         published = [Candidate(version, self.identity(version)) for version in versions]
         return Look(latest=versions[-1] if versions else None, published=published)
 
-    def _with_graph(self, version: Version, files: Hashable) -> Hashable:
-        if version.graph:
-            return files
-        return files, None if self._graph is None else identity.of_graph(self._graph)
-
     def _shows_numbers(self) -> bool:
-        """Whether it holds numbered SavedModels; what it held before where it shows nothing."""
+        """Whether the directory has numbered SavedModels; the last answer if it shows nothing."""
         try:
             if state_file(self.path).exists():
                 return False
@@ -203,5 +239,79 @@ class Source(Generic[R]):
 
 
 def graph_options(graph: Path | None, inputs: Sequence[str]) -> str:
-    """Which options about the graph of checkpoints were given."""
+    """The names of the options that were given about the graph of checkpoints."""
     return "graph" if graph is not None else "inputs and outputs" if inputs else ""
+
+
+class _Listing:
+    """The files of a store now, and values that identify them: a value changes when a file is replaced."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._names: set[str] = set()
+        self._of_checkpoints: defaultdict[str, list[str]] = defaultdict(list)
+        self._facts: dict[str, os.stat_result | int] = {}  # by name; the number of the error if there was one
+        with suppress(FileNotFoundError, NotADirectoryError):
+            self._names.update(files.names(directory))
+        for name in self._names:
+            if match := _OF_A_CHECKPOINT.fullmatch(name):
+                self._of_checkpoints[match["prefix"]].append(name)
+
+    def identify_checkpoint(self, prefix: str, *, with_links: bool = False) -> Hashable:
+        """Identifies a checkpoint's files, even if somebody put their times back.
+
+        The next version may link a data file, which changes no byte of it; `with_links`, that is another value too.
+        """
+        facts = {name: self._facts_of(name) for name in self._of_checkpoints[prefix]}
+        return frozenset(
+            (name, _identity(file), getattr(file, "st_ctime_ns", 0) if with_links or ".data-" not in name else None)
+            for name, file in facts.items()
+        )
+
+    def identify_file(self, name: str) -> Hashable | None:
+        """None if there is no such file."""
+        return _identity(self._facts_of(name)) if name in self._names else None
+
+    def _facts_of(self, name: str) -> os.stat_result | int:
+        """The facts of a link are its own, not its target's."""
+        if name not in self._facts:
+            self._facts[name] = _facts(self._directory / name, follow_symlinks=False)
+        return self._facts[name]
+
+
+def identify_saved_model(directory: Path) -> Hashable:
+    """A value that changes when a file of the SavedModel is replaced or added."""
+    return frozenset(file for folder in _OF_A_SAVED_MODEL for file in _files(directory, folder))
+
+
+def identify_graph(path: Path) -> Hashable:
+    """A value that changes when a graph file, or the SavedModel in a directory, does."""
+    facts = _facts(path)
+    is_folder = not isinstance(facts, int) and stat.S_ISDIR(facts.st_mode)
+    return identify_saved_model(path) if is_folder else _identity(facts)
+
+
+def _files(directory: Path, folder: str) -> list[Hashable]:
+    try:
+        with files.beneath(directory, *([folder] if folder else [])) as descriptor, os.scandir(descriptor) as entries:
+            counted = (entry for entry in entries if entry.name not in _UNREAD)
+            there = [entry for entry in counted if not entry.is_dir(follow_symlinks=False)]
+            return [(folder, entry.name, _identity(_facts(entry, follow_symlinks=False))) for entry in there]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except CorruptCheckpointError:  # a link, which is not followed
+        return [(folder, errno.ELOOP)]
+    except OSError as error:
+        return [(folder, error.errno)]
+
+
+def _facts(file: Path | os.DirEntry[str], *, follow_symlinks: bool = True) -> os.stat_result | int:
+    """The number of the error if there is one."""
+    try:
+        return file.stat(follow_symlinks=follow_symlinks)
+    except OSError as error:
+        return error.errno or errno.EIO
+
+
+def _identity(facts: os.stat_result | int) -> Hashable:
+    return facts if isinstance(facts, int) else (facts.st_ino, facts.st_size, facts.st_mtime_ns)

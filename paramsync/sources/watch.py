@@ -1,6 +1,6 @@
-"""The watch on folders: rings when something was committed. A lost ring costs a poll, no more.
+"""The watch on folders: rings when something was committed. A lost ring only costs the wait for the next poll.
 
-watchdog is known here alone. One observer serves all folders of this process.
+Only this module knows watchdog. One observer serves all folders of this process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("paramsync.watch")
 
-# Created links are news. Of a file that is being written creation is too early to tell, which does no harm.
+# FileCreatedEvent is for links. Of a file that is being written it comes too early, which does no harm.
 _NEWS: list[type[FileSystemEvent]] = [
     FileMovedEvent,
     FileCreatedEvent,
@@ -42,22 +42,22 @@ _NEWS: list[type[FileSystemEvent]] = [
     DirDeletedEvent,
 ]
 
-_TRIES = 10  # folders that come and go faster than this are found by polling
-# A publisher and TensorFlow rename onto `checkpoint`; a Saver writes its graph after that, and so may anybody. The lock
-# of a publisher that ends is closed.
+_TRIES = 10  # polling finds folders that come and go faster
+# Publishers and TensorFlow rename onto `checkpoint`; a Saver writes its graph after that, and so may others. An ending
+# publisher closes its lock.
 _STORE = re.compile(r"checkpoint|publisher\.lock|[^/]*\.meta|graph-[^/]*\.pb|\d{1,18}|saved_model\.pb")
 _NUMBERED = re.compile(r"checkpoint|\d{1,18}")
-# `saved_model.pb` comes last where TensorFlow writes, and in any order where a folder is copied.
+# TensorFlow writes `saved_model.pb` last; a copied folder has it in any order.
 _SAVED_MODEL = re.compile(r"saved_model\.pb(txt)?|variables")
 _VARIABLES = re.compile(r"variables\..*")
 
 Hear = Callable[[str], None]
-_Target = tuple[Path, int, int]  # a folder, and by device and inode which one of that name
+_Target = tuple[Path, int, int]  # a folder, and its device and inode, for another may take its name
 
 
 @dataclass(frozen=True, slots=True)
 class WatchedPlace:
-    """A folder, and the names in it that ring. Folders below it are places of their own."""
+    """A folder, and the names in it that ring. Folders in it are places of their own."""
 
     folder: Path
     names: re.Pattern[str]
@@ -66,8 +66,8 @@ class WatchedPlace:
 class Watch:
     """Calls `ring`, from threads of its own, after each commit in its places. One thread calls `arm` and `close`.
 
-    The folders need not exist, and may be removed and made again: `arm` looks what is there now. `places` may return
-    others at each call, such as the folder behind a link that was not there before.
+    The folders need not exist, and may be removed and made again: `arm` watches those that exist now. `places` may
+    return other places at each call, such as the target of a new link.
     """
 
     def __init__(self, places: Callable[[], Sequence[WatchedPlace]], ring: Callable[[], None]) -> None:
@@ -76,7 +76,7 @@ class Watch:
         self._watches: dict[WatchedPlace, _PlaceWatch] = {}
 
     def arm(self) -> None:
-        """Watch every place, or the nearest folder above it as long as it is missing."""
+        """Watch every place; of a missing folder, the nearest one above it."""
         places = self._places()
         for place in self._watches.keys() - set(places):
             self._watches.pop(place).close()
@@ -103,8 +103,8 @@ class _PlaceWatch:
         self._warned = False
 
     def arm(self) -> None:
-        # More than once, for the folder may have come while its parent was being armed. A folder made again can have
-        # the same inode as the one removed, so that only the end of what watched it tells.
+        # More than once: the folder may have appeared while its parent was being watched. A folder that was made again
+        # can have the old inode: then only the end of the old watch shows it.
         for _ in range(_TRIES):
             target = _nearest(self._place.folder)
             if target == self._armed and self._folder is not None and self._folder.is_alive():
@@ -129,9 +129,9 @@ class _PlaceWatch:
             missing = self._place.folder.absolute().relative_to(path).parts[0]
             self._names = re.compile(re.escape(missing))
         try:
-            # resolved, for a link would be watched in place of what it leads to
+            # resolved: otherwise the link would be watched in place of its target
             self._folder = WatchedFolder.join(path.resolve(), self._hear)
-        except Exception as error:  # noqa: BLE001, whatever it is, no folder or no inotify watches left: there is the poll
+        except Exception as error:  # noqa: BLE001, no folder, no inotify watch left, whatever: there is polling
             if not self._warned:
                 self._warned = True
                 _log.warning("cannot watch %s, new versions are found by polling: %s", path, error)
@@ -141,20 +141,20 @@ class _PlaceWatch:
 
 
 class WatchedFolder(FileSystemEventHandler):
-    """One folder for all that listen to it, until it is removed: watchdog has one watch for each path.
+    """A folder and all its listeners, until it is removed: watchdog allows one watch for each path.
 
-    Who joins hears the name of each file that comes, "" where the folder itself goes, on watchdog's thread, which an
-    exception would end, and under its lock: it must return at once, and must not raise. Where a file is moved out of
-    the folder, watchdog waits half a second for the place it went to, and holds back later events.
+    A listener is called with the name of each file that appears, and "" when the folder itself goes: on watchdog's
+    thread and under watchdog's lock. So it must return at once and must not raise, which would end the thread. When a
+    file is moved out of the folder, watchdog waits half a second for its new place, and delays later events.
     """
 
-    _lock = threading.Lock()  # of the three that follow, and of each folder's listeners
+    _lock = threading.Lock()  # for the attributes below, and each folder's listeners
     _folders: dict[str, WatchedFolder] = {}  # noqa: RUF012, shared by all
     _observer: BaseObserver | None = None
 
     @classmethod
     def join(cls, path: Path, hear: Hear) -> WatchedFolder:
-        """Raises OSError, RuntimeError where the system has no thread left, and whatever else watchdog does."""
+        """Raises OSError, RuntimeError if the system has no thread left, and whatever watchdog raises."""
         if path.exists() and not os.access(path, os.R_OK):  # the one error that watchdog does not raise
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         with cls._lock:
@@ -174,12 +174,14 @@ class WatchedFolder(FileSystemEventHandler):
             observer.start()
             WatchedFolder._observer = observer
         self._own_observer = WatchedFolder._observer
-        self._target = _target(Path(path))  # before it is watched: what takes its place meanwhile is another one
+        self._target = _target(
+            Path(path)
+        )  # before it is watched: a folder that replaces it meanwhile is another target
         self._watch = self._own_observer.schedule(self, path, event_filter=_NEWS)
         self._emitter = next(emitter for emitter in self._own_observer.emitters if emitter.watch == self._watch)
 
     def is_alive(self) -> bool:
-        """Whether the folder of that path is still watched: inotify does not tell of one that is moved away."""
+        """Whether the folder at the path is still the watched one: inotify does not report that it was moved away."""
         watches = self._emitter.is_alive() and self._emitter.should_keep_running()
         return watches and self._target == _target(Path(self._path))
 
@@ -201,7 +203,7 @@ class WatchedFolder(FileSystemEventHandler):
 
     @classmethod
     def forget_all(cls) -> None:
-        """In a forked child: to end a watch there would end the parent's, which has the same inotify instance."""
+        """For a forked child: ending a watch there would end the parent's, which shares the inotify instance."""
         cls._lock, cls._folders, cls._observer = threading.Lock(), {}, None
 
 
@@ -209,7 +211,7 @@ os.register_at_fork(after_in_child=WatchedFolder.forget_all)
 
 
 def _nearest(folder: Path) -> _Target | None:
-    """The folder, or the nearest one above it that is there."""
+    """The folder, or the nearest existing folder above it."""
     folders = (folder, *folder.absolute().parents)
     return next((target for path in folders if (target := _target(path))), None)
 
@@ -223,21 +225,21 @@ def _target(path: Path) -> _Target | None:
 
 
 def store_places(path: Path) -> list[WatchedPlace]:
-    """Where a directory of checkpoints, or one that shows nothing yet, shows news."""
+    """The places to watch for a directory of checkpoints, or a directory that shows nothing yet."""
     return [WatchedPlace(path, _STORE)]
 
 
 def numbered_places(path: Path, highest: list[Path]) -> list[WatchedPlace]:
-    """Where a directory of numbered SavedModels does, of which those at `highest` may still be written."""
+    """The places to watch for numbered SavedModels, of which those at `highest` may still be written."""
     return [WatchedPlace(path, _NUMBERED), *(place for directory in highest for place in _of_saved_model(directory))]
 
 
 def graph_places(path: Path) -> list[WatchedPlace]:
-    """Where a graph file or SavedModel does, which may not exist yet."""
+    """The places to watch for a graph file or a SavedModel, which may not exist yet."""
     places = [WatchedPlace(path.absolute().parent, re.compile(re.escape(path.name)))]
     try:
         is_folder = path.is_dir()
-    except OSError:  # nobody can tell now: what it becomes is found by polling
+    except OSError:  # cannot be read now: polling will notice changes
         is_folder = False
     return [*places, *_of_saved_model(path)] if is_folder else places
 

@@ -1,4 +1,4 @@
-"""What differs between two versions of a store: which parameters changed, and by how much. Needs no TensorFlow."""
+"""Compares two versions of a store: which parameters changed, and by how much. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ EDGES = tuple([2.0**exponent for exponent in range(-40, 9)])
 _BINS = len(EDGES) - 1
 _FIRST = -40  # the exponent of the first edge
 _FRACTION, _BIAS = 52, 1023  # of a float64: the bits behind its exponent, and what the exponent is stored with
-_ELEMENTS = 1 << 14  # compared at once: what is made of them stays in a processor's cache
-_SQUARED = 1e-100, 1e100  # magnitudes whose squares a float64 holds
+_ELEMENTS = 1 << 14  # compared at once: intermediate results stay in a processor's cache
+_SQUARED = 1e-100, 1e100  # between them, squares fit into a float64
 _OPAQUE = {dtypes.STRING, dtypes.VARIANT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """One parameter of two versions. `reshaped` has another shape, other parts, or values that cannot be compared.
+    """A parameter of two versions. `reshaped`: with another shape, other parts, or values that cannot be compared.
 
-    dtype, shape   in the newer version, or in the older one where the newer has no such parameter
-    elements       of that shape
-    changed        how many of them have another value; of variants, which are opaque, all or none
-    norm           the L2 norm of the difference; None where nothing can be subtracted, such as strings, or NaN alone
-    norm_before    the L2 norm in the older version; None where nothing had to be read
-    relative       `norm` by `norm_before`; infinite where all was zero
+    dtype, shape   in the newer version; in the older version if the newer has no such parameter
+    elements       how many this shape has
+    changed        how many elements have another value; of variants, which are opaque, all or none
+    norm           the L2 norm of the difference; None if nothing can be subtracted (strings, or only NaN)
+    norm_before    the L2 norm in the older version; None if nothing had to be read
+    relative       `norm` divided by `norm_before`; infinite if the older version was all zeros
     largest        the largest absolute difference of an element
-    not_finite     elements with NaN or infinity in either version, which count for `changed` alone
-    histogram      of absolute differences other than 0, how many lie between two of EDGES; smaller ones are in the
+    not_finite     elements with NaN or infinity in either version, which count only for `changed`
+    histogram      counts of absolute differences other than 0 between two of EDGES; smaller differences are in the
                    first bin, larger ones in the last
     """
 
@@ -71,14 +71,14 @@ def differences(
     threads: int = THREADS,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[Difference]:
-    """All parameters of two versions: those that changed first, by their relative change, those that are not finite
-    before all others, then those that did not, by name.
+    """All parameters of two versions: first those that changed, by their relative change, those that are not finite
+    before all others; then those that did not change, by name.
 
-    Holds the files of both, so that no publisher of ours overwrites them, reads them in portions, and checks the
-    checksum of whatever it reads. A tensor that lies in a file which both versions have is unchanged without a look,
-    and so is everything where the records show the same parameters. `advance` is told, on any thread and at each
-    portion, how many bytes were compared since, and ends all of it by what it raises. Raises UnknownVersionError where
-    a version was pruned, CorruptCheckpointError, UnreadableError.
+    Locks the files of both versions, so that no publisher of ours overwrites them; reads them in portions, and checks
+    the checksums of all that it reads. A tensor in a file that both versions have is unchanged and not read; nothing is
+    read if the records show the same parameters. `advance` is called, on any thread and at each portion, with the bytes
+    that were compared since; an error that it raises ends the comparison. Raises UnknownVersionError if a version was
+    pruned, CorruptCheckpointError, UnreadableError.
     """
     before, after = store.open(old, mapped=False), store.open(new, mapped=False)
     same = bool(new.checksum) and old.checksum == new.checksum
@@ -108,7 +108,7 @@ def _difference(name: str, before: Bundle, after: Bundle, *, same: bool, look: C
         return _described(name, "reshaped", entry, entry_before)
     if same or before.marks(name) == after.marks(name):
         return _described(name, "unchanged", entry, entry_before, _Sums(is_number=_is_number(entry), is_read=False))
-    if not _has_values(entry):  # opaque, though the bytes have a checksum
+    if not _has_values(entry):  # opaque, but the bytes have a checksum
         checksums = [[piece.crc32c for piece in each_entry.pieces] for each_entry in (entry_before, entry)]
         changed = 0 if checksums[0] == checksums[1] else math.prod(entry.shape)
         sums = _Sums(changed=changed, is_number=False)
@@ -129,7 +129,7 @@ def _is_comparable(before: Entry, after: Entry) -> bool:
 
 
 def _has_values(entry: Entry) -> bool:
-    """Whether they can be read as an array."""
+    """Whether the values can be read as an array."""
     return dtypes.to_numpy(entry.dtype) is not None
 
 
@@ -152,7 +152,7 @@ def _described(name: str, kind: Kind, entry: Entry, before: Entry | None, sums: 
 
 @dataclass(slots=True, eq=False)
 class _Sums:
-    """What is known of the difference of one tensor, portion after portion."""
+    """The difference of a tensor so far, portion after portion."""
 
     is_number: bool
     is_read: bool = True
@@ -204,7 +204,7 @@ class _Sums:
 
 
 def _plain(values: Array) -> Array:
-    """Quantized numbers, which are records of one field, as that field."""
+    """Quantized numbers, which are records with a single field, as the field's values."""
     fields = values.dtype.fields
     return values.view(next(iter(fields.values()))[0]) if fields else values
 

@@ -1,8 +1,8 @@
-"""Signed versions: keys, how a record is signed, and whether a version is one that a trusted key signed.
+"""Signed versions: keys, signatures of records, and whether a trusted key signed a version.
 
-Ed25519, by the package `cryptography`, which is imported once there is a key. A signature covers all of a record but
-its trace and its count of publications: number, step, times, metrics, and the digests of all tensors and of the graph's
-file. So a record is good for these bytes, under this number, alone.
+Ed25519, by the package `cryptography`, which is imported when there is a key. A signature covers a record without its
+trace and its count of publications: number, step, times, metrics, and the digests of all tensors and of the graph's
+file. So a record fits only these bytes under this number.
 """
 
 from __future__ import annotations
@@ -46,43 +46,43 @@ SIGNED = (
     "signed_by",
     "metrics",
 )
-"""The fields of a record that its signature covers, all but itself, `publications` and `traceparent`: a reader
-that does not know a field would refuse what signs it."""
+"""The fields of a record that its signature covers: all but the signature, `publications` and `traceparent`. A reader
+that does not know a field would refuse signatures that cover the field."""
 
-_STATEMENT = b"paramsync: the record of a version, 1\n"  # a signature of anything else never passes for one of a record
+_STATEMENT = b"paramsync: the record of a version, 1\n"  # so that no signature of other data passes for one of a record
 _EXPECTED_PRIVATE = "expected an Ed25519 private key in PEM, as paramsync keys new makes it"
 _END = b"-----END PUBLIC KEY-----"
 _ID = 16  # hexadecimal digits
 
 
 class Signer:
-    """A private key. Safe to use from any thread."""
+    """Signs versions with a private key. Safe to use from any thread."""
 
     def __init__(self, path: Path) -> None:
-        """Raises SettingsError for a file that is no private key, or that others may read."""
+        """Raises SettingsError for a file that is no private key, or that other users may read."""
         _need_cryptography(f"signing key {path}")
         self._key = _private_key(path)
         self.id = key_id(self._key.public_key())
 
     def sign(self, version: Version) -> Version:
-        """The version with a signature of its record, whose digests are there."""
+        """The version with a signature of its record, which has its digests."""
         read_back = Version.from_json(replace(version, signed_by=self.id, signature="").to_json())
         signature = self._key.sign(_statement(read_back))
         return replace(read_back, signature=base64.b64encode(signature).decode())
 
 
 class TrustedKeys(ReadAgain["dict[str, Ed25519PublicKey]"]):
-    """The public keys in some files: a key is added, or taken away, while a server runs. Any thread."""
+    """The public keys in some files, to which keys may be added, and removed, while a server runs. Any thread."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises SettingsError for a file without keys, or with anything that is no key."""
+        """Raises SettingsError for a file without keys, or with anything but keys."""
         _need_cryptography("--trust")
         super().__init__(*paths)
 
     def check_record(self, version: Version) -> None:
-        """Raises UntrustedError for a version whose record no trusted key signed.
+        """Raises UntrustedError unless a trusted key signed the version's record.
 
-        To be called before anything else of the version is read.
+        Call this before anything else of the version is read.
         """
         keys = self.value()
         where = f"version {version.number}"
@@ -103,13 +103,13 @@ class TrustedKeys(ReadAgain["dict[str, Ed25519PublicKey]"]):
             raise UntrustedError(where, expected="one whose graph is signed, too", found="one without a graph")
 
     def check_graph(self, version: Version, content: bytes, path: Path) -> None:
-        """Raises UntrustedError for the content of another graph file than that of the checked record."""
+        """Raises UntrustedError if this is not the content of the graph file in the checked record."""
         if graph_digest(content) != version.graph_file:
             where, expected = f"version {version.number}", f"the graph that key {version.signed_by} signed"
             raise UntrustedError(where, expected=expected, found=f"another in {path.name}")
 
     def check_tensors(self, version: Version, bundle: Bundle, **how: Any) -> None:
-        """Raises UntrustedError for other tensors than those of the checked record. `how` is as in `Bundle.digest`."""
+        """Raises UntrustedError if these are not the tensors of the checked record. `how` is as in `Bundle.digest`."""
         if bundle.digest(**how) != version.digest:
             where, expected = f"version {version.number}", f"the tensors that key {version.signed_by} signed"
             raise UntrustedError(where, expected=expected, found="others")
@@ -120,18 +120,18 @@ class TrustedKeys(ReadAgain["dict[str, Ed25519PublicKey]"]):
 
 
 def of_saved_model(version: Version) -> UntrustedError:
-    """The error for a SavedModel where only signed versions are served."""
+    """The error for a SavedModel if only signed versions are served."""
     expected, found = "one that our publisher signed", "a SavedModel, which nobody can sign"
     return UntrustedError(f"version {version.number}", expected=expected, found=found)
 
 
 def graph_digest(content: bytes) -> str:
-    """What a record says of its graph's file."""
+    """The digest of a graph's file that a record has."""
     return hashlib.sha256(content).hexdigest()
 
 
 def create_keys(prefix: Path) -> tuple[Path, Path, str]:
-    """Make PREFIX.key and PREFIX.pub, which must not be there; returns both and the id.
+    """Make PREFIX.key and PREFIX.pub, which must not exist. Returns both and the id.
 
     Raises SettingsError, OSError.
     """
@@ -156,7 +156,7 @@ def create_keys(prefix: Path) -> tuple[Path, Path, str]:
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """What tells a key from others, in logs and records."""
+    """The name of a key in logs and records."""
     return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:_ID]
 
 
@@ -175,7 +175,7 @@ def _statement(version: Version) -> bytes:
 def _is_signed(version: Version, key: Ed25519PublicKey) -> bool:
     from cryptography.exceptions import InvalidSignature
 
-    with suppress(ValueError, InvalidSignature):  # the first for what is no base64
+    with suppress(ValueError, InvalidSignature):  # ValueError: it is no base64
         key.verify(base64.b64decode(version.signature, validate=True), _statement(version))
         return True
     return False

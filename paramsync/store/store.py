@@ -1,16 +1,15 @@
-"""Reads a store: which versions are published, which is the latest, and their parameters. The files of its directory:
+"""Reads a store: which versions are published, which is the latest, and their parameters. Files of the directory:
 
 checkpoint              TensorFlow's CheckpointState as text; replaced by rename, which publishes a version
-checkpoint.damaged      the last `checkpoint` that could not be read
-ckpt-420.index  .data-* the parameters, complete before that rename
+checkpoint.damaged      the last `checkpoint` that was unreadable
+ckpt-420.index  .data-* the parameters, complete before the rename
 ckpt-420.json           the Version record
 graph-<digest>.pb       a graph; with .damaged, a folder that was in its place
-publisher.lock          locked while there is a publisher, whose death ends the lock; says which, or which was the last,
-                        and when that one ended, unless it died
+publisher.lock          locked by the publisher until it ends or dies; names the last publisher, and when it ended
 .tmp-*                  files being written
-.spare-*                data files of versions that are gone, waiting to be overwritten with those of another
+.spare-*                data files of versions that are gone, waiting to be overwritten
 .unlisted-ckpt-420      marks the files of this name as rubbish unless `checkpoint` lists it: the version is being
-                        published, or pruned; says which graph it belongs to
+                        published, or pruned; names the version's graph
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from types import MappingProxyType
 
 from google.protobuf import text_format
 
-from paramsync.checkpoint import data_file
+from paramsync.checkpoint.data_file import DataFile, FileStamp
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError, StoreError, StoreLockedError, UnknownVersionError
 from paramsync.host import files
@@ -44,40 +43,39 @@ from paramsync.version import Version
 LOCK = "publisher.lock"
 
 _LOCK_LIMIT = 1024  # bytes
-_READERS_SECONDS = 1.0  # that a publisher waits for those who look at the lock
+_READERS_SECONDS = 1.0  # that a publisher waits for readers of the lock
 _STATE = "checkpoint"
-_MARK = ".unlisted-"
-_LOOKS = 10  # how often `latest` follows a state file that is replaced faster than it can be followed
-_TEXT_LIMIT = 1 << 20  # bytes of a state file or a record
+_LOOKS = 10  # how often `latest` reads a state file that is replaced while it is read
+TEXT_LIMIT = 1 << 20  # bytes of a state file or a record
 _NAME_LIMIT = 200  # bytes of 255, so that `.data-00000-of-00001` fits behind and `.tmp-` in front
 _INT64 = 1 << 63
 _YEAR_10000 = 253_402_300_800.0  # seconds since the epoch
 
-# Field 15 of a graph message, of 32 bytes, behind all others: readers of the message skip it. The number of no field
-# that they know differs from it by one bit alone.
+# Field 15 of a graph message, of 32 bytes, behind all others: readers of the message skip it. No field number that they
+# know differs from 15 by a single bit.
 _TAG = b"\x7a\x20"
-_SEAL = len(_TAG) + hashlib.sha256().digest_size
+_CHECKED = len(_TAG) + hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointState:
-    """The content of `checkpoint`: names of checkpoints in its directory, oldest first; the latest is among them."""
+    """The content of `checkpoint`: the names of checkpoints in its directory, oldest first, and the latest of them."""
 
     latest: str
     names: tuple[str, ...]
 
 
 class Store:
-    """A follower's view of a store. Holds no open file and no state; safe to use from any thread."""
+    """A follower's view of a store. Without open files or state; safe to use from any thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def latest(self) -> Version | None:
-        """The version that `checkpoint` names; None where nothing was published yet, not even the directory made.
+        """The version that `checkpoint` names; None if nothing was published yet, or there is no directory.
 
-        Raises StoreError for a path that cannot be read, CorruptCheckpointError where `checkpoint`, or the record it
-        leads to, is broken, or the files it names are not there.
+        Raises StoreError for a path that cannot be read, CorruptCheckpointError if `checkpoint` or the version's record
+        is broken, or the version's files are not there.
         """
         state = read_state(self.path)
         for _ in range(_LOOKS):
@@ -87,7 +85,7 @@ class Store:
             if version is not None:
                 return version
             seen, state = state, read_state(self.path)
-            if state == seen:  # else what it named was pruned after it was read
+            if state == seen:  # otherwise the version was pruned after `checkpoint` was read
                 break
         expected = f"the files of {seen.latest}"
         raise CorruptCheckpointError(state_file(self.path), expected=expected, found=self._in_place_of(seen.latest))
@@ -95,21 +93,21 @@ class Store:
     def versions(self) -> list[Version]:
         """All versions that `checkpoint` lists and whose files are there, ascending.
 
-        A version whose record or index is broken or unreadable is left out, so that it hides no other. Raises as
-        `latest` does where `checkpoint` itself cannot be used.
+        Leaves out a version whose record or index is broken or unreadable, so that it hides no other. Raises as
+        `latest` does if `checkpoint` itself cannot be used.
         """
         return self.listed(read_state(self.path))
 
     def listed(
         self, state: CheckpointState | None, known: Mapping[str, Version] = MappingProxyType({})
     ) -> list[Version]:
-        """The versions that this state lists, as `versions` has them; files of those that are `known` are not read."""
+        """The versions that this state lists, as `versions` returns them. Reads no files of the `known` versions."""
         versions = {}
         begun = names = set(state.names if state else ())
-        with suppress(OSError):  # of a directory that is gone, or that cannot be listed
+        with suppress(OSError):  # the directory is gone, or cannot be listed
             begun = {file.rpartition(".")[0] for file in files.names(self.path)} if names else names
         for name in state.names if state else ():
-            if name not in begun:  # a list may name many that are gone
+            if name not in begun:  # a list may name many versions that are gone
                 continue
             try:
                 version = known.get(name) or self._version(name)
@@ -120,7 +118,7 @@ class Store:
         return [versions[number] for number in sorted(versions)]
 
     def find(self, number: int) -> Version:
-        """The version of that number. Raises UnknownVersionError, which lists those that are there."""
+        """The version of this number. Raises UnknownVersionError, which lists the numbers that are there."""
         versions = {version.number: version for version in self.versions()}
         if number not in versions:
             raise UnknownVersionError(str(self.path), number, versions)
@@ -131,19 +129,19 @@ class Store:
         version: Version,
         *,
         mapped: bool = True,
-        sealed: bool = False,
-        find: data_file.FindMapped | None = None,
+        frozen: bool = False,
+        shared: Mapping[FileStamp, DataFile] = MappingProxyType({}),
     ) -> Bundle:
-        """Hold a version's parameters: mapped where our publisher recorded them, else copied as they are asked for.
+        """Open a version's parameters: mapped if our publisher recorded them, else copied when they are read.
 
-        Other writers overwrite files that are in use. `mapped=False` maps nothing, whoever wrote it. For `find` and
-        `sealed` see `Bundle.open`. Raises CorruptCheckpointError where the files are not a whole checkpoint, or not the
-        recorded one, UnknownVersionError where the version was pruned after the caller learned of it.
+        Other writers overwrite files that are in use. `mapped=False` maps nothing, whoever wrote it. For `frozen` and
+        `shared` see `Bundle.open`. Raises CorruptCheckpointError if the files are not a whole checkpoint, or not the
+        recorded one, UnknownVersionError if the version was pruned after the caller learned of it.
         """
         try:
             mapped = mapped and bool(version.checksum)
-            most = version.bytes if sealed else None  # of a record that is signed
-            bundle = Bundle.open(self.prefix(version), mapped=mapped, sealed=most, find=find)
+            most = version.bytes if frozen else None  # of a record that is signed
+            bundle = Bundle.open(self.prefix(version), mapped=mapped, frozen=most, shared=shared)
         except CorruptCheckpointError as error:
             state = read_state(self.path)
             if state is None or version.prefix not in state.names or not index_file(self.prefix(version)).exists():
@@ -157,20 +155,20 @@ class Store:
         return bundle
 
     def prefix(self, version: Version) -> Path:
-        """The path with which a version's files begin. Raises StoreError where it would lie outside the store."""
+        """The path with which a version's files begin. Raises StoreError if it would lie outside the store."""
         if not is_name(version.prefix):
             raise StoreError(self.path, f"expected a prefix in this directory, found {files.shown(version.prefix)}")
         return self.path / version.prefix
 
     def graph_file(self, digest: str) -> Path:
-        """The path of the graph of that digest, whether it is there or not. Raises StoreError for what is no digest."""
+        """The path of the graph of this digest, which may not exist. Raises StoreError for any other text."""
         if not is_digest(digest):
             raise StoreError(self.path, f"expected the hexadecimal digest of a graph, found {files.shown(digest)}")
         return graph_file(self.path, digest)
 
     def _in_place_of(self, name: str) -> str:
-        """What is there in place of the files of a version."""
-        itself = re.compile(re.escape(name).replace(r"\?", "[0-9]"))  # where it is in several files
+        """What the directory has in place of the files of a version."""
+        itself = re.compile(re.escape(name).replace(r"\?", "[0-9]"))  # a name with ??? stands for several files
         if not any(itself.fullmatch(name) for name in files.names(self.path)):
             return "no such files"
         return (
@@ -179,9 +177,9 @@ class Store:
         )
 
     def _version(self, name: str) -> Version | None:
-        """The version of that name; None where its files are not there."""
-        # The record is read first: pruning takes the index away first, so that a record missing beside an index that
-        # is still there afterwards can only mean that there never was one.
+        """The version of this name; None if its files are not there."""
+        # The record is read first, and pruning removes the index first: if there is no record, and afterwards there is
+        # an index, the version never had a record.
         record = read_record(self.path, name)
         listing = index_file(self.path / name)
         try:
@@ -191,7 +189,10 @@ class Store:
             return None
         except OSError as error:
             raise files.unread(listing, "an index file", error) from error
-        return record or unrecorded(name, written)
+        number = number_of(name)
+        return record or Version(
+            number=number, step=number, prefix=name, step_done_at=written, snapshot_at=written, committed_at=written
+        )
 
 
 def state_file(directory: Path, name: str = _STATE) -> Path:
@@ -206,18 +207,8 @@ def graph_file(directory: Path, digest: str) -> Path:
     return directory / f"graph-{digest}.pb"
 
 
-def mark(directory: Path, name: str) -> Path:
-    """The file that marks a version as rubbish unless `checkpoint` lists it."""
-    return directory / f"{_MARK}{name}"
-
-
-def marked(file: str) -> str | None:
-    """The name of the version that a file marks; None for a file that is no mark."""
-    return file.removeprefix(_MARK) if file.startswith(_MARK) else None
-
-
 def is_name(text: str) -> bool:
-    """Whether the text can begin the names of files in a directory, and of none outside it."""
+    """Whether names of files in a directory can begin with the text, and none outside the directory."""
     return text not in ("", ".", "..") and "/" not in text and text.isprintable() and len(text.encode()) <= _NAME_LIMIT
 
 
@@ -226,21 +217,16 @@ def is_digest(text: str) -> bool:
 
 
 def number_of(name: str) -> int:
-    """The number of the version that a name stands for: N of `...-N`, 0 without one."""
+    """The number of the version of this name: N of `...-N`, otherwise 0."""
     match = re.search(r"-([0-9]{1,18})\Z", name)
     return int(match[1]) if match else 0
 
 
-def is_ours(name: str) -> bool:
-    """Whether our publisher would give a version this name."""
-    return re.fullmatch("ckpt-[0-9]{1,18}", name) is not None
-
-
 def read_state(directory: Path, name: str = _STATE) -> CheckpointState | None:
-    """Read `checkpoint`, whether or not the files are there. None where nothing was published.
+    """Read `checkpoint`, whether or not the versions' files are there. None if nothing was published.
 
-    TensorFlow can be told to give that file another `name`. Raises StoreError where it cannot be read (UnreadableError:
-    now), CorruptCheckpointError where it is malformed or leads elsewhere.
+    TensorFlow may give the file another `name`. Raises StoreError if the file cannot be read (UnreadableError: now),
+    CorruptCheckpointError if it is malformed or leads out of the directory.
     """
     path = state_file(directory, name)
     if (text := read_text(path)) is None:
@@ -256,13 +242,13 @@ def read_state(directory: Path, name: str = _STATE) -> CheckpointState | None:
 
 
 def state_text(state: CheckpointState) -> str:
-    """The text from which TensorFlow and `read_state` read that state."""
+    """The text from which TensorFlow and `read_state` read this state."""
     message = bundle_pb2.CheckpointState(model_checkpoint_path=state.latest, all_model_checkpoint_paths=state.names)
     return text_format.MessageToString(message)
 
 
 def read_record(directory: Path, name: str) -> Version | None:
-    """The record of the version of that name, None where it has none. Raises as `read_state` does."""
+    """The record of the version of this name, None if it has none. Raises as `read_state` does."""
     path = record_file(directory, name)
     if (text := read_text(path)) is None:
         return None
@@ -279,42 +265,34 @@ def read_record(directory: Path, name: str) -> Version | None:
 
 
 def problem(record: Version) -> tuple[str, str] | None:
-    """What a record should say and what it says instead, where nobody could show, send or follow it."""
+    """What a record should say and what it says instead, if it could not be shown, sent or followed."""
     if record.graph and not is_digest(record.graph):
         return "the hexadecimal digest of a graph", files.shown(record.graph)
     counts = (record.step, record.bytes, record.publications)
     if not all(0 <= count < _INT64 for count in counts):
         return "step, bytes and publications of 63 bits", files.shown(counts)
     times = [record.step_done_at, record.snapshot_at, record.committed_at or 0.0]
-    if not all(abs(time) < _YEAR_10000 for time in times):  # nor is NaN
+    if not all(abs(time) < _YEAR_10000 for time in times):  # false for NaN
         return "times in seconds since the epoch", files.shown(times)
     if not all(isinstance(name, str) and name.isprintable() for name in record.metrics):
         return "metrics with names that can be shown", files.shown(dict(record.metrics))
     return None
 
 
-def sealed(graph: bytes) -> bytes:
-    """A graph message that has no checksum, followed by one."""
+def add_checksum(graph: bytes) -> bytes:
+    """A graph message without a checksum, followed by one."""
     return graph + _TAG + hashlib.sha256(graph).digest()
 
 
-def is_sealed(graph: bytes) -> bool:
+def has_checksum(graph: bytes) -> bool:
     """Whether a graph ends with the checksum of all bytes before it."""
-    return graph[-_SEAL:] == sealed(graph[:-_SEAL])[-_SEAL:]
-
-
-def unrecorded(name: str, written: float) -> Version:
-    """The version that a checkpoint written by TensorFlow stands for."""
-    number = number_of(name)
-    return Version(
-        number=number, step=number, prefix=name, step_done_at=written, snapshot_at=written, committed_at=written
-    )
+    return graph[-_CHECKED:] == add_checksum(graph[:-_CHECKED])[-_CHECKED:]
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a small file in a store, None where it is not there. Raises as `read_state` does."""
+    """The text of a small file in a store, None if there is none. Raises as `read_state` does."""
     try:
-        return files.content(path, limit=_TEXT_LIMIT).decode()
+        return files.content(path, limit=TEXT_LIMIT).decode()
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
@@ -325,17 +303,8 @@ def read_text(path: Path) -> str | None:
         raise CorruptCheckpointError(path, expected="UTF-8 text", found=error.reason) from error
 
 
-def write_text(path: Path, text: str, *, durable: bool) -> None:
-    """Write a small file in a store, whole at any moment. Raises OSError, StoreError for more than can be read."""
-    encoded = text.encode()
-    if len(encoded) > _TEXT_LIMIT:
-        raise StoreError(path.parent, f"{path.name}: expected at most {_TEXT_LIMIT} bytes, found {len(encoded)}")
-    with files.aside(path, durable=durable) as file:
-        file.write(encoded)
-
-
 def _name(state: Path, listed: str) -> str:
-    """The name of a path in `checkpoint`. An absolute path may be older than a move of the directory."""
+    """The name of a path in `checkpoint`. Of an absolute path the directory may have moved since."""
     path = PurePosixPath(listed)
     name = path.name if path.is_absolute() else str(path)
     if not is_name(name):
@@ -344,7 +313,7 @@ def _name(state: Path, listed: str) -> str:
 
 
 def take_lock(store: Path) -> int:
-    """Take the lock; returns the descriptor that holds it. Raises StoreLockedError, which names the holder, OSError."""
+    """Lock a store for its publisher. Returns the lock's descriptor. Raises StoreLockedError, which names the owner."""
     descriptor = os.open(store / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         _lock_alone(descriptor)
@@ -369,13 +338,13 @@ def take_lock(store: Path) -> int:
 
 
 def _lock_alone(descriptor: int) -> None:
-    """Raises BlockingIOError where a publisher has the lock. Readers share it for a moment, see `last_publisher`."""
+    """Raises BlockingIOError if a publisher has the lock. Readers share it for a moment, see `last_publisher`."""
     end = time.monotonic() + _READERS_SECONDS
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # which a publisher shares with nobody
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # raises unless only readers have the lock
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             if time.monotonic() > end:
                 raise
@@ -384,9 +353,9 @@ def _lock_alone(descriptor: int) -> None:
 
 
 def holds_lock(descriptor: int, store: Path) -> bool:
-    """Whether the lock is still that of the store at this path, whose directory may have been removed and made again.
+    """Whether the store at this path still has this lock: its directory may have been removed and made again.
 
-    Raises OSError where nobody can tell now: that is no reason to give the lock back.
+    Raises OSError if that cannot be read now, which is no reason to give the lock back.
     """
     try:
         return os.path.samestat(os.fstat(descriptor), (store / LOCK).lstat())
@@ -397,9 +366,9 @@ def holds_lock(descriptor: int, store: Path) -> bool:
 
 
 def release_lock(descriptor: int, *, finished: bool = False) -> None:
-    """Give the lock back, even where a forked child has the descriptor too; such a child only closes its own.
+    """Give the lock back, even if a forked child has the descriptor too; in that child only close it.
 
-    With `finished`, the lock says that its holder ended as it should.
+    With `finished`, the lock file says that the publisher ended, and did not die.
     """
     holder = _lock_content(descriptor)
     if holder and (holder["pid"], holder["host"]) == (os.getpid(), socket.gethostname()):
@@ -411,16 +380,16 @@ def release_lock(descriptor: int, *, finished: bool = False) -> None:
 
 
 class PublisherState(Enum):
-    TRAINING = "training"  # it has the lock
-    FINISHED = "finished"  # it gave the lock back
-    DIED = "died"  # it lost the lock
+    TRAINING = "training"  # has the lock
+    FINISHED = "finished"  # gave the lock back
+    DIED = "died"  # lost the lock
 
 
 @dataclass(frozen=True, slots=True)
 class LastPublisher:
-    """What became of the last publisher of a store, when it began, and since when that is so.
+    """The last publisher of a store, when it began, and since when it has been in this state.
 
-    Of one that died the lock does not say since when: then `since` is when it began, too.
+    When a publisher died is unknown: then `since` is `began`.
     """
 
     state: PublisherState
@@ -429,18 +398,18 @@ class LastPublisher:
 
 
 def last_publisher(store: Path) -> LastPublisher | None:
-    """None where the store has no publisher's lock that can be read, or a copy of one.
+    """None if the store has no readable lock file, or only a copy of another store's.
 
-    Shares the lock for a moment, so that it must not be called on the way of a request.
+    Shares the lock for a moment, so it must not be called while a request waits.
     """
     try:
         with files.regular(store / LOCK) as descriptor:
-            is_free = files.lock_shared(descriptor)  # first: a publisher writes that it ended before it lets go
+            is_free = files.lock_shared(descriptor)  # first: a publisher writes that it ended before it unlocks
             holder = _lock_content(descriptor) or {}
             began = _seconds(holder.get("since")) or os.fstat(descriptor).st_mtime
             if not is_free:
                 return LastPublisher(PublisherState.TRAINING, began, began)
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # for a forked child would keep it
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # otherwise a forked child would keep the lock
             if holder.get("inode") != os.fstat(descriptor).st_ino:
                 return None
     except (OSError, CorruptCheckpointError):
@@ -451,14 +420,14 @@ def last_publisher(store: Path) -> LastPublisher | None:
 
 
 def _seconds(value: object) -> float | None:
-    """A time that somebody wrote, where it is one."""
+    """The value if it is a time."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < _YEAR_10000 else None
 
 
 def lock_owner(store: Path) -> str:
-    """The text that the last publisher wrote into the lock, which no two of them share; "" where there was none.
+    """The text that the last publisher wrote into the lock, different for each; "" if there was none.
 
-    It tells whether two paths, perhaps on different machines, lead to one store, or a copy of it.
+    If two paths, perhaps on different machines, have the same text, they lead to one store, or a copy of it.
     """
     try:
         return files.content(store / LOCK, limit=_LOCK_LIMIT).decode(errors="replace").strip()
@@ -467,7 +436,7 @@ def lock_owner(store: Path) -> str:
 
 
 def _lock_content(descriptor: int) -> dict[str, object] | None:
-    """What the holder wrote into the lock; None where a stranger wrote there."""
+    """What the publisher wrote into the lock; None if somebody else wrote there."""
     try:
         values = json.loads(os.pread(descriptor, _LOCK_LIMIT, 0))
         return {**values, "pid": values["pid"], "host": values["host"]}

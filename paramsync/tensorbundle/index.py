@@ -1,17 +1,17 @@
-"""Reads and writes what a TensorBundle encodes: the index (place, dtype, shape, checksum of each tensor), and strings.
+"""Reads and writes what a TensorBundle encodes: the index (place, dtype, shape, checksum of a tensor), and strings.
 
 Reading trusts nothing: checksums, order, bounds, shapes and sizes are checked before anybody maps the data.
 
-A partitioned variable has an entry of its own, with the shape of the whole and the place of each part in it. Each part
-has another entry, whose key is made of the variable's name and that place, so that all keys sort:
+A partitioned variable has an entry of its own, with the shape of the whole and the extents of its parts. Each part has
+another entry, whose key consists of the variable's name and these extents, so that all keys sort:
 
     00 | name, 00 as 00 FF and FF as FF 00 | 00 01 | rank | for each dimension: start, length
 
-The rank is a count of bytes, in a byte, and these bytes. Start and length have as many bytes as leading ones.
+The rank is a byte that counts bytes, and then these bytes. Start and length have as many bytes as leading one bits.
 
 A tensor of strings is its lengths as varints, the masked crc32c of the lengths, then the bytes. Both checksums are
-computed over each length as a number of 4 bytes (8 where it needs them), not as it is stored. Variants are stored in
-much the same way, and stay opaque here.
+computed over each length as a number of 4 bytes (8 if it needs them), not as it is stored. Variants are stored in much
+the same way, and stay opaque here.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 _PRODUCER = 1
 _LIMIT = 64 << 20  # bytes
-_TENSORS = 1 << 18  # a hundred times as many as large models have; each takes memory and microseconds of everyone
-_NAMES = sstable.KEYS // 2  # bytes that a writer may spend: some names stand in the table twice
+_TENSORS = 1 << 18  # a hundred times as many as large models have; each costs every reader memory and microseconds
+_NAMES = sstable.KEYS // 2  # bytes of names that may be written: some names are in the table twice
 _SHARDS = 1 << 12  # each may cost a reader an open file
 _ENTRY_LIMIT = 1 << 20  # bytes: thousands of slices
 _RANK_LIMIT = 64  # numpy's
@@ -51,16 +51,16 @@ _CHECKSUM = 4  # bytes
 _STRINGS = 1 << 24  # strings: each takes tens of bytes of memory, and one byte of a file that may be sparse
 
 Extent = tuple[int, int]
-"""The start and the length of a part in one dimension; a length of -1 is all of the dimension."""
+"""The start and the length of a part in one dimension; a length of -1 means the whole dimension."""
 
 WHOLE: Extent = (0, -1)
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """Place, dtype, shape and checksum of a tensor. The checksum is masked, as it is stored.
+    """Place, dtype, shape and masked checksum of a tensor.
 
-    A partitioned variable has several `parts`; its own size is theirs together, and it has no place and no checksum.
+    A partitioned variable has several `parts`; its size is the sum of theirs, and it has no place and no checksum.
     """
 
     dtype: int
@@ -73,7 +73,7 @@ class Entry:
 
     @property
     def pieces(self) -> tuple[Entry, ...]:
-        """The entries that have a place and a checksum: those of the parts, or itself."""
+        """The entries that have a place and a checksum: those of the parts, or this one."""
         return tuple(part.entry for part in self.parts) or (self,)
 
 
@@ -87,7 +87,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """The entries by name, and the number of data shards that they lie in."""
+    """The entries by name, and the number of data shards."""
 
     shards: int
     entries: Mapping[str, Entry]
@@ -111,16 +111,14 @@ def read(path: Path) -> Index:
 def content(path: Path, *, folder: int | None = None) -> bytes:
     """The bytes of an index file, for `decode`. `folder` is as in `files.regular`.
 
-    Raises CorruptCheckpointError for what cannot be an index, UnreadableError where nobody can tell now.
+    Raises CorruptCheckpointError if the file cannot be an index, UnreadableError if it cannot be read now.
     """
-    try:
+    with files.reading(path, "an index file"):
         return files.content(path, limit=_LIMIT, folder=folder)
-    except OSError as error:
-        raise files.unread(path, "an index file", error) from error
 
 
 def decode(content: bytes, *, path: Path) -> Index:
-    """The index in these bytes, which came from `path`. Raises as `read` does."""
+    """The index in these bytes, which were read from `path`. Raises as `read` does."""
     return _Reader(path).read(sstable.read(content, path=path))
 
 
@@ -148,7 +146,7 @@ def encode(index: Index) -> bytes:
 
 
 def digest(entries: Mapping[str, Entry]) -> str:
-    """Digest of checksums, dtypes and shapes of all tensors, wherever they lie."""
+    """Digest of the names, checksums, dtypes and shapes of all tensors, wherever they lie."""
     lines = [
         f"{name} {piece.crc32c:08x} {piece.dtype} {list(piece.shape)}\n"
         for name, entry in sorted(entries.items(), key=lambda item: item[0].encode())
@@ -158,7 +156,7 @@ def digest(entries: Mapping[str, Entry]) -> str:
 
 
 def _encoded(entry: Entry) -> bytes:
-    """The bytes of a BundleEntry, several times as fast as building and serializing the message."""
+    """The bytes of a BundleEntry. Building and serializing the message would take several times as long."""
     encoded = b"\x08" + varint(entry.dtype) + _shape(entry.shape)
     for tag, value in ((b"\x18", entry.shard), (b"\x20", entry.offset), (b"\x28", entry.size)):
         if value:
@@ -175,7 +173,7 @@ def _shape(shape: tuple[int, ...]) -> bytes:
 
 def part_key(name: str, extents: Sequence[Extent]) -> bytes:
     """The key of a part of a partitioned variable."""
-    escaped = name.encode().replace(b"\0", b"\0\xff")  # FF would be escaped too, and UTF-8 has none
+    escaped = name.encode().replace(b"\0", b"\0\xff")  # FF would be escaped, too, but UTF-8 has none
     rank = len(extents)
     counted = bytes([1, rank]) if rank else b"\0"
     return b"\0" + escaped + b"\0\1" + counted + b"".join(_signed(bound) for extent in extents for bound in extent)
@@ -183,13 +181,13 @@ def part_key(name: str, extents: Sequence[Extent]) -> bytes:
 
 def _signed(value: int) -> bytes:
     if value < 0:
-        return b"\x7f"  # -1, the only one there is
+        return b"\x7f"  # -1: no other number is negative
     size = value.bit_length() // 7 + 1
     return ((1 << size) - 1 << 7 * size | value).to_bytes(size, "big")
 
 
 def parts_problem(shape: Sequence[int], parts: Sequence[Sequence[Extent]]) -> str | None:
-    """What is wrong with these parts of a shape, which partitioners cut along a grid; None where they make it up."""
+    """What is wrong with these parts of a shape, which partitioners cut along a grid; None if they make it up."""
     cuts: list[set[Extent]] = [set() for _ in shape]
     for part in parts:
         if len(part) != len(shape):
@@ -215,7 +213,7 @@ def parts_problem(shape: Sequence[int], parts: Sequence[Sequence[Extent]]) -> st
 def assemble(
     shape: tuple[int, ...], dtype: np.dtype[np.generic], parts: Iterable[tuple[Sequence[int], Array]]
 ) -> Array:
-    """Join parts, each given with its start, to one array of this shape, which they make up."""
+    """Join parts, each given with its start, to an array of this shape."""
     whole = np.empty(shape, dtype)
     for starts, part in parts:
         whole[tuple(slice(start, start + size) for start, size in zip(starts, part.shape, strict=True))] = part
@@ -223,12 +221,12 @@ def assemble(
 
 
 class _Reader:
-    """Puts the entries of one index together, and checks all that can be checked without the data."""
+    """Reads the entries of one index, and checks all that can be checked without the data."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._shards = 0
-        self._parts: dict[bytes, Entry] = {}  # of partitioned variables, by key, until their variable takes them
+        self._parts: dict[bytes, Entry] = {}  # of partitioned variables, by key, until their variable is read
 
     def read(self, records: Iterator[tuple[bytes, bytes]]) -> Index:
         self._shards = self._read_header(*next(records, (None, b"")))
@@ -252,7 +250,7 @@ class _Reader:
         return Index(self._shards, entries)
 
     def _read_header(self, key: bytes | None, value: bytes) -> int:
-        """The number of shards, from the record that every index begins with."""
+        """The number of shards, from the first record of the index."""
         if key != b"":
             raise self._fault("a header", "nothing" if key is None else f"key {files.shown(key)}")
         try:
@@ -277,7 +275,7 @@ class _Reader:
             raise self._fault("an entry", f"a malformed one, {files.shown(key)}") from error
 
     def _checked(self, key: str | bytes, message: bundle_pb2.BundleEntry) -> Entry:
-        """The entry of a tensor, or of a part."""
+        """The entry of a tensor or a part."""
         if message.slices:
             raise self._fault(f"{files.shown(key)} to be a tensor in one piece", f"{len(message.slices)} parts")
         place = message.shard_id, message.offset, message.size
@@ -319,7 +317,7 @@ class _Reader:
         return Part(tuple(start for start, _ in extents), entry)
 
     def _check_places(self, entries: Mapping[str, Entry]) -> None:
-        """Several names may share all bytes. If tensors could overlap otherwise, few bytes would pass for many."""
+        """Several names may share all bytes. Any other overlap would make many bytes of few."""
         places = {(entry.shard, entry.offset, entry.size) for entry in entries.values() if not entry.parts}
         parts = [part.entry for entry in entries.values() for part in entry.parts]
         end = (0, 0)
@@ -334,7 +332,7 @@ class _Reader:
 
 
 def _problem(entry: Entry, shards: int) -> tuple[str, object] | None:
-    """What an entry should have and what it has instead; None for a sound one."""
+    """What an entry should have and what it has instead; None for a sound entry."""
     if min(entry.shape, default=0) < 0:
         return "a shape of known sizes", entry.shape
     if not 0 <= entry.shard < shards:
@@ -343,7 +341,7 @@ def _problem(entry: Entry, shards: int) -> tuple[str, object] | None:
         return "an offset and a size of 63 bits", (entry.offset, entry.size)
     dtype = dtypes.to_numpy(entry.dtype)
     if dtype is None and entry.dtype != dtypes.VARIANT:
-        return None  # listed, bounded, and refused when somebody asks for its values
+        return None  # listed; refused when its values are read
     item = dtype.itemsize if dtype else 1
     count = math.prod(entry.shape)
     # numpy refuses a shape whose other sizes overflow even when one of them is 0
@@ -364,7 +362,7 @@ def encode_strings(array: Array, name: str) -> tuple[bytes, int]:
     values = [_text(value, name) for value in array.reshape(-1).tolist()]
     lengths = [len(value) for value in values]
     checksum = _checksum_of_lengths(lengths)
-    stored = _stored(checksum)
+    stored = _encode_checksum(checksum)
     body = b"".join(values)
     return b"".join(map(varint, lengths)) + stored + body, crc32c(body, crc32c(stored, checksum))
 
@@ -372,20 +370,18 @@ def encode_strings(array: Array, name: str) -> tuple[bytes, int]:
 def decode_strings(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str) -> tuple[Array, int]:
     """The strings, and the checksum of all stored bytes, not masked.
 
-    Raises CorruptCheckpointError where the lengths are not those of the bytes that follow.
+    Raises CorruptCheckpointError if the lengths do not fit the bytes that follow.
     """
-    count = math.prod(shape)
-    lengths, position = _read_lengths(content, count, path=path, name=name)
+    lengths, position = _read_lengths(content, math.prod(shape), path=path, name=name)
     checksum = _checksum_of_lengths(lengths)
     start = position + _CHECKSUM
-    stored = bytes(content[position:start])
-    if stored != _stored(checksum):
+    if (stored := bytes(content[position:start])) != _encode_checksum(checksum):
         expected = f"lengths of {files.shown(name)} that fit their checksum"
         raise CorruptCheckpointError(path, expected=expected, found="others")
     if start + sum(lengths) != len(content):
         expected = f"{sum(lengths)} bytes of strings in {files.shown(name)}"
         raise CorruptCheckpointError(path, expected=expected, found=len(content) - start)
-    array = np.empty(count, object)
+    array = np.empty(len(lengths), object)
     checksum = crc32c(content[start:], crc32c(stored, checksum))
     for at, length in enumerate(lengths):
         array[at] = bytes(content[start : start + length])
@@ -394,9 +390,9 @@ def decode_strings(content: memoryview, shape: tuple[int, ...], *, path: Path, n
 
 
 def checksum_of_variants(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str) -> int:
-    """The checksum, not masked, of serialized variants, as iterators over data and lists of tensors leave them.
+    """The checksum, not masked, of serialized variants: iterators over data, lists of tensors.
 
-    A variant is stored as its length, its bytes, and the masked checksum of all so far. Raises as `decode` does.
+    A variant is stored as its length, its bytes, and the masked checksum of all so far. Raises as `decode_strings`.
     """
     position = checksum = 0
     for _ in range(math.prod(shape)):
@@ -404,8 +400,7 @@ def checksum_of_variants(content: memoryview, shape: tuple[int, ...], *, path: P
         start += position
         position = start + length + _CHECKSUM
         checksum = crc32c(content[start : start + length], crc32c(length.to_bytes(8, "little"), checksum))
-        stored = bytes(content[start + length : position])
-        if stored != _stored(checksum):
+        if (stored := bytes(content[start + length : position])) != _encode_checksum(checksum):
             expected = f"variants of {files.shown(name)} that fit their checksums"
             raise CorruptCheckpointError(path, expected=expected, found="others")
         checksum = crc32c(stored, checksum)
@@ -416,14 +411,14 @@ def checksum_of_variants(content: memoryview, shape: tuple[int, ...], *, path: P
 
 
 def _strings_problem(count: int, size: int, *, variants: bool = False) -> tuple[str, object] | None:
-    """What is expected of so many strings, or variants, in so many bytes, and what is found; None where they fit."""
+    """What is expected and found if so many strings, or variants, cannot be in so many bytes; None if they can."""
     if count > _STRINGS:
         return f"at most {_STRINGS} strings", count
     least = count * (1 + _CHECKSUM) if variants else count + _CHECKSUM
     return None if size >= least else (f"at least {least} bytes for {count} strings", size)
 
 
-def _stored(checksum: int) -> bytes:
+def _encode_checksum(checksum: int) -> bytes:
     return mask(checksum).to_bytes(_CHECKSUM, "little")
 
 

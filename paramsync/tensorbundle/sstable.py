@@ -1,10 +1,10 @@
 """Reads and writes LevelDB-style immutable tables: sorted keys and their values, in checksummed blocks.
 
-A record is `varint shared | varint unshared | varint value length | rest of the key | value`: a key leaves out the
-prefix that it shares with the key before. A block is records, the offsets of the records that share nothing (restarts,
+A record is `varint shared | varint unshared | varint value length | rest of the key | value`: a key omits the prefix
+that it shares with the previous key. A block consists of records, the offsets of those that share nothing (restarts,
 every 16th), and their count. Each block is followed by its compression type and the masked crc32c of both. A footer
-leads to the index block, which leads to all others. Blocks that older releases of TensorFlow compressed with snappy can
-be read.
+leads to the index block, which leads to all others. Blocks that older releases of TensorFlow compressed with snappy are
+read, too.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _UNCOMPRESSED, _SNAPPY = 0, 1
 _BLOCK = 256 * 1024
 _RESTART = 16
 _CONTINUED = 0x80  # the bit of a varint's byte that says that another follows
-# Keys that share long prefixes could blow a small file up. Writers repeat the whole key every 16 records, so that all
-# keys together are at most 16 times as long as their file.
+# Keys that share long prefixes could make a small file expand. Writers repeat the whole key every 16 records, so all
+# keys together are at most 16 times as long as the file.
 _EXPANSION = 16
-KEYS = 64 << 20  # bytes of all keys together, however large the file
-CONTENT = 64 << 20  # bytes of all compressed blocks together, once they are not
+KEYS = 64 << 20  # bytes of all keys together, however large the file is
+CONTENT = 64 << 20  # bytes of all compressed blocks together, decompressed
 _RATIO = 22  # snappy's shortest copies take 3 bytes for 64
 
 
 def mask(crc: int) -> int:
-    """The stored form of a checksum: a checksum over bytes that contain their own checksum would be weak."""
+    """The stored form of a checksum. A checksum over bytes that contain their own checksum would be weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
@@ -61,15 +61,15 @@ def write(records: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def read(content: bytes, *, path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """The records of a table, whose bytes came from `path`, in ascending order of their keys.
+    """The records of a table, which was read from `path`, in ascending order of their keys.
 
-    Raises CorruptCheckpointError for anything that no writer of tables would write.
+    Raises CorruptCheckpointError for bytes that no writer of tables writes.
     """
     reader = _Reader(content, path)
     previous: bytes | None = None
     end = 0
     for offset, size in reader.handles():
-        if offset < end:  # blocks without records, all in one place, would be read for hours
+        if offset < end:  # a block without records, listed again and again, would be read for hours
             raise reader.fault(f"a block behind {end}", f"one at {offset}")
         end = offset + size
         for key, value in reader.records(reader.block(offset, size)):
@@ -91,7 +91,7 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(content: bytes | memoryview, position: int) -> tuple[int, int]:
-    """The number at a position, and the position behind it. Raises IndexError at the end, ValueError above 64 bits."""
+    """The number at a position, and the position after it. Raises IndexError at the end, ValueError above 64 bits."""
     value = 0
     for shift in range(0, 70, 7):
         byte = content[position]
@@ -105,7 +105,7 @@ def read_varint(content: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def read_varints(content: bytes | memoryview, position: int, count: int) -> tuple[list[int], int]:
-    """`count` numbers from a position on, and the position behind them. Raises as `read_varint` does."""
+    """`count` numbers from a position on, and the position after them. Raises as `read_varint` does."""
     numbers = []
     for _ in range(count):
         number, position = read_varint(content, position)
@@ -140,7 +140,7 @@ class _BlockWriter:
 
 
 def _append(table: bytearray, block: _BlockWriter) -> bytes:
-    """Append a block with its trailer to the table; returns its handle."""
+    """Append a block with its trailer to the table. Returns its handle."""
     content = block.finish()
     handle = varint(len(table)) + varint(len(content))
     checksum = mask(crc32c(bytes([_UNCOMPRESSED]), crc32c(content)))
@@ -155,12 +155,12 @@ def _shared(first: bytes, second: bytes) -> int:
 
 
 class _Reader:
-    """Finds blocks in the bytes of a table and records in a block, and trusts neither."""
+    """Reads the blocks of a table and the records of a block, and trusts neither."""
 
     def __init__(self, content: bytes, path: Path) -> None:
         self._content = content
         self._path = path
-        self._size = len(content)  # bytes of all blocks once they are decompressed, or more
+        self._size = len(content)  # bytes of all decompressed blocks, or more
         self._keys = 0  # bytes of all keys so far
 
     def fault(self, expected: object, found: object) -> CorruptCheckpointError:
@@ -174,7 +174,7 @@ class _Reader:
         (magic,) = _UINT64.unpack(footer[-8:])
         if magic != _MAGIC:
             raise self.fault(f"a table, which ends with {_MAGIC:#x}", f"{magic:#x}")
-        (_, _, *handle), _ = self._varints(footer, 0, 4, "two block handles")  # behind that of the empty metaindex
+        (_, _, *handle), _ = self._varints(footer, 0, 4, "two block handles")  # after that of the empty metaindex
         for _, value in self.records(self.block(*handle)):
             (offset, size), _ = self._varints(value, 0, 2, "a block handle")
             yield offset, size
@@ -195,7 +195,7 @@ class _Reader:
         return self._content[offset:end]
 
     def _decompressed(self, offset: int, end: int) -> bytes:
-        """A compressed block, which begins with its size and is held to that."""
+        """The content of a compressed block, which must have the size that it begins with."""
         compressed = memoryview(self._content)[offset:end]
         try:
             size, _ = read_varint(compressed, 0)

@@ -1,4 +1,4 @@
-"""Files in use are locked for exactly as long as they are; one that is cut meanwhile is an error and no signal."""
+"""Files in use are locked for exactly as long as they are; a file that changes or is cut is an error and no signal."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from paramsync.checkpoint.data_file import DataFile, FileStamp, Ranges, open_data_file
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError
-from paramsync.tensorbundle.index import data_file
+from paramsync.tensorbundle import index
+from paramsync.tensorbundle.index import data_file, index_file
 from tests.support.checkpoints import ONES, write
-from tests.support.locks import is_held
-
-# As long as it is in use ----------------------------------------------------------------------------------------------
+from tests.support.locks import is_held, lock_exclusively
 
 
 @pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "copied"])
@@ -38,112 +39,6 @@ def test_a_shard_is_held_as_long_as_there_is_an_array_of_it(tmp_path: Path) -> N
     assert is_held(data_file(tmp_path / "ckpt-1", 1, 2))
     del array
     assert not is_held(data_file(tmp_path / "ckpt-1", 1, 2))
-
-
-def test_two_bundles_hold_a_shard_until_both_are_gone(tmp_path: Path) -> None:
-    write(tmp_path / "ckpt-1", ONES)
-    first, second = Bundle.open(tmp_path / "ckpt-1"), Bundle.open(tmp_path / "ckpt-1")
-    del first
-    assert is_held(data_file(tmp_path / "ckpt-1", 0, 1))
-    assert second.array("b").tolist() == [1, 1, 1]
-
-
-def test_a_checkpoint_that_is_refused_is_not_held(tmp_path: Path) -> None:
-    write(tmp_path / "ckpt-1", ONES)
-    data = data_file(tmp_path / "ckpt-1", 0, 1)
-    data.write_bytes(data.read_bytes()[:-1])
-    with pytest.raises(CorruptCheckpointError, match="found a file of"):
-        Bundle.open(tmp_path / "ckpt-1")
-    assert not is_held(data)
-
-
-def test_what_is_held_is_open_for_reading_only(tmp_path: Path) -> None:
-    write(tmp_path / "ckpt-1", ONES)
-    read = Bundle.open(tmp_path / "ckpt-1")
-    assert [flags & os.O_ACCMODE for flags in flags_of_open_files(tmp_path)] == [os.O_RDONLY]
-    assert all(flags & os.O_CLOEXEC for flags in flags_of_open_files(tmp_path))
-    del read
-
-
-def flags_of_open_files(directory: Path) -> list[int]:
-    found = []
-    for link in Path("/proc/self/fd").iterdir():
-        if link.is_symlink() and os.path.realpath(link).startswith(f"{directory}/"):
-            information = Path(f"/proc/self/fdinfo/{link.name}").read_text()
-            found.append(int(information.split("flags:")[1].split()[0], 8))
-    return found
-
-
-def test_a_file_and_a_directory_that_nobody_may_write_to_are_read(tmp_path: Path) -> None:
-    write(tmp_path / "ckpt-1", ONES)
-    for file in tmp_path.iterdir():
-        file.chmod(0o444)
-    tmp_path.chmod(0o555)
-    try:
-        read = Bundle.open(tmp_path / "ckpt-1")
-        read.verify(read.entries, finite=True)
-        assert read.array("b").tolist() == [1, 1, 1]
-    finally:
-        tmp_path.chmod(0o755)
-
-
-HOLDER = """
-import sys
-from pathlib import Path
-from paramsync.checkpoint.reader import Bundle
-array = Bundle.open(Path(sys.argv[1])).array("a")
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-PUBLISHER = """
-import fcntl, sys
-with open(sys.argv[1], "r+b") as file:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        sys.exit(1)
-"""
-
-
-@contextmanager
-def holder(prefix: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that has an array of the checkpoint."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(prefix)], text=True, **pipes) as process:  # type: ignore[call-overload]
-        try:
-            assert process.stdout.readline() == "held\n"
-            yield process
-        finally:
-            process.kill()
-
-
-@pytest.mark.slow
-def test_another_process_cannot_lock_what_is_held(tmp_path: Path) -> None:
-    write(tmp_path / "ckpt-1", ONES)
-    data = data_file(tmp_path / "ckpt-1", 0, 1)
-
-    def other_process_is_refused() -> bool:
-        return subprocess.run([sys.executable, "-c", PUBLISHER, str(data)], check=False).returncode == 1
-
-    array = Bundle.open(tmp_path / "ckpt-1").array("a")
-    assert other_process_is_refused()
-    del array
-    assert not other_process_is_refused()
-
-
-@pytest.mark.slow
-def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
-    write(tmp_path / "ckpt-1", ONES)
-    data = data_file(tmp_path / "ckpt-1", 0, 1)
-    with holder(tmp_path / "ckpt-1") as process:
-        assert is_held(data)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        assert not is_held(data)
-
-
-# What is cut while it is held -----------------------------------------------------------------------------------------
 
 
 CUT = """
@@ -171,3 +66,130 @@ def test_a_file_cut_before_it_is_looked_at_is_an_error_and_no_signal(tmp_path: P
         pytest.skip("this kernel cannot tell before it signals")
     expected = f"{data}: expected 20000 bytes at 0, as when it was opened"
     assert [line.split(", found")[0] for line in found.stdout.splitlines()] == [expected] * 2
+
+
+TWOS = {name: array * 2 for name, array in ONES.items()}
+
+Step = Callable[[], None]
+
+
+@pytest.fixture
+def at_each_hold(monkeypatch: pytest.MonkeyPatch) -> Callable[[Step, Step], list[Path]]:
+    """Has a publisher take a step right before each file is opened and locked, and another one right after."""
+
+    def arm(before: Step, after: Step) -> list[Path]:
+        seen: list[Path] = []
+
+        def open_among_others(
+            path: Path,
+            *,
+            mapped: bool,
+            frozen: Ranges | None,
+            shared: Mapping[FileStamp, DataFile],
+            folder: int | None,
+        ) -> DataFile | None:
+            seen.append(path)
+            before()
+            file = open_data_file(path, mapped=mapped, frozen=frozen, shared=shared, folder=folder)
+            after()
+            return file
+
+        monkeypatch.setattr("paramsync.checkpoint.reader.open_data_file", open_among_others)
+        return seen
+
+    return arm
+
+
+def nothing() -> None:
+    pass
+
+
+def once(step: Step) -> Step:
+    left = [step]
+    return lambda: left.pop()() if left else None
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_checkpoint_replaced_while_it_is_opened_is_read_as_it_is_now(
+    tmp_path: Path, at_each_hold: Callable[[Step, Step], list[Path]], moment: str
+) -> None:
+    write(tmp_path / "ckpt-1", ONES)
+    write(tmp_path / "new", TWOS)
+
+    def replace() -> None:
+        for of in (index_file, lambda prefix: data_file(prefix, 0, 1)):
+            of(tmp_path / "new").replace(of(tmp_path / "ckpt-1"))
+
+    seen = at_each_hold(once(replace), nothing) if moment == "before" else at_each_hold(nothing, once(replace))
+    read = Bundle.open(tmp_path / "ckpt-1")
+    read.verify(read.entries)
+    assert read.array("b").tolist() == [2, 2, 2]
+    assert len(seen) == 2
+
+
+def test_a_file_taken_to_be_overwritten_is_not_read(
+    tmp_path: Path, at_each_hold: Callable[[Step, Step], list[Path]]
+) -> None:
+    write(tmp_path / "ckpt-1", ONES)
+    data = data_file(tmp_path / "ckpt-1", 0, 1)
+    overwritten: list[int | None] = []
+
+    def recycle() -> None:
+        """The name goes first, then the lock decides, then it is overwritten, then it gets another name."""
+        index_file(tmp_path / "ckpt-1").unlink()
+        data.replace(tmp_path / ".spare")
+        descriptor = lock_exclusively(tmp_path / ".spare")
+        overwritten.append(descriptor)
+        if descriptor is not None:
+            os.pwrite(descriptor, b"\xff" * 20_000, 0)
+            os.close(descriptor)
+
+    for before, after in ((recycle, nothing), (nothing, recycle)):
+        at_each_hold(once(before), once(after))
+        with pytest.raises(CorruptCheckpointError, match="No such file"):
+            Bundle.open(tmp_path / "ckpt-1")
+        write(tmp_path / "ckpt-1", ONES)
+    assert [one is None for one in overwritten] == [False, True]  # it is left alone once it is held
+
+
+def test_a_file_that_is_locked_for_a_moment_is_tried_again(
+    tmp_path: Path, at_each_hold: Callable[[Step, Step], list[Path]]
+) -> None:
+    write(tmp_path / "ckpt-1", ONES)
+    descriptor = lock_exclusively(data_file(tmp_path / "ckpt-1", 0, 1))
+    assert descriptor is not None
+    seen = at_each_hold(nothing, once(lambda: os.close(descriptor)))
+    assert Bundle.open(tmp_path / "ckpt-1").array("b").tolist() == [1, 1, 1]
+    assert len(seen) == 2
+
+
+def test_a_checkpoint_that_never_rests_is_refused_in_the_end(
+    tmp_path: Path, at_each_hold: Callable[[Step, Step], list[Path]]
+) -> None:
+    write(tmp_path / "ckpt-1", ONES)
+    data = data_file(tmp_path / "ckpt-1", 0, 1)
+
+    def replace() -> None:
+        (tmp_path / "new").write_bytes(data.read_bytes())
+        (tmp_path / "new").replace(data)
+
+    seen = at_each_hold(nothing, replace)
+    with pytest.raises(CorruptCheckpointError, match="expected a checkpoint at rest, found one that changed 5 times"):
+        Bundle.open(tmp_path / "ckpt-1")
+    assert len(seen) == 5
+    assert not is_held(data)
+
+
+def test_tensors_are_the_same_where_file_place_and_checksum_are(tmp_path: Path) -> None:
+    values = np.arange(1000, dtype=np.float32)
+    write(tmp_path / "ckpt-1", {"a": values, "b": values})
+    found = index.decode(index_file(tmp_path / "ckpt-1").read_bytes(), path=tmp_path)
+    data_file(tmp_path / "ckpt-2", 0, 1).hardlink_to(data_file(tmp_path / "ckpt-1", 0, 1))
+    other_shape = replace(found.entries["a"], shape=(10, 100))
+    entries = {**found.entries, "b": replace(found.entries["b"], crc32c=1), "c": other_shape}
+    index_file(tmp_path / "ckpt-2").write_bytes(index.encode(replace(found, entries=entries)))
+    one, other = Bundle.open(tmp_path / "ckpt-1"), Bundle.open(tmp_path / "ckpt-2")
+    assert one.marks("a") == other.marks("a") != other.marks("c")
+    assert one.marks("a") != one.marks("b") != other.marks("b")
+    os.utime(data_file(tmp_path / "ckpt-1", 0, 1), ns=(1, 1))
+    assert Bundle.open(tmp_path / "ckpt-1").marks("a") != one.marks("a")

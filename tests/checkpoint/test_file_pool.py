@@ -1,19 +1,20 @@
-"""Spare files: overwritten in place when nobody holds them, few, and mapped from use to use."""
+"""Spare files: overwritten in place when nobody uses them, few, mapped from use to use; strangers harm no version."""
 
 from __future__ import annotations
 
+import fcntl
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from paramsync.checkpoint.data_file import MAPPED, SPARES, FilePool
-from paramsync.host.memory import is_memory
-from tests.support.disks import run_on_small_disk
-from tests.support.spare_files import SIZE, listing, write
-
-# What is used again ---------------------------------------------------------------------------------------------------
+from paramsync.checkpoint.file_pool import SPARES, FilePool
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
+from tests.support.spare_files import SIZE, held, listing, write
+from tests.support.written import tensors, version
 
 
 def test_a_retired_file_is_overwritten_in_place(spares: FilePool, tmp_path: Path) -> None:
@@ -64,17 +65,6 @@ def test_there_are_few_spares_and_the_oldest_go_first(spares: FilePool, tmp_path
     assert listing(tmp_path) == [f".spare-ckpt-{number}.data" for number in range(10 - SPARES, 10)]
 
 
-def test_the_next_publisher_takes_the_spares_over(tmp_path: Path) -> None:
-    first = FilePool(tmp_path)
-    inodes = [write(first, tmp_path / f"ckpt-{number}.data", number) for number in (9, 10)]
-    for number in (9, 10):
-        first.retire(tmp_path / f"ckpt-{number}.data")
-    first.close()
-    second = FilePool(tmp_path)
-    assert [write(second, tmp_path / f"ckpt-{number}.data", number) for number in (11, 12)] == inodes
-    second.close()
-
-
 def test_spares_that_are_taken_over_are_used_again_the_oldest_first(memory: Path) -> None:
     numbers = [9, 10, 11]
     first = FilePool(memory)
@@ -98,30 +88,11 @@ def test_a_spare_with_holes_gets_its_pages_before_it_is_written(tmp_path: Path) 
     spares.close()
 
 
-def test_what_only_looks_like_a_spare_is_left_alone(tmp_path: Path) -> None:
-    outside = tmp_path / "outside"
-    outside.write_bytes(bytes(SIZE))
-    store = tmp_path / "store"
-    store.mkdir()
-    (store / ".spare-link").symlink_to(outside)
-    (store / ".spare-directory").mkdir()
-    os.mkfifo(store / ".spare-fifo")
-    spares = FilePool(store)
-    write(spares, store / "ckpt-1.data", 1)
-    spares.trim()
-    spares.close()
-    assert outside.read_bytes() == bytes(SIZE)
-    assert listing(store) == [".spare-directory", ".spare-fifo", ".spare-link", "ckpt-1.data"]
-
-
 def test_an_empty_file_is_no_spare(spares: FilePool, tmp_path: Path) -> None:
     with spares.writing(tmp_path / "ckpt-1.data", 0) as file:
         assert not file.content.size
     spares.retire(tmp_path / "ckpt-1.data")
     assert listing(tmp_path) == []
-
-
-# What fails -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_new_file_that_fails_is_gone(spares: FilePool, tmp_path: Path) -> None:
@@ -138,59 +109,6 @@ def test_a_spare_that_fails_is_still_one(spares: FilePool, tmp_path: Path) -> No
             file.content[:10] = (1, 2)
         assert listing(tmp_path) == [".spare-ckpt-1.data"]
     assert write(spares, tmp_path / "ckpt-2.data", 2) == first
-
-
-FULL = """
-import errno, sys
-from pathlib import Path
-from paramsync.checkpoint.data_file import FilePool
-path = Path(sys.argv[1])
-spares = FilePool(path)
-def write(number, size):
-    with spares.writing(path / f"ckpt-{number}.data", size) as file:
-        file.allocate(0, size)
-        file.content[:] = number
-def refused(number, size):
-    try:
-        write(number, size)
-    except OSError as error:
-        assert error.errno == errno.ENOSPC, error
-    else:
-        raise AssertionError("there was room")
-MB = 1 << 20
-refused(0, 9 * MB)
-write(1, 3 * MB)
-write(2, 3 * MB)
-refused(3, 3 * MB)
-spares.retire(path / "ckpt-1.data")
-write(4, 4 * MB)  # the spare, which is too small, has made room
-spares.retire(path / "ckpt-2.data")
-spares.close()
-sparse = path / ".spare-sparse"
-sparse.touch()
-sparse.open("r+").truncate(5 * MB)
-spares = FilePool(path)
-refused(5, 5 * MB)
-assert (path / "ckpt-4.data").read_bytes() == bytes([4]) * 4 * MB
-spares.trim(keep=0)
-assert [file.name for file in path.iterdir()] == ["ckpt-4.data"]
-"""
-
-
-@pytest.mark.slow
-def test_where_there_is_no_room_that_is_an_error_and_spares_make_room(tmp_path: Path) -> None:
-    run_on_small_disk(FULL, tmp_path)
-
-
-def test_an_error_that_is_not_about_room_leaves_the_spares(spares: FilePool, tmp_path: Path) -> None:
-    write(spares, tmp_path / "ckpt-1.data", 1, 10 * SIZE)
-    spares.retire(tmp_path / "ckpt-1.data")
-    with pytest.raises(FileNotFoundError), spares.writing(tmp_path / "missing" / "ckpt-2.data", SIZE):
-        pass
-    assert listing(tmp_path) == [".spare-ckpt-1.data"]
-
-
-# What stays mapped ----------------------------------------------------------------------------------------------------
 
 
 def mapped(path: Path) -> int:
@@ -213,29 +131,117 @@ def test_files_stay_mapped_from_use_to_use_and_closing_lets_go_of_all(spares: Fi
     assert (mapped(tmp_path), opened(tmp_path)) == (0, 0)
 
 
-def test_not_more_than_some_files_stay_mapped(spares: FilePool, tmp_path: Path) -> None:
-    for number in range(MAPPED + 5):
-        write(spares, tmp_path / f"ckpt-{number}.data", number % 256)
-        spares.trim()
-    assert mapped(tmp_path) == MAPPED
-    spares.retire(tmp_path / "ckpt-0.data")
-    write(spares, tmp_path / "ckpt-99.data", 99)  # though it had to be opened again
+def test_a_file_that_is_held_is_not_overwritten(spares: FilePool, tmp_path: Path) -> None:
+    first = write(spares, tmp_path / "ckpt-1.data", 1)
+    with held(tmp_path / "ckpt-1.data"):
+        spares.retire(tmp_path / "ckpt-1.data")
+        second = write(spares, tmp_path / "ckpt-2.data", 2)
+        assert second != first
+        assert (tmp_path / ".spare-ckpt-1.data").read_bytes() == bytes([1]) * SIZE
+    assert write(spares, tmp_path / "ckpt-3.data", 3) == first
 
 
-def test_files_that_a_stranger_removed_are_let_go(spares: FilePool, tmp_path: Path) -> None:
+def test_a_spare_that_is_held_does_not_hide_another(spares: FilePool, tmp_path: Path) -> None:
+    inodes = [write(spares, tmp_path / f"ckpt-{number}.data", number) for number in (1, 2)]
+    with held(tmp_path / "ckpt-1.data"):
+        for number in (1, 2):
+            spares.retire(tmp_path / f"ckpt-{number}.data")
+        assert write(spares, tmp_path / "ckpt-3.data", 3) == inodes[1]
+
+
+def test_whoever_opened_a_file_before_it_was_retired_cannot_lock_it_while_it_is_written(
+    spares: FilePool, tmp_path: Path
+) -> None:
     write(spares, tmp_path / "ckpt-1.data", 1)
-    (tmp_path / "ckpt-1.data").unlink()
+    with (tmp_path / "ckpt-1.data").open("rb") as late:
+        spares.retire(tmp_path / "ckpt-1.data")
+        with spares.writing(tmp_path / "ckpt-2.data", SIZE), pytest.raises(BlockingIOError):
+            fcntl.flock(late, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(late, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        assert not (tmp_path / "ckpt-1.data").exists()  # so that it knows
+
+
+def test_a_file_somebody_made_a_link_to_is_never_overwritten(spares: FilePool, tmp_path: Path) -> None:
+    write(spares, tmp_path / "ckpt-1.data", 1)
+    spares.retire(tmp_path / "ckpt-1.data")
+    os.link(tmp_path / ".spare-ckpt-1.data", tmp_path / "backup")
+    write(spares, tmp_path / "ckpt-2.data", 2)
     spares.trim()
-    assert (mapped(tmp_path), opened(tmp_path)) == (0, 0)
+    assert listing(tmp_path) == ["backup", "ckpt-2.data"]
+    assert (tmp_path / "backup").read_bytes() == bytes([1]) * SIZE
 
 
-def test_pages_can_be_touched_before_they_are_written(spares: FilePool, tmp_path: Path) -> None:
-    with spares.writing(tmp_path / "ckpt-1.data", SIZE) as file:
-        for start, stop in ((0, 10), (50, 4097), (8000, SIZE), (SIZE - 1, SIZE)):
-            file.allocate(start, stop)
-        assert np.array_equal(file.content, np.zeros(SIZE, np.uint8))
+def link_outside(spare: Path) -> None:
+    outside = spare.parent.with_name("outside")
+    outside.write_bytes(bytes(spare.stat().st_size))
+    spare.unlink()
+    spare.symlink_to(outside)
 
 
-def test_tmpfs_is_known_from_other_file_systems(tmp_path: Path) -> None:
-    assert is_memory(Path("/dev/shm").stat())
-    assert not is_memory(Path("/proc").stat())
+def link_to_a_version(spare: Path) -> None:
+    """The file of the latest version gets the name of a spare, too."""
+    spare.unlink()
+    latest = max(spare.parent.glob("ckpt-*.data-00001-of-*"), key=lambda file: int(file.name[5:].partition(".")[0]))
+    os.link(latest, spare)
+
+
+def instead(make: Callable[[Path], object]) -> Callable[[Path], None]:
+    def put(spare: Path) -> None:
+        spare.unlink()
+        make(spare)
+
+    return put
+
+
+HARMS: dict[str, Callable[[Path], object]] = {
+    "cut": lambda spare: os.truncate(spare, 100),
+    "emptied": lambda spare: os.truncate(spare, 0),
+    "grown": lambda spare: os.truncate(spare, spare.stat().st_size + 1),
+    "removed": Path.unlink,
+    "replaced": instead(lambda path: path.write_bytes(bytes(100_000))),
+    "a link outside": link_outside,
+    "a link to a version": link_to_a_version,
+    "a pipe": instead(os.mkfifo),
+    "a directory": instead(Path.mkdir),
+    "forbidden": lambda spare: spare.chmod(0),
+}
+
+
+def assert_sound(path: Path, *numbers: int) -> None:
+    store = Store(path)
+    assert [one.number for one in store.versions()] == list(numbers)
+    for one in store.versions():
+        opened = store.open(one)
+        opened.verify(opened.entries)
+        assert all(np.array_equal(opened.array(name), array) for name, array in tensors(one.number).items())
+
+
+def spares_of(path: Path) -> list[Path]:
+    return [file for file in path.iterdir() if file.name.startswith(".spare-")]
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=list(HARMS))
+@pytest.mark.parametrize("open_meanwhile", [True, False], ids=["a publisher that is open", "the next publisher"])
+def test_a_spare_that_was_harmed_harms_no_version(
+    tmp_path: Path, harm: Callable[[Path], object], open_meanwhile: bool
+) -> None:
+    path = tmp_path / "store"
+    writer = StoreWriter(path, keep=2)
+    for number in range(1, 6):
+        writer.commit(version(number), tensors(number))
+    held = Store(path).open(Store(path).find(5))
+    if not open_meanwhile:
+        writer.close()
+    assert spares_of(path)
+    for spare in spares_of(path):
+        harm(spare)
+    if not open_meanwhile:
+        writer = StoreWriter(path, keep=2)
+    for number in range(6, 12):
+        writer.commit(version(number), tensors(number))
+        assert_sound(path, number - 1, number)
+        held.verify(held.entries)
+    writer.close()
+    assert len([file for file in spares_of(path) if file.is_file() and not file.is_symlink()]) <= SPARES
+    if (tmp_path / "outside").exists():
+        assert not any((tmp_path / "outside").read_bytes())

@@ -1,13 +1,26 @@
-"""A file that versions have in common is mapped once, and verified once, for as long as one of them is in memory."""
+"""A file that versions share is mapped once, and verified once, for as long as one of them is in memory."""
 
 from __future__ import annotations
 
-import numpy as np
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
+import pytest
+
+from paramsync.errors import CorruptCheckpointError
+from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from tests.support.checkpoints import resident
+from paramsync.sources.source import Progress, Verification
+from paramsync.store.store import record_file
+from paramsync.version import Version
+from tests.support.checkpoints import present
+from tests.support.disks import dropped
+from tests.support.followers import serving
 from tests.support.locks import is_held
-from tests.support.wide import SIZE, Store, answers, follow, frozen, places
+from tests.support.wide import SIZE, Halves, Store, answers, follow, frozen, places
 
 
 def begin(store: Store, replica: Replica) -> None:
@@ -25,17 +38,6 @@ def test_it_is_mapped_once_for_all_versions(halves: Store) -> None:
         follow(replica, halves.publish(number))
         assert places(frozen(halves, number)) == {mapped}
     assert all(answers(replica, number) for number in (5, 4, 3))
-
-
-def test_a_version_is_restored_without_a_page_more_than_its_own(halves: Store) -> None:
-    replica = Replica("m", halves.path)
-    begin(halves, replica)
-    version = halves.publish(4)
-    before = resident(halves.path)
-    restored = replica.restore(version)
-    assert resident(halves.path) <= before + SIZE
-    replica.swap(restored)
-    assert answers(replica, 4)
 
 
 def test_it_is_held_as_long_as_one_of_the_versions_is_in_memory(halves: Store) -> None:
@@ -63,3 +65,109 @@ def test_one_that_somebody_wrote_to_is_not_the_same(halves: Store) -> None:
     replica.swap(replica.restore(version))
     assert len(places(frozen(halves, 4)) - before) == 1
     assert answers(replica, 4)
+
+
+@pytest.fixture
+def store(disk: Path) -> Iterator[Store]:
+    """Not in memory."""
+    found = Store(disk / "halves", Halves)
+    yield found
+    found.close()
+
+
+def unsealed(store: Store, number: int, *, finite: bool = True) -> Version:
+    """Publishes a version of which somebody changed the time of the file that is new.
+
+    With `finite` its record says that the publisher looked at all values.
+    """
+    version = store.publish(number)
+    store.data(number, 1, 2).touch()
+    record = record_file(store.path, version.prefix)
+    record.write_text(replace(version, finite=finite).to_json())
+    return replace(version, finite=finite)
+
+
+def verified(replica: Replica, version: Version) -> int:
+    """Follows a version; how many bytes were verified for that."""
+    seen = [0]
+
+    def tell(progress: Progress) -> None:
+        if progress.phase == "verifying":
+            seen.append(progress.bytes_total)
+
+    replica.swap(replica.restore(version, tell))
+    replica.tend()
+    return seen[-1]
+
+
+@pytest.mark.parametrize(("verification", "expected"), [("auto", [0, 2, 1, 1]), ("checksums", [2, 2, 2, 2])])
+def test_what_was_verified_and_is_held_is_not_verified_again(
+    halves: Store, verification: Verification, expected: list[int]
+) -> None:
+    replica = Replica("m", halves.path, verification=verification)
+    found = [verified(replica, halves.publish(1)), *(verified(replica, unsealed(halves, one)) for one in (2, 3, 4))]
+    assert found == [one * SIZE for one in expected]
+    assert answers(replica, 4)
+
+
+def test_what_nobody_has_held_since_is_verified_again(halves: Store) -> None:
+    replica = Replica("m", halves.path)
+    halves.publish(1)
+    assert [verified(replica, unsealed(halves, one)) for one in (2, 3)] == [2 * SIZE, SIZE]
+    replica.release()
+    while replica.leaving:
+        replica.tend()
+    assert verified(replica, unsealed(halves, 4)) == 2 * SIZE
+
+
+def test_what_the_kernel_dropped_is_verified_again(store: Store) -> None:
+    """It would be read from the disk again."""
+    replica = Replica("m", store.path)
+    assert verified(replica, store.publish(1)) == 2 * SIZE
+    assert verified(replica, unsealed(store, 2)) == SIZE
+    version = unsealed(store, 3)
+    store.close()  # it has the file in its page table
+    if not dropped(frozen(store, 3)):
+        pytest.skip("this kernel drops nothing")
+    assert verified(replica, version) == 2 * SIZE
+    assert present(frozen(store, 3)) >= SIZE
+    assert answers(replica, 3)
+
+
+def test_values_that_nobody_has_looked_at_here_are_looked_at(halves: Store) -> None:
+    """Of a version whose publisher says that it looked, checksums alone were computed."""
+    replica = Replica("m", halves.path)
+    halves.publish(1)
+    assert [verified(replica, unsealed(halves, one)) for one in (2, 3)] == [2 * SIZE, SIZE]
+    assert [verified(replica, unsealed(halves, one, finite=False)) for one in (4, 5)] == [2 * SIZE, SIZE]
+
+
+def test_a_file_that_is_cut_while_others_are_verified_is_found(halves: Store) -> None:
+    replica = Replica("m", halves.path)
+    halves.publish(1)
+    verified(replica, unsealed(halves, 2))
+    version = unsealed(halves, 3)
+
+    def cut(progress: Progress) -> None:
+        if progress.phase == "verifying":
+            os.truncate(frozen(halves, 3), 2 * SIZE - 4096)
+
+    with pytest.raises(CorruptCheckpointError, match=r"ckpt-3\.data-00000.* a file that was cut"):
+        replica.restore(version, cut)
+
+
+def test_a_byte_that_somebody_changed_is_found_in_the_next_version_with_that_file(halves: Store) -> None:
+    follower = Follower(Replica("m", halves.path))
+    halves.publish(1)
+    for number in (2, 3):
+        unsealed(halves, number)
+        follower.run_once()
+    halves.publish(4)
+    with frozen(halves, 4).open("r+b") as file:
+        file.seek(-1, os.SEEK_END)  # before it are bytes that belong to no tensor any more
+        file.write(b"\x01")
+    follower.run_once()
+    assert serving(follower) is None  # versions 2 and 3 have the same file
+    reasons = {one.number: one.reason for one in follower.status().quarantined}
+    assert set(reasons) == {2, 3, 4}
+    assert f"{frozen(halves, 4)}: expected checksum" in reasons[4]

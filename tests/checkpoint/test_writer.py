@@ -1,4 +1,4 @@
-"""Written checkpoints: TensorFlow reads them, tensors lie where they can be used, what fails leaves nothing."""
+"""Written checkpoints: TensorFlow reads them, tensors lie where they can be used, unchanged ones are shared."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.checkpoint.data_file import FilePool
+from paramsync.checkpoint.file_pool import FilePool
 from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.writer import CheckpointWriter, Tensor
 from paramsync.dtypes import Array
@@ -74,16 +74,6 @@ def test_tensorflow_restores_a_checkpoint_of_objects(tmp_path: Path) -> None:
     assert other.step.numpy() == 7
 
 
-def test_a_checkpoint_of_very_many_tensors_is_read_by_tensorflow(tmp_path: Path) -> None:
-    tensors = {f"layer/{number}/kernel": np.array(number, np.int32) for number in range(20_000)}
-    write(tmp_path / "ckpt-1", tensors)
-    assert (tmp_path / "ckpt-1.index").stat().st_size > 2 * 256 * 1024
-    reader = tf.train.load_checkpoint(str(tmp_path / "ckpt-1"))
-    assert len(reader.get_variable_to_shape_map()) == len(tensors)
-    for number in range(0, 20_000, 97):
-        assert reader.get_tensor(f"layer/{number}/kernel") == number
-
-
 def test_a_checkpoint_without_tensors_is_one(tmp_path: Path) -> None:
     assert write(tmp_path / "ckpt-1", {}).bytes == 0
     assert tf.train.load_checkpoint(str(tmp_path / "ckpt-1")).get_variable_to_shape_map() == {}
@@ -130,19 +120,10 @@ class ByDlpack:
         return self._array.__dlpack_device__()
 
 
-class ByArray:
-    def __init__(self, array: Array) -> None:
-        self._array = array
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        return self._array
-
-
 @pytest.mark.parametrize(
     "tensor",
     [
         pytest.param(ByDlpack(any_bits("float32", (5, 4))), id="dlpack"),
-        pytest.param(ByArray(any_bits("float32", (5, 4))), id="__array__"),
         pytest.param(any_bits("float32", (5, 4)).data, id="memoryview"),
         pytest.param(arrays.array("f", any_bits("float32", (20,)).tobytes()), id="buffer"),
         pytest.param(tf.constant(any_bits("float32", (5, 4))), id="tensor"),
@@ -221,3 +202,94 @@ def test_writing_makes_no_copy_of_the_tensors(tmp_path: Path) -> None:
     assert anonymous_memory() - before < 16 << 20
     spares.close()
     assert write_twice[0].bytes == 128 << 20
+
+
+def frozen_and_trained(value: float) -> dict[str, Array]:
+    return {
+        "frozen": any_bits("float64", (3000,)),
+        "more": any_bits("float32", (10, 10)),
+        "trained": np.full(700, value),
+        "step": np.array(value),
+    }
+
+
+TRAINED = 701 * 8
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_what_did_not_change_is_not_written_again(checkpoints: Checkpoints, told: bool) -> None:
+    unchanged = {"frozen", "more"} if told else set()
+    first = checkpoints.write(frozen_and_trained(1), unchanged)  # what is told of no checkpoint is not believed
+    assert first.bytes_written == first.bytes
+    assert not first.unchanged
+    for value in (2, 3, 4):
+        written = checkpoints.write(frozen_and_trained(value), unchanged)
+        assert (written.bytes, written.bytes_written) == (first.bytes, TRAINED)
+        assert written.unchanged == {"frozen", "more"}
+    inodes = [(checkpoints.path / checkpoints.files(number)[0]).stat().st_ino for number in (1, 2, 3, 4)]
+    assert len(set(inodes)) == 1
+    assert [len(checkpoints.files(number)) for number in (1, 2, 3, 4)] == [1, 2, 2, 2]
+
+
+def test_a_checkpoint_of_which_nothing_changed_takes_no_space(checkpoints: Checkpoints) -> None:
+    first = checkpoints.write(frozen_and_trained(1))
+    second = checkpoints.write(frozen_and_trained(1))
+    assert (second.bytes, second.bytes_written) == (first.bytes, 0)
+    assert first.checksum() == second.checksum()
+    assert checkpoints.files(2) == ["ckpt-2.data-00000-of-00001"]
+
+
+def test_the_digest_is_that_of_the_values_wherever_they_lie(checkpoints: Checkpoints) -> None:
+    digests = [checkpoints.write(frozen_and_trained(value)).checksum() for value in (1, 2, 1)]
+    assert digests[0] == digests[2] != digests[1]
+    assert len(digests[0]) == 32
+    assert (
+        checkpoints.write({"a": np.zeros((2, 3))}).checksum() != checkpoints.write({"a": np.zeros((3, 2))}).checksum()
+    )
+
+
+@pytest.mark.parametrize(
+    "tensor", [np.zeros(3000, np.float32), np.zeros((2, 3000)), np.zeros(2999), np.zeros(3000, np.int64)]
+)
+def test_what_has_another_shape_or_dtype_did_change_whatever_the_caller_says(
+    checkpoints: Checkpoints, tensor: Array
+) -> None:
+    checkpoints.write({"a": np.zeros(3000), "b": np.zeros(1)})
+    assert checkpoints.write({"a": tensor, "b": np.zeros(1)}, {"a", "b", "c"}).unchanged == {"b"}
+
+
+@pytest.mark.parametrize("at", [0, 511, 512, 100_000, LARGE - 1])
+def test_a_change_anywhere_is_found(checkpoints: Checkpoints, at: int) -> None:
+    tensors = {"a": np.zeros(LARGE, np.float32), "b": np.zeros(LARGE, np.float32)}
+    checkpoints.write(tensors)
+    tensors["b"][at] = -0.0  # equal as a number, not as bytes
+    assert checkpoints.write(tensors).unchanged == {"a"}
+
+
+def test_a_checkpoint_that_fails_changes_nothing_for_the_next(checkpoints: Checkpoints) -> None:
+    checkpoints.write(frozen_and_trained(1))
+    (checkpoints.path / ".tmp-ckpt-2.index").mkdir()
+    with pytest.raises(IsADirectoryError):
+        checkpoints.write(frozen_and_trained(2))
+    assert checkpoints.files(2) == []
+    (checkpoints.path / ".tmp-ckpt-2.index").rmdir()
+    assert checkpoints.write(frozen_and_trained(3)).bytes_written == TRAINED
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_file_that_a_stranger_removed_is_written_again(checkpoints: Checkpoints, told: bool) -> None:
+    unchanged = {"frozen", "more"} if told else set()
+    checkpoints.write(frozen_and_trained(1))
+    checkpoints.write(frozen_and_trained(2), unchanged)
+    for file in checkpoints.path.iterdir():
+        file.unlink()
+    checkpoints.spares.trim()
+    written = checkpoints.write(frozen_and_trained(3), unchanged)
+    assert written.bytes_written == written.bytes
+    assert checkpoints.write(frozen_and_trained(4), unchanged).bytes_written == TRAINED
+
+
+def test_what_a_stranger_left_under_the_name_of_a_shared_file_gives_way(checkpoints: Checkpoints) -> None:
+    checkpoints.write(frozen_and_trained(1))
+    (checkpoints.path / "ckpt-2.data-00000-of-00002").write_bytes(b"rubbish")
+    assert checkpoints.write(frozen_and_trained(2)).bytes_written == TRAINED

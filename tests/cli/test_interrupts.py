@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.checkpoint.data_file import SPARES
+from paramsync.checkpoint.file_pool import SPARES
 from tests.support.programs import ROOT
 
 INTERRUPTED = """

@@ -20,7 +20,7 @@ from rich.cells import cell_len
 from paramsync.checkpoint.reader import Bundle
 from paramsync.cli.__main__ import main
 from paramsync.store.commit import StoreWriter
-from paramsync.store.store import Store, sealed
+from paramsync.store.store import Store, add_checksum
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, Index, data_file, index_file
 from paramsync.v1 import graph_pb2
@@ -148,7 +148,7 @@ def test_verify_refuses_the_values_that_serving_refuses(
 def test_verify_lets_tensors_be_infinite_that_no_graph_needs(tmp_path: Path) -> None:
     graph = graph_pb2.Graph(digest=GRAPH, parameters=[graph_pb2.Parameter(name="kernel")])
     with StoreWriter(tmp_path) as writer:
-        writer.add_graph(GRAPH, sealed(graph.SerializeToString()))
+        writer.add_graph(GRAPH, add_checksum(graph.SerializeToString()))
         writer.commit(version(1, graph=GRAPH), {"kernel": np.ones(3), "slot/of/an/optimizer": np.full(3, np.inf)})
     assert main(["verify", str(tmp_path)]) == 0
 
@@ -188,7 +188,7 @@ def signed(tmp_path: Path, pair: Keys) -> Path:
     """A store with a version that is signed, and one that is not."""
     for number, key in ((1, pair.private), (2, None)):
         with StoreWriter(tmp_path / "store", signing_key=key) as writer:
-            writer.add_graph(GRAPH, sealed(graph_pb2.Graph(digest=GRAPH).SerializeToString()))
+            writer.add_graph(GRAPH, add_checksum(graph_pb2.Graph(digest=GRAPH).SerializeToString()))
             writer.commit(version(number, graph=GRAPH), tensors(number))
     return tmp_path / "store"
 

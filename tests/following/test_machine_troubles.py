@@ -14,7 +14,7 @@ from paramsync.following.faults import Fault, fault_of
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.policy import Backoff, Failures
-from paramsync.sources.identity import of_graph
+from paramsync.sources.source import identify_graph
 from paramsync.sources.watch import graph_places
 from paramsync.version import Candidate, Version
 from tests.support.followers import SILENT, quarantined, serving
@@ -121,7 +121,7 @@ def test_a_given_graph_that_nobody_may_look_at_ends_no_round(tmp_path: Path) -> 
     folder = tmp_path / "graphs"
     folder.mkdir(mode=0)
     path = folder / "graph"
-    assert as_nobody(lambda: of_graph(path)) == errno.EACCES
+    assert as_nobody(lambda: identify_graph(path)) == errno.EACCES
     assert [place.folder for place in as_nobody(lambda: graph_places(path))] == [folder]
 
 

@@ -17,7 +17,6 @@ from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
-from paramsync.sources import identity
 from paramsync.sources.opening import open_source
 from tests.support.followers import serving
 from tests.support.stores import saved_by_v2, saved_with_words
@@ -61,11 +60,6 @@ def assets_are_a_link(version: Path, outside: Path) -> None:
     (version / "assets").symlink_to(outside)
 
 
-def assets_are_a_link_with_a_way_back(version: Path, outside: Path) -> None:
-    shutil.rmtree(version / "assets")
-    (version / "assets").symlink_to(os.path.relpath(outside, version))
-
-
 def assets_are_a_link_within_the_version(version: Path, outside: Path) -> None:
     (version / "assets").rename(version / "other")
     (version / "assets").symlink_to("other")
@@ -74,11 +68,6 @@ def assets_are_a_link_within_the_version(version: Path, outside: Path) -> None:
 def the_file_is_a_link(version: Path, outside: Path) -> None:
     (version / "assets" / "list").unlink()
     (version / "assets" / "list").symlink_to(outside / "list")
-
-
-def the_file_is_a_link_within_the_assets(version: Path, outside: Path) -> None:
-    (version / "assets" / "list").rename(version / "assets" / "other")
-    (version / "assets" / "list").symlink_to("other")
 
 
 def a_folder_between_is_a_link(version: Path, outside: Path) -> None:
@@ -90,24 +79,16 @@ def the_name_goes_up(version: Path, outside: Path) -> None:
     named(version, "../../outside/list")
 
 
-def the_name_goes_down_and_up(version: Path, outside: Path) -> None:
-    (version / "assets" / "between").mkdir()
-    named(version, "between/../../../outside/list")
-
-
 def the_name_begins_at_the_root(version: Path, outside: Path) -> None:
     named(version, str(outside / "list"))
 
 
 ASSETS = [
     assets_are_a_link,
-    assets_are_a_link_with_a_way_back,
     assets_are_a_link_within_the_version,
     the_file_is_a_link,
-    the_file_is_a_link_within_the_assets,
     a_folder_between_is_a_link,
     the_name_goes_up,
-    the_name_goes_down_and_up,
     the_name_begins_at_the_root,
 ]
 
@@ -126,14 +107,6 @@ def test_an_asset_that_a_link_or_a_name_leads_out_of_is_refused(
     follower = Follower(Replica("m", tmp_path / "base"))
     follower.run_once()
     assert (serving(follower), [one.number for one in follower.status().quarantined]) == (1, [2])
-
-
-@pytest.mark.parametrize("name", ["", ".", "..", "list/", "/", "a\0b"])
-def test_a_name_that_no_asset_can_have_is_refused(written: Path, tmp_path: Path, name: str) -> None:
-    shutil.copytree(written / "words", tmp_path / "1")
-    named(tmp_path / "1", name)
-    with pytest.raises(GraphError, match="expected assets in its own folder"):
-        capture(tmp_path / "1")
 
 
 def test_an_asset_in_a_folder_of_the_assets_or_a_hard_link_is_read(written: Path, tmp_path: Path) -> None:
@@ -203,20 +176,6 @@ def test_variables_or_a_graph_that_a_link_leads_to_are_not_read(
         source.restore(latest, lambda progress: None)
 
 
-def test_nothing_is_said_of_what_variables_that_are_a_link_lead_to(written: Path, tmp_path: Path) -> None:
-    shutil.copytree(written / "weights", tmp_path / "1")
-    source = open_source(tmp_path)
-    before, seen = source.look().latest, identity.of_saved_model(tmp_path / "1")
-    variables_are_a_link(tmp_path / "1")
-    latest = source.look().latest
-    assert before is not None
-    assert latest is not None
-    assert (before.bytes > 0, latest.bytes) == (True, 0)
-    linked = identity.of_saved_model(tmp_path / "1")
-    (tmp_path / "elsewhere" / "variables.more").write_text("")
-    assert seen != linked == identity.of_saved_model(tmp_path / "1")
-
-
 def test_a_version_that_is_itself_a_link_serves_from_the_directory_it_leads_to(written: Path, tmp_path: Path) -> None:
     for name in ("words", "weights"):
         (tmp_path / name).mkdir()
@@ -224,41 +183,3 @@ def test_a_version_that_is_itself_a_link_serves_from_the_directory_it_leads_to(w
         follower = Follower(Replica("m", tmp_path / name))
         follower.run_once()
         assert serving(follower) == 7
-
-
-def test_a_function_that_reads_a_file_to_fill_a_table_is_refused(tmp_path: Path, outside: Path) -> None:
-    """One that a filler waits for: only what fills tables is run, and what it waits for."""
-    v1 = tf.compat.v1
-
-    @tf.function(autograph=False)
-    def lines() -> tf.Tensor:
-        table = tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.string, shared_name="of_the_function")
-        tf.raw_ops.InitializeTableFromTextFileV2(
-            table_handle=table, filename=str(outside / "list"), key_index=-1, value_index=-2
-        )
-        with tf.control_dependencies([tf.raw_ops.LookupTableSizeV2(table_handle=table)]):
-            return tf.raw_ops.LookupTableFindV2(table_handle=table, keys=tf.zeros([1], tf.int64), default_value="")
-
-    with tf.Graph().as_default(), v1.Session() as session:
-        text = v1.placeholder(tf.int64, (1,), name="x")
-        table = tf.raw_ops.HashTableV2(key_dtype=tf.int64, value_dtype=tf.string, shared_name="t")
-        function = lines.get_concrete_function()  # of a branch the shape is what the graph says
-        (values,) = tf.raw_ops.If(
-            cond=True, input=[], Tout=[tf.string], then_branch=function, else_branch=function, output_shapes=[[1]]
-        )
-        filler = tf.raw_ops.InitializeTableV2(table_handle=table, keys=tf.zeros([1], tf.int64), values=values)
-        y = tf.raw_ops.LookupTableFindV2(table_handle=table, keys=text, default_value="")
-        builder = v1.saved_model.Builder(str(tmp_path / "1"))
-        signature = v1.saved_model.predict_signature_def({"x": text}, {"y": y})
-        builder.add_meta_graph_and_variables(session, ["serve"], {"serving_default": signature}, main_op=filler)
-        builder.save()
-    with pytest.raises(GraphError, match="only files that are part of a SavedModel are read"):
-        capture(tmp_path / "1")
-
-
-def test_what_is_no_folder_in_place_of_the_assets_is_told(written: Path, tmp_path: Path) -> None:
-    shutil.copytree(written / "words", tmp_path / "1")
-    shutil.rmtree(tmp_path / "1" / "assets")
-    (tmp_path / "1" / "assets").write_text("")
-    with pytest.raises(GraphError, match=r"assets/list'?: expected a file"):
-        capture(tmp_path / "1")

@@ -1,4 +1,4 @@
-"""Whoever waits for a restore can see how far it is, and it costs the restore nothing."""
+"""Whoever waits for a restore can see how far it is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paramsync.sources.opening import open_source
 from paramsync.sources.source import Progress, ProgressCallback, Source
 from paramsync.status import Event, EventKind, Status
 from paramsync.version import Version
-from tests.support.followers import LONG, SILENT, serving
+from tests.support.followers import LONG, SILENT
 from tests.support.published import PARAMETERS, Publisher
 
 BYTES = 64 * 32 * 4
@@ -69,38 +69,6 @@ def test_the_status_says_how_far_a_restore_is(publisher: Publisher) -> None:
     follower.close()
 
 
-def test_a_rollback_in_the_middle_of_a_long_restore_is_not_held_up_by_it(publisher: Publisher) -> None:
-    source = Gated(publisher.path)
-    follower = Follower(Replica("m", source))
-    for step in (1, 2):
-        publisher.publish(step)
-        for _ in range(10):
-            source.go_on.release()
-        follower.run_once()
-    while source.go_on.acquire(blocking=False):
-        pass
-    while source.reached.acquire(blocking=False):
-        pass
-    publisher.publish(3)
-    follower.start(SILENT)
-    assert source.reached.acquire(timeout=LONG)
-    rolled_back = threading.Event()
-    answers = []
-
-    def roll_back() -> None:
-        answers.append(follower.rollback(timeout=LONG))
-        rolled_back.set()
-
-    asks = threading.Thread(target=roll_back)
-    asks.start()
-    while not rolled_back.is_set():
-        source.go_on.release()  # at the next step that is told of, the restore gives way
-        rolled_back.wait(0.01)
-    asks.join(LONG)
-    assert (answers[0].pinned, serving(follower), follower.status().restores) == (1, 1, 2)
-    follower.close()
-
-
 def test_a_short_restore_tells_its_progress_once_when_it_is_done(follower: Follower, publisher: Publisher) -> None:
     publisher.publish(1)
     follower.run_once()
@@ -145,17 +113,3 @@ def test_progress_is_left_out_before_a_subscriber_falls_behind() -> None:
     subscribers.tell(Event(kind=EventKind.SWAPPED, model="m", version=version, at=0.0))
     assert not member.fell_behind
     assert member.take()[-1].kind is EventKind.SWAPPED
-
-
-def test_a_with_block_follows_and_ends_with_its_own_watch(publisher: Publisher) -> None:
-    with Follower(Replica("m", publisher.path), poll_seconds=60.0) as follower:
-        publisher.publish(1)
-        assert follower.sync(1, timeout=LONG).swaps == 1
-        rung = threading.Event()
-        follower.subscribe(rung.set)
-        publisher.publish(2)
-        while serving(follower) != 2:
-            assert rung.wait(LONG)
-            rung.clear()
-    assert follower.status().state.value == "draining"
-    assert follower.replica.take().version.number == 2

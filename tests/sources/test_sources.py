@@ -1,8 +1,12 @@
-"""Checkpoints that TensorFlow writes, followed while it writes them, with graphs from wherever they are."""
+"""What a source restores, with which graph, and what it says of a directory that it cannot serve."""
 
 from __future__ import annotations
 
+import logging
+import os
 import shutil
+import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,16 +15,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.errors import ParameterError, SettingsError
+from paramsync.errors import CorruptCheckpointError, ParameterError, SettingsError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import capture
 from paramsync.sources.opening import open_source
-from paramsync.sources.source import Progress
-from tests.support.published import saver_store
-from tests.support.stores import Scaled, X, answer, digits, following, quarantined, serves, train
-
-# Followed live --------------------------------------------------------------------------------------------------------
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
+from tests.support.followers import saver_follower, serving
+from tests.support.published import Publisher, follower_of, saver_store
+from tests.support.stores import Scaled, X, answer, digits, following, quarantined, saved_by_v1, serves, train
+from tests.support.written import publish
 
 
 def test_a_savers_directory_is_followed_with_the_graphs_beside_its_checkpoints(tmp_path: Path) -> None:
@@ -95,9 +100,6 @@ def test_the_same_version_is_taken_again_with_another_graph(tmp_path: Path) -> N
     assert np.array_equal(answer(follower), 3 * X + 1)
 
 
-# Names ----------------------------------------------------------------------------------------------------------------
-
-
 def restored(store: Path, graph: Path) -> Any:
     source = open_source(store, graph=graph)
     (one,) = source.look().published or []
@@ -116,12 +118,6 @@ def test_what_could_be_either_of_two_objects_is_refused(tmp_path: Path) -> None:
         restored(tmp_path / "store", tmp_path / "graph")
 
 
-def test_objects_with_the_same_variables_are_no_choice(tmp_path: Path) -> None:
-    net = Scaled()
-    saved(tmp_path / "store", tmp_path / "graph", net=net, again=net)
-    assert len(restored(tmp_path / "store", tmp_path / "graph").parameters) == 1
-
-
 def test_names_that_lead_nowhere_are_told_with_those_that_are_there(tmp_path: Path) -> None:
     saved(tmp_path / "store", tmp_path / "graph", net=Scaled())
     other = tf.train.Checkpoint(net=tf.train.Checkpoint(bias=tf.Variable([1.0])))
@@ -136,31 +132,6 @@ def test_a_variable_of_another_shape_is_refused_with_both_sides(tmp_path: Path) 
     tf.train.CheckpointManager(other, str(tmp_path / "other"), None).save(1)
     with pytest.raises(ParameterError, match=r"expected weight/.* float32 \[6\], found float32 \[2\]"):
         restored(tmp_path / "other", tmp_path / "graph")
-
-
-def test_a_variable_of_another_dtype_is_refused_with_both_sides(tmp_path: Path) -> None:
-    saved(tmp_path / "store", tmp_path / "graph", net=Scaled())
-    other = tf.train.Checkpoint(net=tf.train.Checkpoint(weight=tf.Variable(tf.zeros(6, tf.float64))))
-    tf.train.CheckpointManager(other, str(tmp_path / "other"), None).save(1)
-    with pytest.raises(ParameterError, match=r"expected weight/.* float32 \[6\], found float64 \[6\]"):
-        restored(tmp_path / "other", tmp_path / "graph")
-
-
-def test_it_is_told_how_far_a_version_is(tmp_path: Path) -> None:
-    saved(tmp_path / "store", tmp_path / "graph", net=Scaled())
-    source = open_source(tmp_path / "store", graph=tmp_path / "graph")
-    (one,) = source.look().published or []
-    told: list[Progress] = []
-    source.restore(one.version, told.append)
-    assert told == [
-        Progress("mapping"),
-        Progress("verifying", bytes_total=24, variables_total=1),
-        Progress("verifying", bytes_done=24, bytes_total=24, variables_done=1, variables_total=1),
-        Progress("warming"),
-    ]
-
-
-# What is said ---------------------------------------------------------------------------------------------------------
 
 
 def test_contradictions_are_refused_at_once(tmp_path: Path) -> None:
@@ -183,3 +154,163 @@ def test_a_lone_saved_model_is_told_where_it_should_be(tmp_path: Path) -> None:
     tf.saved_model.save(scaled, str(tmp_path), signatures=scaled.__call__)
     problem = open_source(tmp_path).look().problem
     assert f"found one SavedModel: move it to {tmp_path / '1'}" in str(problem)
+
+
+v1 = tf.compat.v1
+
+
+def saved_by_script(
+    path: Path, *, latest_filename: str | None = None, write_version: int | None = None, sharded: bool = False
+) -> None:
+    """By a script of TensorFlow 1: x to y."""
+    told = {} if write_version is None else {"write_version": write_version}
+    with tf.Graph().as_default(), v1.Session() as session:
+        x = v1.placeholder(tf.float32, [None, 2], name="x")
+        tf.multiply(x, v1.get_variable("w", [2]), name="y")
+        session.run(v1.global_variables_initializer())
+        saver = v1.train.Saver(sharded=sharded, **told)
+        for step in (1, 2):
+            saver.save(session, str(path / "model"), global_step=step, latest_filename=latest_filename)
+
+
+def said(follower: Follower) -> str:
+    follower.run_once()
+    assert serving(follower) is None
+    return follower.status().reason
+
+
+def test_a_saver_that_calls_its_state_otherwise(tmp_path: Path) -> None:
+    saved_by_script(tmp_path, latest_filename="newest")
+    text = said(saver_follower(tmp_path))
+    assert "expected a file checkpoint, which names the latest one, found 'newest' in its place" in text
+    assert text.endswith("leave out latest_filename='newest' where the Saver saves")
+    saved_by_script(tmp_path)
+    follower = saver_follower(tmp_path)
+    follower.run_once()
+    assert (serving(follower), follower.status().reason) == (2, "")
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_format_before_the_one_that_is_read(tmp_path: Path, sharded: bool) -> None:
+    saved_by_script(tmp_path, write_version=v1.train.SaverDef.V1, sharded=sharded)
+    text = said(saver_follower(tmp_path))
+    name = "model-2-?????-of-00001" if sharded else "model-2"
+    assert f"checkpoint: expected the files of {name}, found {name} itself, in TensorFlow's V1 format" in text
+    assert "leave out write_version" in text
+    with pytest.raises(CorruptCheckpointError, match="V1 format"):
+        Store(tmp_path).latest()
+
+
+def test_checkpoints_that_nothing_lists(tmp_path: Path) -> None:
+    tf.train.Checkpoint(weights=tf.Variable(1.0)).write(str(tmp_path / "weights"))
+    follower = follower_of(tmp_path)
+    assert "found " not in said(follower)  # whoever saves may be about to list it
+    then = time.time() - 5
+    os.utime(tmp_path / "weights.index", (then, then))
+    assert "found checkpoints ('weights.index') without it: save them by Checkpoint.save" in said(follower)
+
+
+OTHERS = {
+    "model.tflite": "found model.tflite, a TensorFlow Lite model",
+    "export.meta": "found export.meta, a SessionBundle: export the model as a SavedModel",
+    "export-00000-of-00001": "found export-00000-of-00001, a SessionBundle",
+    "model.keras": "found model.keras, a model as Keras saves it",
+    "model.onnx": "found model.onnx, a model of ONNX",
+}
+
+
+@pytest.mark.parametrize("where", ["1", "00000123", ""])
+@pytest.mark.parametrize("name", OTHERS)
+def test_models_of_other_kinds(tmp_path: Path, where: str, name: str) -> None:
+    (tmp_path / where).mkdir(exist_ok=True)
+    (tmp_path / where / name).write_bytes(b"TFL3")
+    text = said(follower_of(tmp_path))
+    assert OTHERS[name] in text
+    assert str(tmp_path / where / "saved_model.pb") in text
+
+
+def test_what_can_be_served_is_and_nothing_is_said_of_what_lies_beside_it(tmp_path: Path) -> None:
+    saved_by_v1(tmp_path / "1", 1.0)
+    (tmp_path / "2").mkdir()
+    (tmp_path / "2" / "model.tflite").touch()
+    follower = follower_of(tmp_path)
+    follower.run_once()
+    assert (serving(follower), follower.status().reason) == (1, "")
+
+
+def test_nothing_is_said_of_what_may_still_become_something(tmp_path: Path) -> None:
+    for name in ("3", "4/variables"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "notes").write_text("model_checkpoint_path: 'no file of this is here'")
+    assert "found " not in said(follower_of(tmp_path))
+
+
+def test_nothing_is_said_of_a_store_of_ours_before_its_first_version(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path):
+        assert "found " not in said(follower_of(tmp_path))
+    publish(tmp_path, 1)
+    (tmp_path / "checkpoint").unlink()
+    then = time.time() - 5
+    os.utime(tmp_path / "ckpt-1.index", (then, then))
+    assert "found " not in said(follower_of(tmp_path))
+
+
+def missing(path: Path) -> None:
+    pass
+
+
+def empty(path: Path) -> None:
+    path.mkdir()
+
+
+def of_others(path: Path) -> None:
+    path.mkdir()
+    (path / "notes.txt").touch()
+
+
+def unpublished(path: Path) -> None:
+    path.mkdir()
+    (path / "publisher.lock").touch()
+
+
+def emptied(path: Path) -> None:
+    path.mkdir()
+    (path / "checkpoint").touch()
+
+
+CASES = pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (missing, "no such directory, {parent} is there"),
+        (empty, "the directory is empty"),
+        (of_others, "no `checkpoint` in it, nor a SavedModel in a directory whose name is a number"),
+        (unpublished, "its publisher has published nothing yet"),
+        (emptied, "its `checkpoint` names no version"),
+    ],
+)
+
+
+@CASES
+def test_a_follower_says_what_it_waits_for_and_why(
+    make: Callable[[Path], None], why: str, follower: Follower, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    make(tmp_path / "m")
+    expected = f"{tmp_path / 'm'}: {why.format(parent=tmp_path)}"
+    with caplog.at_level(logging.WARNING, "paramsync"):
+        for _ in range(3):
+            follower.run_once()
+    assert follower.status().reason == expected
+    assert [record.getMessage() for record in caplog.records] == [f"m: waits for a version: {expected}"]
+
+
+def test_nothing_is_waited_for_once_a_version_is_there_and_again_when_it_is_gone(
+    follower: Follower, publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.publish(7)
+    follower.run_once()
+    assert follower.status().reason == ""
+    publisher.close()
+    shutil.rmtree(tmp_path / "m")
+    follower.run_once()
+    assert follower.status().reason == f"{tmp_path / 'm'}: no such directory, {tmp_path} is there"
+    assert follower.status().serving is not None

@@ -1,16 +1,18 @@
-"""The watch on a store's directory, with real files and the real inotify."""
+"""The watch on a store's directory, with real files, the real watchdog and the real inotify."""
 
 from __future__ import annotations
 
-import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 
 from paramsync.sources.saved_models import highest
-from paramsync.sources.watch import Watch, numbered_places, store_places
+from paramsync.sources.watch import Watch, WatchedFolder, numbered_places, store_places
 from tests.support.bells import Bell, commit, watch_on
+from tests.support.programs import ROOT
 
 
 @pytest.fixture
@@ -53,54 +55,6 @@ def test_the_graph_that_a_saver_writes_after_its_commit_rings(store: Path, watch
     assert bell.rings == 1
 
 
-def test_a_store_that_appears_later_is_noticed_and_then_watched(store: Path, watch: Watch, bell: Bell) -> None:
-    store.parent.mkdir()
-    watch.arm()
-    store.mkdir()
-    assert bell.rang()
-    watch.arm()
-    commit(store)
-    assert bell.rang()
-
-
-def test_a_missing_parent_is_no_error_and_is_watched_once_it_is_there(store: Path, watch: Watch, bell: Bell) -> None:
-    watch.arm()
-    store.mkdir(parents=True)
-    watch.arm()
-    commit(store)
-    assert bell.rang()
-
-
-def test_a_store_that_was_removed_and_made_again_is_watched(store: Path, watch: Watch, bell: Bell) -> None:
-    store.mkdir(parents=True)
-    watch.arm()
-    for _ in range(3):
-        shutil.rmtree(store)
-        watch.arm()
-        store.mkdir()
-        watch.arm()
-        while bell.rang(0):  # what the making of the folder rang for
-            pass
-        commit(store)
-        assert bell.rang()
-
-
-def test_a_store_made_again_before_anybody_looked_is_watched(store: Path, watch: Watch, bell: Bell) -> None:
-    store.mkdir(parents=True)
-    watch.arm()
-    for _ in range(5):  # the new folder may or may not get the inode of the old one
-        shutil.rmtree(store)
-        store.mkdir()
-        assert bell.rang()  # for the end of the old one
-        while not rings_for_a_commit(store, bell):  # each of its looks a follower arms again
-            watch.arm()
-
-
-def rings_for_a_commit(store: Path, bell: Bell) -> bool:
-    commit(store)
-    return bell.rang(0.2)
-
-
 def test_a_link_to_a_store_is_watched(tmp_path: Path, store: Path, bell: Bell) -> None:
     store.mkdir(parents=True)
     link = tmp_path / "link"
@@ -139,25 +93,6 @@ def test_a_saved_model_rings_when_it_is_complete_however_deep_that_shows(store: 
     watch.close()
 
 
-def test_no_ring_is_lost_while_directories_are_copied(tmp_path: Path, bell: Bell) -> None:
-    model, store = tmp_path / "model", tmp_path / "store"
-    names = ["saved_model.pb", "variables/variables.index", "variables/variables.data-00000-of-00001"]
-    for folder in (model / "variables", model / "assets", store):
-        folder.mkdir(parents=True)
-    for name in names:
-        (model / name).write_bytes(b"x" * 100_000)
-    watch = Watch(lambda: numbered_places(store, highest(store)), bell.ring)
-    for number in range(1, 31):
-        watch.arm()
-        copying = threading.Thread(target=shutil.copytree, args=(model, store / str(number)))
-        copying.start()
-        while not all((store / str(number) / name).exists() for name in names):
-            assert bell.rang()
-            watch.arm()
-        copying.join()
-    watch.close()
-
-
 def test_a_folder_far_below_what_is_there_is_noticed_step_by_step(tmp_path: Path, bell: Bell) -> None:
     store = tmp_path / "a" / "b" / "c"
     watch = watch_on(store, bell)
@@ -186,3 +121,104 @@ def test_places_that_are_wanted_no_more_are_left(tmp_path: Path, bell: Bell) -> 
     assert bell.rang()
     assert bell.rings == 2
     watch.close()
+
+
+def ignore(name: str) -> None:
+    """For who listens to nothing."""
+
+
+def test_close_ends_the_threads_and_may_be_called_twice(store: Path, bell: Bell) -> None:
+    store.mkdir(parents=True)
+    WatchedFolder.join(store, ignore).leave(ignore)  # what serves all folders is there from here on
+    before = set(threading.enumerate())
+    watch = watch_on(store, bell)
+    watch.arm()
+    assert len(set(threading.enumerate()) - before) == 1
+    watch.close()
+    watch.close()
+    assert not {thread for thread in threading.enumerate() if thread.is_alive()} - before
+
+
+def test_where_the_thread_could_not_begin_it_begins_with_the_next_arming(
+    store: Path, watch: Watch, bell: Bell, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.mkdir(parents=True)
+    monkeypatch.setattr(WatchedFolder, "_observer", None)
+    with monkeypatch.context() as without_threads:
+        without_threads.setattr(threading.Thread, "start", no_thread)
+        watch.arm()
+    assert "new versions are found by polling: can't start new thread" in caplog.text
+    watch.arm()
+    commit(store)
+    assert bell.rang()
+
+
+def no_thread(_: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def test_a_folder_made_again_at_the_same_path_is_watched_for_all_who_listened(tmp_path: Path) -> None:
+    """Also where it has the inode of the one that was removed."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    bells = [Bell(), Bell()]
+    watches = [watch_on(folder, bell) for bell in bells]
+    for watch in watches:
+        watch.arm()
+    folder.rmdir()
+    folder.mkdir()
+    for watch, bell in zip(watches, bells, strict=True):
+        assert bell.rang()
+        watch.arm()
+    commit(folder)
+    for watch, bell in zip(watches, bells, strict=True):
+        assert bell.rang()
+        watch.close()
+
+
+def test_the_successor_of_a_folder_that_is_moved_away_is_watched_for_all_who_listened(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    folder.mkdir()
+    bells = [Bell(), Bell()]
+    watches = [watch_on(folder, bell) for bell in bells]
+    for watch in watches:
+        watch.arm()
+    folder.rename(tmp_path / "former")
+    folder.mkdir()
+    for _ in range(2):  # as each look at the store does
+        for watch in watches:
+            watch.arm()
+    commit(folder)
+    for watch, bell in zip(watches, bells, strict=True):
+        assert bell.rang()
+        watch.close()
+
+
+@pytest.mark.parametrize("call", ["watch.close()", "watch.arm()", "watch_on(store, Bell()).arm()"])
+def test_what_a_forked_child_does_leaves_the_parent_its_watch(tmp_path: Path, call: str) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", FORKING.format(call=call), tmp_path],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ran.stdout == "rang\n"
+
+
+FORKING = """
+import os, sys
+from pathlib import Path
+from tests.support.bells import Bell, commit, watch_on
+
+store, bell = Path(sys.argv[1]), Bell()
+watch = watch_on(store, bell)
+watch.arm()
+if os.fork() == 0:
+    {call}
+    os._exit(0)
+assert os.wait()[1] == 0
+watch.arm()
+commit(store)
+print("rang" if bell.rang() else "did not ring")
+"""

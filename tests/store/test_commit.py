@@ -1,19 +1,37 @@
-"""What is written with a version: what did not change is shared with the one before, and its record says so."""
+"""What is published is the latest, whole, and shares what did not change; what fails leaves the version before."""
 
 from __future__ import annotations
 
+import math
 import os
+import re
+import resource
+import socket
+import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from paramsync.errors import StoreError
+from paramsync.errors import StoreError, StoreLockedError
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store, record_file
-from tests.support.whole import assert_whole
-from tests.support.written import FROZEN, is_spare, names, publish, tensors, version
+from paramsync.version import Version
+from tests.support.whole import assert_serves, assert_whole
+from tests.support.written import (
+    FROZEN,
+    changing,
+    files_of,
+    is_spare,
+    names,
+    publish,
+    publish_changing,
+    tensors,
+    version,
+)
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -30,14 +48,6 @@ def test_versions_share_what_did_not_change_and_files_go_round(tmp_path: Path, k
             if number > keep + 3:
                 assert sum(map(is_spare, names(tmp_path))) == 1
     assert len(inodes) == keep + 2  # what is frozen, what is trained in each version, and the one to be written next
-
-
-def test_a_record_says_what_was_written_and_what_it_is(tmp_path: Path) -> None:
-    first, second, third = publish(tmp_path, 1, 2, 3)
-    assert first.bytes == first.bytes_written == sum(array.nbytes for array in tensors(1).values())
-    assert second.bytes_written == first.bytes - FROZEN.nbytes
-    assert len({first.checksum, second.checksum, third.checksum}) == 3
-    assert Store(tmp_path).versions() == [first, second, third]
 
 
 def test_a_record_counts_the_publications_of_its_store(tmp_path: Path) -> None:
@@ -80,12 +90,139 @@ def test_closing_leaves_nothing_open(tmp_path: Path) -> None:
     assert not [link for link in links if str(tmp_path) in os.fspath(link.readlink())]
 
 
-def test_a_version_whose_times_nobody_could_read_is_refused(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path) as writer, pytest.raises(StoreError, match="expected times in seconds since the epoch"):
-        writer.commit(replace(version(1), step_done_at=float("nan")), tensors(1))
-
-
-def test_metrics_of_numpy_are_numbers_too(tmp_path: Path) -> None:
+def test_a_record_keeps_everything(tmp_path: Path) -> None:
+    full = Version(number=8, step=3, prefix="", graph="ab12", step_done_at=1.5, snapshot_at=2.5, metrics={"loss": 0.25})
     with StoreWriter(tmp_path) as writer:
-        writer.commit(replace(version(1), metrics={"loss": np.float32(0.5)}), tensors(1))  # type: ignore[dict-item]
-    assert Store(tmp_path).find(1).metrics == {"loss": 0.5}
+        writer.add_graph("ab12", b"graph")
+        committed = writer.commit(full, changing(8))
+    assert Store(tmp_path).find(8) == committed
+    assert committed.metrics == {"loss": 0.25}
+    assert committed.step == 3
+
+
+def test_a_number_is_the_step_where_that_is_above_all_before(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as writer:
+        assert writer.next_number(0) == 0
+        assert writer.next_number(10) == 10
+        assert writer.next_number(10) == 11  # though neither is committed
+        writer.commit(version(11), changing(11))
+    with StoreWriter(tmp_path) as writer:
+        assert writer.next_number(4) == 12
+        assert writer.next_number(100) == 100
+
+
+@pytest.mark.parametrize("number", [-1, 4, 5, 10**18])
+def test_a_version_must_be_above_the_latest(tmp_path: Path, number: int) -> None:
+    publish_changing(tmp_path, 5)
+    with pytest.raises(StoreError, match=f"expected a version above 5, found {number}"):
+        publish_changing(tmp_path, number)
+    assert_serves(tmp_path, 5)
+
+
+def test_a_version_of_a_graph_that_was_not_added_is_refused(tmp_path: Path) -> None:
+    with StoreWriter(tmp_path) as writer:
+        with pytest.raises(StoreError, match="expected graph ab12 to be added before version 1"):
+            writer.commit(version(1, graph="ab12"), changing(1))
+        writer.add_graph("ab12", b"graph")
+        writer.commit(version(1, graph="ab12"), changing(1))
+    assert Store(tmp_path).graph_file("ab12").read_bytes() == b"graph"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"step": -1}, {"step": 1 << 63}, {"graph": "../x"}, {"metrics": {"a\n": 1.0}}, {"step_done_at": math.nan}],
+)
+def test_a_version_that_no_follower_would_believe_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    with StoreWriter(tmp_path) as writer, pytest.raises(StoreError, match=r"version 1: expected .* found"):
+        writer.commit(replace(version(1), **change), changing(1))
+    assert names(tmp_path, spares=False) == set()
+
+
+def test_a_closed_writer_publishes_nothing(tmp_path: Path) -> None:
+    writer = StoreWriter(tmp_path)
+    writer.close()
+    writer.close()
+    with pytest.raises(StoreError, match="is closed"):
+        writer.commit(version(1), changing(1))
+
+
+def fill(path: Path) -> Callable[[], None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30, before[1]))  # enough for a mark and the first bytes
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def forbid(path: Path) -> Callable[[], None]:
+    if os.geteuid():
+        path.chmod(0o500)
+        return lambda: path.chmod(0o700)
+    aside = path.with_name("aside")  # nobody forbids root anything
+    path.rename(aside)
+    path.touch()
+
+    def restore() -> None:
+        path.unlink()
+        aside.rename(path)
+
+    return restore
+
+
+def block(path: Path) -> Callable[[], None]:
+    """The record cannot be written: what fails comes after data and index."""
+    (path / ".tmp-ckpt-4.json").mkdir()
+    return (path / ".tmp-ckpt-4.json").rmdir
+
+
+@pytest.mark.parametrize("harm", [fill, forbid, block])
+def test_a_publication_that_fails_leaves_the_version_before(
+    tmp_path: Path, harm: Callable[[Path], Callable[[], None]]
+) -> None:
+    path = tmp_path / "store"
+    with StoreWriter(path, keep=2) as writer:
+        for number in (1, 2, 3):
+            writer.commit(version(number), changing(number))
+        heal = harm(path)
+        with pytest.raises(StoreError, match=r"version 4 was not published: |expected a directory, found a file"):
+            writer.commit(version(4), changing(4))
+        heal()
+        assert names(path, spares=False) == files_of(2, 3, data=1)
+        assert_serves(path, 3)
+        writer.commit(version(5), changing(5))
+    assert names(path, spares=False) == files_of(3, 5, data=1)
+    assert_serves(path, 5)
+
+
+def test_a_second_publisher_is_told_who_the_first_is(tmp_path: Path) -> None:
+    with (
+        StoreWriter(tmp_path),
+        pytest.raises(StoreLockedError, match=rf"process {os.getpid()} on {re.escape(socket.gethostname())}"),
+    ):
+        StoreWriter(tmp_path)
+    StoreWriter(tmp_path).close()
+
+
+def test_a_writer_that_could_not_open_holds_no_lock(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model-999999999999999999"')
+    with pytest.raises(StoreError, match="no number"):
+        StoreWriter(tmp_path)
+    (tmp_path / "checkpoint").unlink()
+    StoreWriter(tmp_path).close()
+
+
+def test_a_child_that_outlives_its_publisher_does_not_keep_the_lock(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    with StoreWriter(tmp_path):
+        child = subprocess.Popen(["cat"], stdin=reading, close_fds=False)
+    StoreWriter(tmp_path).close()
+    os.close(writing)
+    os.close(reading)
+    child.wait()
+
+
+def test_a_path_that_is_a_file_is_no_store(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    for act in (StoreWriter, lambda path: Store(path).latest(), lambda path: Store(path).versions()):
+        for where in (path, path / "below"):
+            with pytest.raises(StoreError, match=r"[Nn]ot a directory|expected a directory, found a file"):
+                act(where)

@@ -1,22 +1,16 @@
-"""The disk under a publisher: full, without links, with what cannot be removed, and written to step by step."""
+"""The disk under a publisher: full, without links, with files that cannot be removed."""
 
 from __future__ import annotations
 
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from paramsync.checkpoint.data_file import SPARES
+from paramsync.checkpoint.file_pool import SPARES
 from paramsync.store.commit import StoreWriter
 from tests.support.disks import run_on_small_disk
-from tests.support.programs import ROOT
 from tests.support.whole import assert_whole
 from tests.support.written import files_of, is_spare, names, tensors, version
-
-# Out of room ----------------------------------------------------------------------------------------------------------
 
 FULL = """
 import os, sys
@@ -89,53 +83,3 @@ def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path) -> None:
         left = {name for name in names(tmp_path) if not is_spare(name) and not name.startswith("ckpt-1.data")}
         assert left == files_of(9) | {".unlisted-ckpt-1"}
         assert sum(map(is_spare, names(tmp_path))) <= SPARES
-
-
-# Durable --------------------------------------------------------------------------------------------------------------
-
-DURABLE = """
-import os, sys
-from pathlib import Path
-from paramsync.store.commit import StoreWriter
-from tests.support.written import tensors, version
-with StoreWriter(Path(sys.argv[1]), keep=1, durable=sys.argv[2] == "durable") as writer:
-    for number in (1, 2, 3, 4):
-        writer.commit(version(number), tensors(number))
-    Path(sys.argv[1], "now").touch()
-    writer.commit(version(5), tensors(5))
-"""
-
-
-def synced(path: Path, mode: str) -> list[str]:
-    """What a publication had synced to the disk and renamed, in order."""
-    log = path.with_name("log")
-    traced = ["strace", "-f", "-y", "-e", "trace=fsync,fdatasync,rename,openat", "-o", str(log)]
-    command = [*traced, sys.executable, "-c", DURABLE, str(path), mode]
-    subprocess.run(command, check=True, cwd=ROOT, capture_output=True)
-    lines = log.read_text().splitlines()
-    (begin,) = [at for at, line in enumerate(lines) if f"{path}/now" in line and "O_CREAT" in line]
-    found = []
-    for line in lines[begin:]:
-        if "sync(" in line:
-            found.append("sync " + line.split("<")[1].split(">")[0].removeprefix(str(path)).lstrip("/"))
-        elif "rename(" in line:
-            found.append("name " + line.split('"')[3].removeprefix(str(path)).lstrip("/"))
-    return [one for one in found if ".unlisted" not in one and "name .spare" not in one]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace, to see what the kernel is asked for")
-def test_a_durable_version_is_on_the_disk_step_by_step(tmp_path: Path) -> None:
-    assert synced(tmp_path / "store", "durable") == [
-        "sync .spare-ckpt-3.data-00001-of-00002",
-        "name ckpt-5.data-00001-of-00002",
-        "sync .tmp-ckpt-5.index",
-        "name ckpt-5.index",
-        "sync .tmp-ckpt-5.json",
-        "name ckpt-5.json",
-        "sync ",
-        "sync .tmp-checkpoint",
-        "name checkpoint",
-        "sync ",
-    ]
-    assert [one for one in synced(tmp_path / "other", "") if one.startswith("sync")] == []

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.checkpoint.data_file import SPARES
+from paramsync.checkpoint.file_pool import SPARES
 from paramsync.store.commit import StoreWriter
 from tests.support.programs import ROOT
 from tests.support.whole import assert_whole

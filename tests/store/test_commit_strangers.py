@@ -1,4 +1,4 @@
-"""What strangers do to a store under its publisher: nothing of it is followed, and the next version is whole."""
+"""Strangers in a store: what they remove, replace, write and leave there while a publisher has it."""
 
 from __future__ import annotations
 
@@ -14,12 +14,10 @@ import tensorflow as tf
 
 from paramsync.errors import StoreError, StoreLockedError
 from paramsync.store.commit import StoreWriter
-from paramsync.store.store import Store, read_state
+from paramsync.store.store import Store
 from tests.support.programs import ROOT
 from tests.support.whole import assert_whole
 from tests.support.written import tensors, version
-
-# A store that goes away -----------------------------------------------------------------------------------------------
 
 
 def test_a_store_that_was_removed_is_made_again(tmp_path: Path) -> None:
@@ -52,9 +50,6 @@ def test_a_store_above_which_there_is_no_number_is_refused(tmp_path: Path) -> No
         StoreWriter(tmp_path)
 
 
-# What they leave in it ------------------------------------------------------------------------------------------------
-
-
 def test_a_checkpoint_of_another_writer_is_found_though_the_state_was_remembered(tmp_path: Path) -> None:
     with StoreWriter(tmp_path) as writer:
         writer.commit(version(1), tensors(1))
@@ -66,21 +61,6 @@ def test_a_checkpoint_of_another_writer_is_found_though_the_state_was_remembered
             writer.commit(version(2), tensors(2))
         writer.commit(version(6), tensors(6))
     assert [one.prefix for one in Store(tmp_path).versions()] == ["ckpt-1", "theirs-5", "ckpt-6"]
-
-
-def test_a_checkpoint_of_another_writer_is_listed_until_its_last_file_is_gone(tmp_path: Path) -> None:
-    listed = []
-    with StoreWriter(tmp_path) as writer:
-        tf.train.Checkpoint(weights=tf.Variable(1.0)).write(str(tmp_path / "theirs-1"))
-        tf.compat.v1.train.update_checkpoint_state(str(tmp_path), "theirs-1")
-        for number, suffix in enumerate(["index", "data-00000-of-00001", None], 2):
-            writer.commit(version(number), tensors(number))
-            state = read_state(tmp_path)
-            assert state is not None
-            listed.append(state.names)
-            if suffix is not None:
-                (tmp_path / f"theirs-1.{suffix}").unlink()
-    assert listed == [("theirs-1", "ckpt-2"), ("theirs-1", "ckpt-2", "ckpt-3"), ("ckpt-2", "ckpt-3", "ckpt-4")]
 
 
 def largest(path: Path, number: int) -> Path:
@@ -102,15 +82,6 @@ def test_a_data_file_that_a_stranger_harmed_is_written_anew(tmp_path: Path, harm
         opened = Store(tmp_path).open(Store(tmp_path).find(2))
         opened.verify(opened.entries)
         assert all(np.array_equal(opened.array(name), array) for name, array in tensors(1).items())
-
-
-def test_a_graph_file_that_is_broken_is_written_anew_by_the_next_publisher(tmp_path: Path) -> None:
-    for number in (1, 2):
-        with StoreWriter(tmp_path) as writer:
-            writer.add_graph("ab12", b"graph")
-            writer.commit(version(number, graph="ab12"), tensors(number))
-        assert Store(tmp_path).graph_file("ab12").read_bytes() == b"graph"
-        os.truncate(Store(tmp_path).graph_file("ab12"), 0)
 
 
 def test_closing_in_a_forked_child_leaves_the_parent_its_store(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -18,9 +17,8 @@ from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import PublisherState, last_publisher
-from tests.support.followers import saver_follower
 from tests.support.programs import ROOT
-from tests.support.published import Publisher, saver_store
+from tests.support.published import Publisher
 
 DIES = "import sys, pathlib; from paramsync.store.commit import StoreWriter as W; w = W(pathlib.Path(sys.argv[1]))"
 
@@ -92,24 +90,21 @@ def test_a_lock_of_anybody_says_nothing(tmp_path: Path, content: str) -> None:
     assert state(tmp_path) is None
 
 
-def test_those_who_look_never_keep_a_publisher_out(tmp_path: Path) -> None:
+def test_a_reader_that_has_the_lock_for_a_moment_keeps_no_publisher_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     StoreWriter(tmp_path).close()
-    ended = threading.Event()
+    reader, flock = os.open(tmp_path / "publisher.lock", os.O_RDONLY), fcntl.flock
+    flock(reader, fcntl.LOCK_SH)
 
-    def look() -> None:
-        while not ended.is_set():
-            last_publisher(tmp_path)
+    def let_go_first(descriptor: int, operation: int) -> None:
+        if operation & fcntl.LOCK_SH:  # the publisher found the lock taken, and asks whether a publisher has it
+            flock(reader, fcntl.LOCK_UN)
+        flock(descriptor, operation)
 
-    looking = [threading.Thread(target=look) for _ in range(2)]
-    for thread in looking:
-        thread.start()
-    try:
-        for _ in range(50):
-            StoreWriter(tmp_path).close()
-    finally:
-        ended.set()
-        for thread in looking:
-            thread.join()
+    monkeypatch.setattr(fcntl, "flock", let_go_first)
+    StoreWriter(tmp_path).close()
+    os.close(reader)
 
 
 def test_a_reader_that_keeps_the_lock_is_not_waited_for_for_ever(tmp_path: Path) -> None:
@@ -146,11 +141,3 @@ def test_a_follower_says_since_when_its_publisher_is_dead(publisher: Publisher) 
         assert found is not None
         assert (found.state, found.since) == (PublisherState.DIED, 2_000.0)
         now[0] = 3_000.0
-
-
-def test_a_store_that_tensorflow_writes_says_nothing(tmp_path: Path) -> None:
-    StoreWriter(tmp_path).close()
-    saver_store(tmp_path, 1)
-    follower = saver_follower(tmp_path)
-    follower.run_once()
-    assert (follower.status().publisher, follower.status().serving is None) == (None, False)

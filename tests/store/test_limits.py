@@ -19,27 +19,6 @@ from tests.support.written import tensors, version
 SURROGATE = "\ud800"
 
 
-class Foreign:
-    """Offers DLPack, and fails at it."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def __dlpack__(self, **_: Any) -> Any:
-        raise self._error
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 1, 0
-
-
-class Unfinished:
-    """A property of it fails."""
-
-    @property
-    def __array_interface__(self) -> Any:
-        raise OSError("not there yet")
-
-
 def assert_refused(path: Path, refused: Version, found: dict[Any, Any], message: str) -> None:
     """Nothing of it is left, the version before is the latest, and the next one is published."""
     with StoreWriter(path) as writer:
@@ -75,30 +54,10 @@ def test_a_string_that_utf8_cannot_hold_is_refused_by_name(tmp_path: Path, text:
     )
 
 
-@pytest.mark.parametrize(
-    "tensor",
-    [
-        Foreign(AttributeError("no such thing")),
-        Foreign(OSError("no such thing")),
-        Foreign(KeyError("no such thing")),
-        Foreign(NotImplementedError()),
-        Unfinished(),
-    ],
-    ids=lambda one: type(getattr(one, "_error", one)).__name__,
-)
-def test_a_tensor_whose_own_code_fails_is_refused_by_name(tmp_path: Path, tensor: Any) -> None:
-    assert_refused(tmp_path, version(2), {"a/kernel": tensor}, r"'a/kernel': expected an array, found \w+: '?\w")
-
-
 @pytest.mark.parametrize("metrics", [{"loss" * 300_000: 1.0}, {f"{at:0100d}": 1.0 for at in range(10_000)}])
 def test_a_record_larger_than_a_reader_takes_is_refused(tmp_path: Path, metrics: dict[str, float]) -> None:
     refused = replace(version(2), metrics=metrics)
     assert_refused(tmp_path, refused, tensors(2), r"ckpt-2\.json: expected at most 1048576 bytes, found 1\d{6}")
-
-
-def test_a_metric_without_a_name_is_refused(tmp_path: Path) -> None:
-    metrics: Any = {3: 1.0}
-    assert_refused(tmp_path, replace(version(2), metrics=metrics), tensors(2), "expected metrics with names")
 
 
 def test_a_list_of_versions_longer_than_a_reader_takes_is_refused(tmp_path: Path) -> None:

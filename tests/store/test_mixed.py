@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.errors import CorruptCheckpointError, ParameterError
+from paramsync.errors import CorruptCheckpointError
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from tests.support import published
-from tests.support.published import ask, follower_of, saver_store
+from tests.support.published import ask, follower_of
 from tests.support.written import tensors, version
 
 v1 = tf.compat.v1
@@ -48,9 +48,6 @@ def checkpoint() -> tf.train.Checkpoint:
     return tf.train.Checkpoint(weights=tf.Variable([1.0, 2.0]))
 
 
-# One after the other --------------------------------------------------------------------------------------------------
-
-
 def test_a_checkpoint_saved_among_our_versions_is_the_latest_until_we_publish_again(tmp_path: Path) -> None:
     publish(tmp_path, 10, 20)
     saved = checkpoint()
@@ -77,16 +74,6 @@ def test_a_manager_and_a_publisher_take_turns_and_neither_takes_the_others_away(
     assert {name.split(".")[0] for name in names(tmp_path) if name.startswith("ckpt")} == {"ckpt-45", "ckpt-55"}
 
 
-def test_a_v1_saver_goes_on_where_we_published(tmp_path: Path) -> None:
-    publish(tmp_path, 1, 2)
-    saver_store(tmp_path, 3)
-    assert listed(tmp_path) == ["model-1", "model-2", "model-3"]
-    publish(tmp_path, 4)
-    assert listed(tmp_path) == ["model-1", "model-2", "model-3", "ckpt-4"]
-    with StoreWriter(tmp_path) as writer:
-        assert writer.next_number(0) == 5
-
-
 @pytest.mark.parametrize("numbers", [(1000,), (1000, 1001)])
 def test_numbers_rise_above_ours_though_tensorflow_begins_at_one(tmp_path: Path, numbers: tuple[int, ...]) -> None:
     publish(tmp_path, *numbers)
@@ -107,9 +94,6 @@ def test_a_publisher_that_is_open_while_tensorflow_saves_goes_on(tmp_path: Path)
     assert not any(name.startswith("ckpt-10") for name in names(tmp_path))
 
 
-# The same name --------------------------------------------------------------------------------------------------------
-
-
 def test_a_checkpoint_of_tensorflow_over_one_of_ours_is_never_served_as_ours_and_never_removed(tmp_path: Path) -> None:
     publish(tmp_path, 1)
     checkpoint().save(str(tmp_path / "ckpt"))  # ckpt-1 again
@@ -122,23 +106,10 @@ def test_a_checkpoint_of_tensorflow_over_one_of_ours_is_never_served_as_ours_and
     assert reader.get_tensor(VALUE).tolist() == [1.0, 2.0]
 
 
-def test_what_tensorflow_wrote_over_ours_and_lists_no_more_stays_as_it_is(tmp_path: Path) -> None:
-    publish(tmp_path, 1)
-    saved = checkpoint()
-    for _ in range(2):
-        saved.save(str(tmp_path / "ckpt"))
-    publish(tmp_path, 3, 4, keep=1)
-    assert [one.number for one in Store(tmp_path).versions()] == [2, 4]
-    assert tf.train.load_checkpoint(str(tmp_path / "ckpt-1")).get_tensor(VALUE).tolist() == [1.0, 2.0]
-
-
 def test_our_next_version_takes_no_name_of_a_checkpoint_that_nobody_lists(tmp_path: Path) -> None:
     tf.train.Checkpoint(weights=tf.Variable(1.0)).write(str(tmp_path / "ckpt-7"))
     with StoreWriter(tmp_path) as writer:
         assert writer.next_number(7) == 8
-
-
-# A state file that was emptied ----------------------------------------------------------------------------------------
 
 
 def test_an_emptied_state_file_costs_no_version_and_no_number(tmp_path: Path) -> None:
@@ -150,24 +121,6 @@ def test_an_emptied_state_file_costs_no_version_and_no_number(tmp_path: Path) ->
             number = writer.next_number(0)
             writer.commit(version(number), tensors(number))
     assert listed(tmp_path) == ["ckpt-5", "ckpt-6", "ckpt-7", "ckpt-8", "ckpt-9"]
-
-
-def test_versions_that_an_emptied_state_file_forgot_go_when_their_time_comes(tmp_path: Path) -> None:
-    publish(tmp_path, 5, 6, 7)
-    os.truncate(tmp_path / "checkpoint", 0)
-    publish(tmp_path, 8, keep=2)
-    assert listed(tmp_path) == ["ckpt-7", "ckpt-8"]
-    assert {name.split(".")[0] for name in names(tmp_path)} == {"ckpt-7", "ckpt-8"}
-
-
-def test_a_publication_that_fails_takes_no_forgotten_version_away(tmp_path: Path) -> None:
-    publish(tmp_path, 5, 6, 7)
-    os.truncate(tmp_path / "checkpoint", 0)
-    before = names(tmp_path)
-    with StoreWriter(tmp_path, keep=1) as writer:
-        with pytest.raises(ParameterError, match="expected a dtype"):
-            writer.commit(version(8), {"a": np.zeros(1, ">f4")})
-        assert names(tmp_path) == before
 
 
 def test_an_emptied_state_file_is_noticed_by_the_publisher_that_is_open(tmp_path: Path) -> None:
@@ -199,9 +152,6 @@ def test_what_only_looks_like_a_record_is_left_alone(tmp_path: Path) -> None:
     assert {name: (tmp_path / name).read_bytes() for name in strangers} == strangers
 
 
-# A follower -----------------------------------------------------------------------------------------------------------
-
-
 def test_a_follower_goes_on_with_ours_while_tensorflow_saves_what_has_no_graph(tmp_path: Path) -> None:
     publisher = published.Publisher(tmp_path)
     follower = follower_of(tmp_path)
@@ -227,3 +177,24 @@ def test_a_follower_of_ours_keeps_what_it_maps_when_tensorflow_writes_over_it(tm
         tf.train.Checkpoint(weights=tf.Variable(np.ones(5000))).write(str(tmp_path / "ckpt-1"))
         held.verify(held.entries)
     assert np.array_equal(held.array("kernel"), tensors(1)["kernel"])
+
+
+def test_a_checkpoint_without_a_number_is_version_0(tmp_path: Path) -> None:
+    tf.train.Checkpoint(weights=tf.Variable(1.0)).write(str(tmp_path / "weights"))
+    tf.train.Checkpoint(weights=tf.Variable(1.0)).write(str(tmp_path / "big-99999999999999999999"))
+    for name in ("weights", "big-99999999999999999999"):
+        tf.compat.v1.train.update_checkpoint_state(str(tmp_path), name)
+        latest = Store(tmp_path).latest()
+        assert latest is not None
+        assert (latest.number, latest.prefix) == (0, name)
+
+
+def test_a_directory_that_was_moved_is_still_a_store(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    tf.train.Checkpoint(weights=tf.Variable(1.0)).write(str(old / "ckpt-5"))
+    tf.compat.v1.train.update_checkpoint_state(str(old), str(old / "ckpt-5"))
+    (old / "checkpoint").write_text(f'model_checkpoint_path: "{old}/ckpt-5"')
+    old.rename(new)
+    latest = Store(new).latest()
+    assert latest is not None
+    assert latest.prefix == "ckpt-5"

@@ -1,19 +1,18 @@
-"""What goes from a store with new versions, and what stays: what others put there, and what is in use."""
+"""Which versions stay, and what becomes of the files of those that go."""
 
 from __future__ import annotations
 
-import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 
-from paramsync.errors import UnknownVersionError
-from paramsync.store import store
+from paramsync.errors import SettingsError, UnknownVersionError
 from paramsync.store.commit import StoreWriter
+from paramsync.store.state_file import MOST_BY_AGE, Retention
 from paramsync.store.store import Store
-from tests.support.opened_files import opened
-from tests.support.rewritten import write
 from tests.support.whole import assert_serves
 from tests.support.written import changing, files_of, names, publish_changing, version
 
@@ -25,15 +24,6 @@ def test_only_the_newest_versions_are_kept(tmp_path: Path) -> None:
     publish_changing(tmp_path, 5, keep=1)
     assert names(tmp_path, spares=False) == files_of(5, data=1)
     assert_serves(tmp_path, 5)
-
-
-@pytest.mark.parametrize("keep", [1, 2, 3, 4, 5, 6, 7, 100])
-def test_as_many_versions_are_kept_as_asked_for(tmp_path: Path, keep: int) -> None:
-    for number in range(1, 7):
-        publish_changing(tmp_path, number, keep=keep)
-        kept = range(max(1, number - keep + 1), number + 1)
-        assert [one.number for one in Store(tmp_path).versions()] == list(kept)
-        assert names(tmp_path, spares=False) == files_of(*kept, data=1)
 
 
 def test_a_graph_goes_with_the_last_version_that_has_it(tmp_path: Path) -> None:
@@ -53,15 +43,6 @@ def test_a_graph_waits_for_its_first_version(tmp_path: Path) -> None:
         assert names(tmp_path, spares=False) == files_of(2, data=1) | {"graph-bb.pb"}
         writer.commit(version(3, graph="bb"), changing(3))
         assert names(tmp_path, spares=False) == files_of(3, data=1) | {"graph-bb.pb"}
-
-
-def test_a_new_publisher_clears_away_what_a_killed_one_left(tmp_path: Path) -> None:
-    publish_changing(tmp_path, 1, 2)
-    write(tmp_path / "ckpt-3", changing(3))
-    for name in (".tmp-ckpt-4.data-00000-of-00001", ".tmp-checkpoint", ".unlisted-ckpt-3", ".unlisted-ckpt-2"):
-        (tmp_path / name).touch()
-    StoreWriter(tmp_path).close()
-    assert names(tmp_path, spares=False) == files_of(1, 2, data=1)
 
 
 def test_what_others_put_there_stays(tmp_path: Path) -> None:
@@ -86,15 +67,6 @@ def test_what_cannot_be_removed_now_is_removed_later(tmp_path: Path, caplog: pyt
     assert names(tmp_path, spares=False) == files_of(3, data=1)
 
 
-def test_a_bundle_that_is_open_outlives_its_version(tmp_path: Path) -> None:
-    publish_changing(tmp_path, 1)
-    store = Store(tmp_path)
-    opened = store.open(store.find(1))
-    publish_changing(tmp_path, 2, keep=1)
-    opened.verify(opened.entries)
-    assert np.array_equal(opened.array("kernel"), changing(1)["kernel"])
-
-
 def test_a_version_pruned_since_it_was_seen_is_unknown_not_broken(tmp_path: Path) -> None:
     publish_changing(tmp_path, 1)
     store = Store(tmp_path)
@@ -104,54 +76,82 @@ def test_a_version_pruned_since_it_was_seen_is_unknown_not_broken(tmp_path: Path
         store.open(seen)
 
 
-def test_followers_always_find_a_whole_version(tmp_path: Path) -> None:
-    """A publisher that keeps one version takes every other away under those who follow it."""
-    publish_changing(tmp_path, 0, keep=1)
-    done = threading.Event()
-    problems: list[Exception] = []
-    seen: set[int] = set()
-
-    def follow() -> None:
-        store = Store(tmp_path)
-        while not done.is_set():
-            try:
-                latest = store.latest()
-                assert latest is not None
-                opened = store.open(latest)
-                opened.verify(opened.entries)
-                assert opened.array("kernel")[0, 0] == latest.number
-                seen.add(latest.number)
-            except UnknownVersionError:
-                continue
-            except Exception as error:  # noqa: BLE001, whatever it is, the test must know
-                problems.append(error)
-                return
-
-    followers = [threading.Thread(target=follow) for _ in range(3)]
-    for follower in followers:
-        follower.start()
-    publish_changing(tmp_path, *range(1, 120), keep=1)
-    done.set()
-    for follower in followers:
-        follower.join()
-    assert not problems
-    assert len(seen) > 1
+HOUR, DAY = 3600.0, 86400.0
 
 
-@pytest.mark.parametrize("listed", [[*range(1, 1001)], [*range(1, 1001), 2000]])
-def test_versions_that_are_listed_and_gone_cost_no_file_operation(tmp_path: Path, listed: list[int]) -> None:
-    publish_changing(tmp_path, 2000)
-    entries = "".join(f'all_model_checkpoint_paths: "ckpt-{number}"\n' for number in listed)
-    store.state_file(tmp_path).write_text(f'model_checkpoint_path: "ckpt-2000"\n{entries}')
-    with opened() as names, StoreWriter(tmp_path) as writer:
-        assert [one.number for one in Store(tmp_path).versions()] == [2000]
-        writer.commit(version(2001), changing(2001))
-    gone = {f"ckpt-{number}" for number in range(1, 1001)}
-    assert [name for name in names if name.removeprefix(".unlisted-").partition(".")[0] in gone] == []
-    assert [one.number for one in Store(tmp_path).versions()] == [2000, 2001]
+@dataclass(frozen=True)
+class Case:
+    name: str
+    retention: Retention
+    times: Sequence[float]
+    now: float
+    stay: Sequence[float]
 
 
-def test_many_versions_that_go_at_once_leave_nothing(tmp_path: Path) -> None:
-    publish_changing(tmp_path, *range(1, 31), keep=100)
-    publish_changing(tmp_path, 31, keep=1)
-    assert names(tmp_path, spares=False) == files_of(31, data=1)
+NEWEST = Retention(keep=2)
+
+FOR_A_MINUTE = Retention(keep=2, keep_for=60)
+
+ONE_AN_HOUR = Retention(keep=2, keep_for=DAY, keep_every=HOUR)
+
+CASES = [
+    Case("an empty store loses nothing", NEWEST, [], 0, []),
+    Case("one less than are kept stays beside the new one", NEWEST, [1, 2, 3], 4, [3]),
+    Case("the newest stay whatever their age", FOR_A_MINUTE, [1, 2], 1000, [2]),
+    Case("older ones stay for their time", FOR_A_MINUTE, [1, 40, 41, 100], 100, [40, 41, 100]),
+    Case("what is as old as that stays", FOR_A_MINUTE, [39, 40, 99], 100, [40, 99]),
+    Case("of each period its first stays", ONE_AN_HOUR, [7200, 7201, 9000, 10800, 10801], 10802, [7200, 10800, 10801]),
+    Case("a period without a version has none", ONE_AN_HOUR, [0, 36000, 36001], 36002, [0, 36000, 36001]),
+    Case("the time is over for the first of a period too", ONE_AN_HOUR, [0, 3600, DAY], DAY + 1, [3600, DAY]),
+    Case("a clock that was set back a little loses nothing", FOR_A_MINUTE, [130, 131, 132], 100, [130, 131, 132]),
+    Case("one that was years ahead keeps nothing for years", FOR_A_MINUTE, [1e9, 1e9 + 1, 90], 100, [90]),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_what_stays(case: Case) -> None:
+    listed = [(str(at), at) for at in case.times]
+    dropped = case.retention.drop(listed, now=case.now)
+    assert [at for name, at in listed if name not in dropped] == case.stay
+
+
+def test_a_day_of_publications_twice_a_minute_leaves_one_an_hour() -> None:
+    listed: list[tuple[str, float]] = []
+    for at in range(0, int(2 * DAY), 30):
+        dropped = ONE_AN_HOUR.drop(listed, now=at)
+        listed = [(name, time) for name, time in listed if name not in dropped] + [(str(at), float(at))]
+    assert [time for _, time in listed] == [*(DAY + HOUR * hour for hour in range(24)), 2 * DAY - 60, 2 * DAY - 30]
+
+
+def test_no_more_than_some_stay_for_their_age() -> None:
+    listed = [(str(at), float(at)) for at in range(MOST_BY_AGE + 100)]
+    dropped = Retention(keep=1, keep_for=DAY).drop(listed, now=2000)
+    assert dropped == {str(at) for at in range(100)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"keep": 0}, "keep: expected at least 1 version, found 0"),
+        ({"keep_for": 0}, "keep_for: expected seconds above 0, found 0"),
+        ({"keep_for": float("nan")}, "keep_for: expected seconds above 0, found nan"),
+        ({"keep_for": 60, "keep_every": -1}, "keep_every: expected seconds above 0, found -1"),
+        ({"keep_every": 60}, "keep_every: expected keep_for with it, found 60 alone"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SettingsError, match=f"^{message}$"):
+        Retention(**options)
+
+
+def test_a_store_keeps_old_versions_for_their_time_and_their_files(tmp_path: Path) -> None:
+    for number, age in enumerate((200, 100, 50, 40), start=1):
+        with StoreWriter(tmp_path, keep=100) as writer:
+            committed = writer.commit(version(number), changing(number))
+            assert committed.committed_at is not None
+            record = tmp_path / f"{committed.prefix}.json"
+            record.write_text(replace(committed, committed_at=committed.committed_at - age).to_json())
+    with StoreWriter(tmp_path, keep=Retention(keep=1, keep_for=150, keep_every=1e9)) as writer:
+        writer.commit(version(5), changing(5))
+    assert [one.number for one in Store(tmp_path).versions()] == [2, 5]
+    assert names(tmp_path, spares=False) == files_of(2, 5, data=1)

@@ -12,7 +12,7 @@ import pytest
 
 from paramsync.cli.__main__ import main
 from paramsync.store.commit import StoreWriter
-from paramsync.store.store import sealed
+from paramsync.store.store import add_checksum
 from paramsync.v1 import graph_pb2
 from tests.support.written import version
 
@@ -24,7 +24,7 @@ def three_versions(path: Path) -> Path:
     with StoreWriter(path) as writer:
         for number in (10, 20, 30):
             kernel = np.random.default_rng(number).standard_normal((64, 128), np.float32)
-            writer.add_graph("ab" * 20, sealed(graph_pb2.Graph(digest="ab" * 20).SerializeToString()))
+            writer.add_graph("ab" * 20, add_checksum(graph_pb2.Graph(digest="ab" * 20).SerializeToString()))
             tensors = {"dense/kernel": kernel, "dense/bias": kernel[0] + 1, "words": np.array([b"yes", b"no"], object)}
             writer.commit(version(number, graph="ab" * 20), tensors)
     return path

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
-from paramsync.checkpoint.data_file import FilePool
+from paramsync.checkpoint.file_pool import FilePool
 from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.writer import CheckpointWriter, Tensor, Written
 from tests.support.checkpoints import assert_same

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paramsync.checkpoint.data_file import FilePool
+from paramsync.checkpoint.file_pool import FilePool
 
 SIZE = 100_000
 

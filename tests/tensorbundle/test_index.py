@@ -22,8 +22,11 @@ from tests.hostile.fuzz import mutate, read
 WHERE = Path("a.index")
 
 sizes = some.integers(0, 40)
+
 names = some.text(some.characters(exclude_categories=["Cs"]), min_size=1).filter(lambda name: name[0] != "\0")
+
 uint32 = some.integers(0, (1 << 32) - 1)
+
 quick = settings(max_examples=200, deadline=None, derandomize=True)
 
 
@@ -44,9 +47,6 @@ def indexes(draw: some.DrawFn) -> Index:
         ends[shard] = offset + size
         entries[name] = Entry(number, shape, shard, offset, size, draw(uint32))
     return Index(shards, entries)
-
-
-# What is encoded is decoded -------------------------------------------------------------------------------------------
 
 
 @quick
@@ -115,23 +115,12 @@ def test_parts_of_any_grid_are_put_together(cuts: list[list[int]], chance: Rando
         assert index.parts_problem((*shape[:-1], shape[-1] + 1), parts) is not None
 
 
-# Nothing else is believed ---------------------------------------------------------------------------------------------
-
-
 @quick
 @given(some.binary(max_size=400))
 def test_arbitrary_bytes_are_refused(content: bytes) -> None:
     for end in (b"", sstable.write([])[-8:]):
         with pytest.raises(CorruptCheckpointError):
             index.decode(content + end, path=WHERE)
-
-
-@quick
-@given(some.binary(max_size=200), some.binary(max_size=200))
-def test_arbitrary_records_are_refused_or_sound(key: bytes, value: bytes) -> None:
-    head = bundle_pb2.BundleHeader(num_shards=2).SerializeToString()
-    read.read(sstable.write([(b"", value)]))
-    read.read(sstable.write([(b"", head), (key or b"a", value)]))
 
 
 @quick
@@ -154,9 +143,3 @@ def test_what_somebody_changed_who_knows_the_format_is_refused_or_sound(seed: in
             if len(found) < 200:
                 found.append(content)
     assert 400 < accepted < 3600  # neither could the reader refuse everything, nor the changes be none
-
-
-def test_the_seeds_of_the_fuzzer_are_sound() -> None:
-    for content in mutate.seeds():
-        assert read.read(content) is not None
-        assert mutate.repaired(content) == content

@@ -1,7 +1,8 @@
-"""Partitioned variables of v1 graphs: their parts are found and put together."""
+"""Partitioned variables are read whole; parts that make up no variable, or are not what they say, are refused."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,10 @@ import pytest
 import tensorflow as tf
 
 from paramsync.checkpoint.reader import Bundle
+from paramsync.errors import CorruptCheckpointError
 from paramsync.tensorbundle import index, sstable
 from paramsync.tensorbundle.index import data_file, index_file
+from paramsync.v1 import bundle_pb2
 from tests.support.partitioned import bits, restore, save
 
 v1 = tf.compat.v1
@@ -65,16 +68,6 @@ def test_parts_along_several_dimensions_are_put_together(tmp_path: Path, parts: 
     assert restore(tmp_path / "a").tolist() == bits(4, 3, 2).tolist()
 
 
-def test_parts_in_several_shards_are_put_together(tmp_path: Path) -> None:
-    save(tmp_path / "one", bits(4, 3), ["0,2:-"])
-    save(tmp_path / "two", bits(4, 3), ["2,2:-"])
-    tf.raw_ops.MergeV2Checkpoints(
-        checkpoint_prefixes=[str(tmp_path / "one"), str(tmp_path / "two")], destination_prefix=str(tmp_path / "both")
-    )
-    assert data_file(tmp_path / "both", 1, 2).exists()
-    assert restore(tmp_path / "both").tolist() == bits(4, 3).tolist()
-
-
 def test_strings_in_parts_are_put_together(tmp_path: Path) -> None:
     tf.raw_ops.SaveV2(
         prefix=str(tmp_path / "a"),
@@ -99,7 +92,97 @@ def test_keys_are_those_of_tensorflow(tmp_path: Path, name: str, start: int) -> 
     assert keys == [b"", index.part_key(name, [(start, 2), index.WHOLE]), name.encode()]
 
 
-def test_many_parts_are_read_in_a_moment(tmp_path: Path) -> None:
-    array = bits(2000, 4)
-    save(tmp_path / "a", array, [f"{row},1:{half},2" for row in range(2000) for half in (0, 2)])
-    assert restore(tmp_path / "a").tolist() == array.tolist()
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        pytest.param(["0,2:-"], r"make up \[4, 3\], found parts of 2 of 4", id="a part is missing"),
+        pytest.param(["0,2:0,1", "2,2:1,2"], "found 2 of 4 different parts", id="a corner is missing"),
+        pytest.param(["0,3:-", "2,2:-"], "meet neither at 2 nor at 3", id="parts overlap"),
+        pytest.param(["0,1:-", "2,2:-"], "meet neither at 2 nor at 1", id="a gap"),
+    ],
+)
+def test_parts_that_do_not_make_up_the_variable_are_refused(tmp_path: Path, parts: list[str], message: str) -> None:
+    save(tmp_path / "a", bits(4, 3), parts)
+    with pytest.raises(CorruptCheckpointError, match=message):
+        Bundle.open(tmp_path / "a")
+
+
+Records = dict[bytes, bundle_pb2.BundleEntry]
+
+FIRST, SECOND = index.part_key("kernel", [(0, 2), index.WHOLE]), index.part_key("kernel", [(2, 2), index.WHOLE])
+
+WHOLE = b"kernel"
+
+
+def entry(key: bytes, **fields: Any) -> Any:
+    return lambda records: records[key].MergeFrom(bundle_pb2.BundleEntry(**fields))
+
+
+def second_rows(**fields: int) -> Any:
+    """Change the extent of the second part's rows."""
+    return lambda records: records[WHOLE].slices[1].extent[0].MergeFrom(bundle_pb2.TensorSlice.Extent(**fields))
+
+
+def columns(size: int) -> Any:
+    return lambda records: setattr(records[WHOLE].shape.dim[1], "size", size)
+
+
+def empty_and_huge_variable(records: Records) -> None:
+    """Each part could be addressed."""
+    for key, size in ((FIRST, 2), (SECOND, 2), (WHOLE, 4)):
+        records[key].dtype = 6
+        records[key].size = 0
+        del records[key].shape.dim[:]
+        for one in (size, 0, 1 << 61):
+            records[key].shape.dim.add(size=one)
+    for part in records[WHOLE].slices:
+        part.extent.add()
+    for start, key in enumerate((FIRST, SECOND)):
+        records[index.part_key("kernel", [(2 * start, 2), index.WHOLE, index.WHOLE])] = records.pop(key)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda records: records.pop(SECOND),
+            "expected an entry for the part [(2, 2), (0, -1)] of 'kernel', found none",
+        ),
+        (lambda records: records.pop(WHOLE), "expected the variable that has the part"),
+        (lambda records: records[WHOLE].slices.append(records[WHOLE].slices[0]), "found 3 of 2 different parts"),
+        (entry(SECOND, dtype=1), "a part of 'kernel' that is uint32 [2, 3], found float32 [2, 3]"),
+        (lambda records: records.update({b"z": records[SECOND]}), "do not overlap at 48 of shard 0, found one at 24"),
+        (entry(SECOND, offset=12), "do not overlap at 24 of shard 0, found one at 12"),
+        (entry(SECOND, offset=1 << 40), "found a file of 48 bytes"),
+        (second_rows(start=3), "extent 3, 2 in a dimension of 4"),
+        (second_rows(start=-1), "extent -1, 2 in a dimension of 4"),
+        (second_rows(length=(1 << 63) - 1), "extent 2, 9223372036854775807 in a dimension of 4"),
+        (second_rows(length=0), "extent 2, 0 in a dimension of 4"),
+        (lambda records: records[WHOLE].slices[1].extent.pop(), "1 extents for 2 dimensions"),
+        (lambda records: records[SECOND].slices.append(records[WHOLE].slices[0]), "a tensor in one piece"),
+        (columns(1 << 62), "a part of 'kernel' that is uint32 [2, 4611686018427387904], found uint32 [2, 3]"),
+        (columns(-1), "a part of 'kernel' that is uint32 [2, -1], found uint32 [2, 3]"),
+        (empty_and_huge_variable, "'kernel' with a shape that can be addressed, found (4, 0, 2305843009213693952)"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_hostile_parts_are_refused(tmp_path: Path, change: Any, message: str) -> None:
+    save(tmp_path / "a", bits(4, 3), ["0,2:-", "2,2:-"])
+    path = index_file(tmp_path / "a")
+    (head, *pairs) = sstable.read(path.read_bytes(), path=path)
+    records = {key: bundle_pb2.BundleEntry.FromString(value) for key, value in pairs}
+    change(records)
+    encoded = [(key, entry.SerializeToString()) for key, entry in sorted(records.items())]
+    path.write_bytes(sstable.write([head, *encoded]))
+    with pytest.raises(CorruptCheckpointError, match=re.escape(message)):
+        restore(tmp_path / "a")
+
+
+def test_a_part_is_verified(tmp_path: Path) -> None:
+    save(tmp_path / "a", bits(4, 3), ["0,2:-", "2,2:-"])
+    file = data_file(tmp_path / "a", 0, 1)
+    content = file.read_bytes()
+    for at in range(len(content)):
+        file.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :])
+        with pytest.raises(CorruptCheckpointError, match="of 'kernel'"):
+            restore(tmp_path / "a")

@@ -1,0 +1,276 @@
+"""Retired data files, which a publisher overwrites in place once no follower uses them: see FilePool."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paramsync.checkpoint.data_file import FileStamp
+from paramsync.dtypes import Array
+from paramsync.host import files, memory
+
+SPARE = ".spare-"
+SPARES = 3  # files that wait to be overwritten
+MAPPED = 48  # files that stay mapped for writing; each takes two descriptors
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+
+_WASTE = 1.25  # how many times as large as needed a spare may be
+_PASSES = 4  # how often a spare may be of the wrong size before it is removed
+
+
+class FilePool:
+    """Data files on their way from an old version to a new one. The publisher's thread owns the pool.
+
+    Fresh pages are by far the most expensive part of writing into memory, so files are overwritten in place:
+
+    1. `retire` takes a file's names away, one after the other. A file that loses its last name becomes a spare, by
+       rename.
+    2. `writing` takes the exclusive lock of a spare without waiting: a follower has the shared lock for as long as it
+       uses the file, and the kernel drops that lock when the follower dies.
+    3. With the lock, the name of the spare must be the file's only one: somebody may have linked the file to keep it.
+    4. The file is overwritten. A publisher that is killed here leaves a spare.
+    5. The lock is given back, and the spare renamed to its new name.
+    6. A spare too many loses its name under the lock, and then its memory is freed.
+
+    The race is with a follower that opened the file by a version's name and has yet to lock it. The follower locks, and
+    then checks that the name still leads to the locked file. If it locked before 2, then 2 fails. If it locked later,
+    1 came first: the name is gone for good, because no version's number comes twice, and the follower closes a file
+    that it has not read. A server may have a spare mapped without the lock; it reads nothing of the spare before a
+    version has the file and the server has the lock. A file that ever had a name is never truncated.
+    """
+
+    def __init__(self, directory: Path, *, durable: bool = False) -> None:
+        """Takes over the spares of an earlier publisher. Raises OSError."""
+        self._directory = directory
+        self._durable = durable
+        self.in_memory = memory.is_memory(directory.stat())
+        """Whether the files are on tmpfs, where an allocated page can always be written."""
+        self._files: dict[int, PooledFile] = {}  # by inode, the last written at the end
+        self._spares: list[PooledFile] = []  # of these files, the oldest first
+        for name in sorted((name for name in files.names(directory) if name.startswith(SPARE)), key=_age):
+            if stat.S_ISREG((directory / name).lstat().st_mode):
+                self._add_spare(directory / name, directory / name)
+
+    @contextmanager
+    def writing(self, path: Path, size: int) -> Iterator[PooledFile]:
+        """A file of this size or a little more to write, which gets the name `path` when the block ends.
+
+        If the block fails, there is no such file. Raises OSError.
+        """
+        spare = self._lock_spare(size)
+        file = spare or self._create(path.with_name(files.TEMPORARY + path.name), size)
+        try:
+            yield file
+            file.finish(size)
+            if self._durable:
+                os.fsync(file.descriptor)
+            fcntl.flock(file.descriptor, fcntl.LOCK_UN)
+            file.path.rename(path)
+        except BaseException as error:
+            if spare:
+                fcntl.flock(file.descriptor, fcntl.LOCK_UN)
+            else:
+                with suppress(OSError):  # the first error says more, and the file has to be closed
+                    file.path.unlink(missing_ok=True)
+                    if isinstance(error, OSError):  # perhaps no room: give back the bytes, though they are mapped
+                        os.ftruncate(file.descriptor, 0)
+                file.close()
+            raise
+        if spare:
+            self._spares.remove(spare)
+        self.use(file)
+
+    def use(self, file: PooledFile) -> None:
+        """Note that a version being written has this file: it is the last to be unmapped."""
+        if file.descriptor >= 0:
+            self._files.pop(file.inode, None)
+            self._files[file.inode] = file
+
+    def retire(self, path: Path) -> None:
+        """Take a data file's name away; a file that loses its last name becomes a spare. Raises OSError."""
+        try:
+            status = path.lstat()
+        except FileNotFoundError:
+            return
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or not status.st_size:
+            path.unlink()
+            return
+        spare = path.with_name(SPARE + path.name)
+        if self._add_spare(path, spare):  # first: an interrupt must not lose it
+            path.rename(spare)
+
+    def trim(self, keep: int = SPARES) -> None:
+        """Remove useless spares and the oldest of those too many; close files that nobody needs. Raises OSError."""
+        useless = [spare for spare in self._spares if spare.passes >= _PASSES]
+        others = [spare for spare in self._spares if spare.passes < _PASSES]
+        for spare in useless + others[: max(0, len(others) - keep)]:
+            locked = self.in_memory and self._lock(spare)
+            spare.path.unlink(missing_ok=True)
+            if locked and spare.is_unnamed():  # a follower may have the file mapped all the same
+                memory.free_pages(spare.content)
+            self._spares.remove(spare)
+            self._close(spare)
+        in_use = [file for file in self._files.values() if file not in self._spares]
+        for at, file in enumerate(in_use):
+            if at < len(in_use) - MAPPED or file.is_unnamed():  # a stranger removed it
+                self._close(file)
+
+    def close(self) -> None:
+        """Unmap everything. The spares stay, for the next publisher."""
+        for file in list(self._files.values()):
+            self._close(file)
+
+    def _add_spare(self, path: Path, name: Path) -> bool:
+        """Note a file, which is to have this name, as a spare; False if it cannot be opened, and so was removed."""
+        try:
+            file = self._files.get(path.lstat().st_ino) or PooledFile(
+                name, FileIO(path, "r+", opener=_open_without_following), in_memory=self.in_memory
+            )
+        except OSError:
+            path.unlink(missing_ok=True)
+            return False
+        file.path, file.passes = name, 0
+        self._files[file.inode] = file
+        if file not in self._spares:
+            self._spares.append(file)
+        return True
+
+    def _lock_spare(self, size: int) -> PooledFile | None:
+        """Lock the oldest spare that is large enough and that nobody uses."""
+        for spare in self._spares:
+            if not size <= spare.size <= size * _WASTE:
+                spare.passes += 1
+            elif self._lock(spare):
+                spare.passes = 0
+                return spare
+        return None
+
+    def _lock(self, spare: PooledFile) -> bool:
+        """Lock a spare that nobody uses. A spare that a stranger changed becomes useless."""
+        try:
+            fcntl.flock(spare.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        with suppress(OSError):  # a stranger removed it
+            status = os.fstat(spare.descriptor)
+            if (status.st_nlink, status.st_size, spare.path.lstat().st_ino) == (1, spare.size, spare.inode):
+                return True
+        fcntl.flock(spare.descriptor, fcntl.LOCK_UN)
+        spare.passes = _PASSES
+        return False
+
+    def _create(self, path: Path, size: int) -> PooledFile:
+        """A new file, whose pages are allocated when they are written. If there is no room, the spares make some."""
+        path.unlink(missing_ok=True)
+        disk = os.statvfs(self._directory)
+        if disk.f_blocks and disk.f_bavail * disk.f_frsize < size:
+            self.trim(keep=0)
+        file = FileIO(path, "x+")
+        try:
+            file.truncate(size)
+            return PooledFile(path, file, in_memory=self.in_memory)
+        except BaseException:
+            file.close()
+            path.unlink(missing_ok=True)
+            raise
+
+    def _close(self, file: PooledFile) -> None:
+        self._files.pop(file.inode, None)
+        file.close()
+
+
+class PooledFile:
+    """A data file, open and mapped for writing. Other processes that map or read the file see each write at once."""
+
+    def __init__(self, path: Path, file: FileIO, *, in_memory: bool) -> None:
+        """Takes the open file over. `path` is a spare's name, or a temporary one."""
+        self.path = path
+        self._file = file  # closes itself if an interrupt comes before anybody else could close it
+        self.descriptor = file.fileno()
+        status = os.fstat(self.descriptor)
+        self.inode = status.st_ino
+        self.size = status.st_size
+        self.content: Array = np.empty(0, np.uint8)
+        self.stamp = FileStamp.of(status)
+        """The stamp of this very file, whatever its name leads to, after it was last written."""
+        self.known: dict[Any, Any] = {}
+        """The writer's findings about pieces of the content, right as long as nobody else writes."""
+        self.passes = 0
+        """How often the file was of the wrong size since it became a spare."""
+        self._in_memory = in_memory
+        self._allocated = 0
+        try:
+            if self.size:
+                self.content = np.frombuffer(mmap.mmap(self.descriptor, self.size), np.uint8)
+        except BaseException:
+            file.close()
+            raise
+
+    def allocate(self, start: int, stop: int) -> None:
+        """Allocate pages for bytes that are written next. Otherwise a full memory would be a SIGBUS.
+
+        Raises OSError if there is no room. May be called by several threads.
+        """
+        if stop <= self._allocated or not self._in_memory:
+            return
+        try:
+            if memory.make_writable(self.content, start, stop):
+                return
+        except OSError:
+            os.posix_fallocate(self.descriptor, start, stop - start)  # knows the reason: no room, quota, read-only
+            raise
+        os.posix_fallocate(self.descriptor, start, stop - start)
+
+    def put(self, start: int, source: Array) -> None:
+        """Copy bytes to their place, which is allocated. May be called by several threads. Raises OSError."""
+        stop = start + len(source)
+        if self._in_memory:
+            np.copyto(self.content[start:stop], source)
+            return
+        # On a disk no page stays writable: once written back, it may need room again, and a copy would be a SIGBUS.
+        while start < stop:
+            start += os.pwrite(self.descriptor, source[start - stop :].data, start)
+
+    def take_known(self) -> dict[Any, Any]:
+        """Return and forget the findings, before the file is written again; none if it changed, or is on a disk."""
+        known, self.known = self.known, {}
+        return known if self._in_memory and FileStamp.of(os.fstat(self.descriptor)) == self.stamp else {}
+
+    def finish(self, size: int) -> None:
+        """Stamp the file, all of whose bytes up to this size are written: writing through a mapping sets no time."""
+        if self._in_memory:
+            self._allocated = max(self._allocated, size)
+        now = time.time_ns()
+        try:
+            os.utime(self.descriptor, ns=(now, now))
+        except PermissionError:  # somebody else's file, which we may write: only the kernel may choose its time
+            os.utime(self.descriptor)
+        self.stamp = FileStamp.of(os.fstat(self.descriptor))
+
+    def is_unnamed(self) -> bool:
+        return not os.fstat(self.descriptor).st_nlink
+
+    def close(self) -> None:
+        self.content = np.empty(0, np.uint8)  # unmaps the file
+        self._file.close()
+        self.descriptor = -1
+
+
+def _open_without_following(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+
+def _age(name: str) -> tuple[int, str]:
+    """Sorts names of spares from the oldest on: the number of a version is in the name."""
+    return len(name), name

@@ -1,0 +1,242 @@
+"""The state file of a store, `checkpoint`: which versions it lists, and which of them stay as newer ones come."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError, UnreadableError
+from paramsync.host import files
+from paramsync.store import store
+from paramsync.tensorbundle import index
+from paramsync.tensorbundle.index import index_file
+from paramsync.version import Version
+
+MARK = ".unlisted-"
+MOST_BY_AGE = 1000  # versions that stay for their age: every look at the store and every publication reads their names
+
+_log = logging.getLogger("paramsync.store")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """Keeps the `keep` newest versions. With `keep_for`, keeps older versions for so many seconds after publication.
+    With `keep_every`, keeps of these older ones only the first of each period of so many seconds. One an hour, for a
+    day:
+
+        Retention(keep=5, keep_for=86400, keep_every=3600)
+
+    Raises SettingsError for settings that contradict each other.
+    """
+
+    keep: int = 5
+    keep_for: float | None = None
+    keep_every: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.keep < 1:
+            raise SettingsError(f"keep: expected at least 1 version, found {self.keep}")
+        if self.keep_for is not None and not self.keep_for > 0:
+            raise SettingsError(f"keep_for: expected seconds above 0, found {self.keep_for}")
+        if self.keep_every is not None and not self.keep_every > 0:
+            raise SettingsError(f"keep_every: expected seconds above 0, found {self.keep_every}")
+        if self.keep_every is not None and self.keep_for is None:
+            raise SettingsError(f"keep_every: expected keep_for with it, found {self.keep_every} alone")
+
+    def drop(self, versions: Sequence[tuple[str, float]], *, now: float) -> set[str]:
+        """The names to drop when one more version is published now; `versions` are names and times, oldest first.
+
+        A time further in the future than `keep_for` seconds came from a wrong clock.
+        """
+        older = versions[: max(0, len(versions) + 1 - self.keep)]
+        stay: dict[int, str] = {}
+        for at, (name, committed_at) in enumerate(older):
+            if self.keep_for is not None and abs(now - committed_at) <= self.keep_for:
+                stay.setdefault(at if self.keep_every is None else int(committed_at // self.keep_every), name)
+        return {name for name, _ in older}.difference([*stay.values()][-MOST_BY_AGE:])
+
+
+class _Record(NamedTuple):
+    """What is remembered of a record; the defaults stand for a broken one."""
+
+    graph: str = ""
+    committed_at: float = 0.0
+
+    @classmethod
+    def of(cls, version: Version) -> _Record:
+        return cls(version.graph, version.committed_at or 0.0)
+
+
+class StateFile:
+    """The publisher's view of `checkpoint`, which lists versions, oldest first. The publisher's thread owns it.
+
+    Versions without a record, or with a record of other parameters, are TensorFlow's: they stay listed while their
+    files exist. Our versions that somebody took out of `checkpoint` are listed again. A damaged `checkpoint` is set
+    aside, and written again with the names that this publisher listed, or else with all our whole versions.
+    """
+
+    def __init__(
+        self, directory: Path, *, durable: bool, faults: Callable[[str], AbstractContextManager[object]]
+    ) -> None:
+        """`faults` turns an OSError in its block into a StoreError that begins with the problem it is given."""
+        self._directory = directory
+        self._durable = durable
+        self._faults = faults
+        self._state: store.CheckpointState | None = None  # what `checkpoint` said last
+        self._names: tuple[str, ...] | None = None  # listed names, and our unlisted ones; None before the first look
+        self._text: str | None = None  # that this object wrote: parsing a thousand names takes a while
+        self._records: dict[str, _Record | None] = {}  # by version; None where there is no record
+
+    def read_names(self) -> tuple[str, ...]:
+        """The listed names, and our unlisted ones. Raises StoreError."""
+        try:
+            text = store.read_text(store.state_file(self._directory))
+            if self._names is not None and text is not None and text == self._text:
+                return self._names
+            self._text = None
+            state = store.read_state(self._directory)
+        except CorruptCheckpointError as error:
+            return self._heal(error)
+        if self._names is None or state != self._state:  # a stranger wrote it, or an earlier publisher
+            self._state, self._names, self._records = state, self._with_unlisted(state.names if state else ()), {}
+        return self._names
+
+    def publish(self, version: Version, names: tuple[str, ...]) -> None:
+        """Rename a `checkpoint` into place that lists these names, with the version as the latest. Raises OSError."""
+        self._write(names)
+        self._records = {name: self._records[name] for name in names if name in self._records}
+        self._records[version.prefix] = _Record.of(version)
+
+    def keep(self, names: Collection[str], retention: Retention, *, now: float) -> list[str]:
+        """The names to list beside one more version; the retention decides about ours."""
+        ours = {}
+        gone = self.find_gone(names)
+        for name in (name for name in names if name not in gone):
+            with suppress(UnreadableError):  # nobody can tell now whose version it is: it stays
+                if (record := self._known(name)) is not None:
+                    ours[name] = record.committed_at
+        dropped = {*retention.drop([*ours.items()], now=now), *gone}
+        return [name for name in names if name not in dropped]
+
+    def find_gone(self, names: Collection[str]) -> set[str]:
+        """The names of versions that have no file any more."""
+        if not names:
+            return set()
+        there = files.names(self._directory)
+        begun = {file[:at] for file in there for at, letter in enumerate(file) if letter == "."}
+        return set(names) - begun - set(there)
+
+    def find_remains(self) -> list[Version]:
+        """The records of versions whose index was removed, as by a CheckpointManager that took them for its own."""
+        unlisted = self._unlisted(self.read_names())
+        return [version for name, version in unlisted if not index_file(self._directory / name).exists()]
+
+    def highest(self) -> int:
+        """The highest number of a listed name or of any version's file, or -1."""
+        begun = [file.partition(".")[0] for file in files.names(self._directory) if file.startswith("ckpt-")]
+        return max(map(store.number_of, [*begun, *self.read_names()]), default=-1)
+
+    def graph(self, name: str) -> str | None:
+        """The graph's digest in a record, "" if the record is broken, None without one. Raises UnreadableError."""
+        record = self._known(name)
+        return None if record is None else record.graph
+
+    def _known(self, name: str) -> _Record | None:
+        """What is remembered of a version's record; None without one. Raises UnreadableError."""
+        if name not in self._records:
+            try:
+                record = self._record(name)
+                self._records[name] = None if record is None else _Record.of(record)
+            except CorruptCheckpointError:
+                self._records[name] = _Record()
+        return self._records[name]
+
+    def _heal(self, error: CorruptCheckpointError) -> tuple[str, ...]:
+        """Set a damaged `checkpoint` aside, and write it again. Returns the names that it lists now."""
+        known = self._names or ()
+        gone = self.find_gone(known)
+        names = self._with_unlisted([name for name in known if name not in gone])
+        path = store.state_file(self._directory)
+        damaged = path.with_name(f"{path.name}.damaged")
+        with self._faults(f"{error}; it cannot be set aside"):
+            files.keep_aside(path, damaged)
+            if names:
+                self._write(names)
+            else:
+                self._state, self._names, self._text = None, (), None
+                path.unlink(missing_ok=True)
+            if self._durable:
+                files.sync_directory(self._directory)
+        outcome = f"written anew with {names[-1]} as the latest" if names else "no version of ours is there"
+        _log.warning("%s: set aside as %s, %s", error, damaged.name, outcome)
+        self._records = {}
+        return names
+
+    def _write(self, names: tuple[str, ...]) -> None:
+        """Replace `checkpoint`, with the last of these names as the latest. Raises OSError."""
+        state = store.CheckpointState(names[-1], names)
+        text = store.state_text(state)
+        write_text(store.state_file(self._directory), text, durable=self._durable)
+        self._state, self._names, self._text = state, names, text
+
+    def _with_unlisted(self, listed: Collection[str]) -> tuple[str, ...]:
+        """Our versions that are whole, neither listed nor marked as rubbish, and the listed ones."""
+        whole = []
+        for name, version in self._unlisted(listed):
+            with suppress(UnreadableError):  # left as it is
+                if self._record(name) == version and index_file(self._directory / name).is_file():
+                    whole.append(name)
+        return (*sorted(whole, key=store.number_of), *listed)
+
+    def _unlisted(self, listed: Collection[str]) -> Iterator[tuple[str, Version]]:
+        """The versions with a record that are neither listed nor marked as rubbish."""
+        names = files.names(self._directory)
+        known = {*listed, *map(marked_name, names)}
+        for file in names:
+            name = file.removesuffix(".json")
+            if name == file or name in known or not file.startswith("ckpt-"):
+                continue
+            try:
+                version = store.read_record(self._directory, name)
+            except (CorruptCheckpointError, StoreError):
+                continue
+            if version is not None:
+                yield name, version
+
+    def _record(self, name: str) -> Version | None:
+        """The record of a version; None without one, or if somebody wrote another checkpoint of that name over ours.
+
+        Raises as `store.read_record` does, and UnreadableError if the index cannot be read now.
+        """
+        record = store.read_record(self._directory, name)
+        if record is not None and record.checksum:
+            try:
+                entries = index.read(index_file(self._directory / name)).entries
+            except CorruptCheckpointError:
+                return record  # broken, but ours
+            if index.digest(entries) != record.checksum:
+                return None
+        return record
+
+
+def mark_file(directory: Path, name: str) -> Path:
+    """The file that marks a version as rubbish unless `checkpoint` lists it."""
+    return directory / f"{MARK}{name}"
+
+
+def marked_name(file: str) -> str | None:
+    """The name of the version that a file marks; None for any other file."""
+    return file.removeprefix(MARK) if file.startswith(MARK) else None
+
+
+def write_text(path: Path, text: str, *, durable: bool) -> None:
+    """Write a small file in a store, aside and renamed. Raises OSError, StoreError for a text too large to be read."""
+    encoded = text.encode()
+    if len(encoded) > store.TEXT_LIMIT:
+        raise StoreError(path.parent, f"{path.name}: expected at most {store.TEXT_LIMIT} bytes, found {len(encoded)}")
+    with files.aside(path, durable=durable) as file:
+        file.write(encoded)
