@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -77,19 +78,6 @@ def test_a_spec_without_a_shape_accepts_any() -> None:
     assert str(TensorSpec("x", "int64", None)) == "int64 of any shape"
 
 
-@pytest.mark.parametrize("field", ["tensor", "node", "graph_def"])
-def test_a_file_that_names_what_is_not_there_is_refused(graph: Graph, field: str) -> None:
-    message = graph_pb2.Graph.FromString(graph.to_bytes())
-    if field == "tensor":
-        message.signatures[DEFAULT_SIGNATURE].outputs[0].tensor = "nowhere:0"
-    elif field == "node":
-        message.parameters[0].node = "nowhere"
-    else:
-        message.graph_def = b""
-    with pytest.raises(GraphError, match="cannot be built"):
-        Graph.from_bytes(message.SerializeToString())
-
-
 def test_a_call_with_other_names_says_which_were_expected(graph: Graph) -> None:
     for inputs in ({"z": tf.ones((1, 2))}, {"x": tf.ones((1, 2)), "z": tf.ones((1, 2))}):
         with pytest.raises(InputError, match="inputs: expected 'x', found"):
@@ -136,51 +124,57 @@ def test_random_ops_are_noted_also_those_in_functions(graph: Graph) -> None:
     assert len({float(again([], {"x": tf.constant(1.0)})["outputs"]) for _ in range(3)}) == 3
 
 
-@pytest.mark.parametrize("dtype", [tf.resource, tf.variant])
-def test_an_input_that_nobody_can_give_is_refused(graph: Graph, dtype: tf.DType) -> None:
-    message = graph.message()
-    definition = tf.compat.v1.GraphDef()
-    for node in ("a", "b"):
-        definition.node.add(name=node, op="Placeholder").attr["dtype"].type = dtype.as_datatype_enum
-    message.Clear()
-    message.graph_def = definition.SerializeToString()
-    end = graph_pb2.Endpoint(name="a", tensor="a:0", dtype=dtype.as_datatype_enum)
-    message.signatures[DEFAULT_SIGNATURE].inputs.append(end)
-    message.signatures[DEFAULT_SIGNATURE].outputs.append(end)
-    with pytest.raises(GraphError, match=f"nobody can give 'a', a {dtype.name}"):
-        Graph.from_bytes(message.SerializeToString())
+FLOAT64, RESOURCE = tf.float64.as_datatype_enum, tf.resource.as_datatype_enum
 
 
-def test_what_the_file_says_of_a_tensor_must_be_so(graph: Graph) -> None:
-    for place in ("inputs", "outputs"):
-        message = graph.message()
-        message.digest = ""
-        getattr(message.signatures[DEFAULT_SIGNATURE], place)[0].dtype = tf.float64.as_datatype_enum
-        with pytest.raises(GraphError, match=r"cannot be built: .*float"):
-            Graph.from_bytes(message.SerializeToString())
-    message = graph.message()
-    message.parameters[0].node = message.signatures[DEFAULT_SIGNATURE].inputs[0].tensor.removesuffix(":0")
-    with pytest.raises(GraphError, match="cannot be built: expected a placeholder for each argument, found shared"):
-        Graph.from_bytes(message.SerializeToString())
-
-
-def test_a_shape_that_the_placeholder_does_not_take_is_refused(graph: Graph) -> None:
-    for unknown in (True, False):  # kernels would rely on a shape that no caller is asked for
-        message = graph.message()
-        message.digest = ""
-        shape = message.signatures[DEFAULT_SIGNATURE].inputs[0].shape
-        shape.unknown_rank = unknown
-        shape.dim[1].size = -1
-        with pytest.raises(GraphError, match="does not take all shapes it may be given"):
-            Graph.from_bytes(message.SerializeToString())
-
-
-def test_a_file_that_was_damaged_is_refused_before_anything_is_made_of_it(graph: Graph) -> None:
-    message = graph.message()
+def wrong_constant(message: graph_pb2.Graph, inputs: Any, outputs: Any) -> None:
     definition = tf.compat.v1.GraphDef.FromString(message.graph_def)
     next(node for node in definition.node if node.op == "Const").attr["value"].tensor.int_val[:] = [7]
     message.graph_def = definition.SerializeToString()
-    with pytest.raises(GraphError, match="is not the one it says it is"):
+
+
+def handle_as_input(message: graph_pb2.Graph, inputs: Any, outputs: Any) -> None:
+    definition = tf.compat.v1.GraphDef.FromString(message.graph_def)
+    next(node for node in definition.node if node.name == inputs.tensor[:-2]).attr["dtype"].type = RESOURCE
+    message.graph_def = definition.SerializeToString()
+    inputs.dtype, message.digest = RESOURCE, ""
+
+
+DAMAGES: dict[str, tuple[Callable[[graph_pb2.Graph, Any, Any], Any], str]] = {
+    "an output of no node": (lambda message, x, y: setattr(y, "tensor", "nowhere:0"), "cannot be built"),
+    "a parameter of no node": (
+        lambda message, x, y: setattr(message.parameters[0], "node", "nowhere"),
+        "cannot be built",
+    ),
+    "no nodes": (lambda message, x, y: message.ClearField("graph_def"), "cannot be built"),
+    "another dtype of an input": (lambda message, x, y: setattr(x, "dtype", FLOAT64), "cannot be built: .*float"),
+    "another dtype of an output": (lambda message, x, y: setattr(y, "dtype", FLOAT64), "is not the one it says"),
+    "an input that is a parameter": (
+        lambda message, x, y: setattr(message.parameters[0], "node", x.tensor.removesuffix(":0")),
+        "expected a placeholder for each argument, found shared",
+    ),
+    "an input of any size": (lambda message, x, y: setattr(x.shape.dim[1], "size", -1), "does not take all shapes"),
+    "an input of any rank": (lambda message, x, y: setattr(x.shape, "unknown_rank", True), "does not take all shapes"),
+    "an input that nobody can give": (handle_as_input, "nobody can give 'x', a resource"),
+    "another constant": (wrong_constant, "is not the one it says it is"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_file_that_contradicts_itself_is_refused(graph: Graph, damage: str) -> None:
+    change, says = DAMAGES[damage]
+    message = graph_pb2.Graph.FromString(graph.to_bytes())
+    signature = message.signatures[DEFAULT_SIGNATURE]
+    change(message, signature.inputs[0], signature.outputs[0])
+    with pytest.raises(GraphError, match=says):
+        Graph.from_bytes(message.SerializeToString())
+
+
+def test_an_output_of_another_dtype_is_refused_without_a_digest_too(graph: Graph) -> None:
+    message = graph.message()
+    message.digest = ""
+    message.signatures[DEFAULT_SIGNATURE].outputs[0].dtype = FLOAT64
+    with pytest.raises(GraphError, match=r"cannot be built: output .* expected float64"):
         Graph.from_bytes(message.SerializeToString())
 
 
