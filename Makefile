@@ -55,7 +55,7 @@ generated: $(READY)  ## paramsync/v1 and paramsync/kserve are what proto/ says
 		{ echo "paramsync/$$one is not what proto/ says: run make proto" >&2; exit 1; }; done
 
 docs: $(READY)  ## the documentation as a site, build/site; a broken link is an error
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 fast: $(READY)  ## tests without processes of their own
 	$(PYTEST) -m "not slow and not docker" -n logical $(ARGS)

@@ -82,3 +82,10 @@ def test_lint_fails_when_a_file_is_not_formatted_or_breaks_a_rule(tree: Path) ->
     said = fails(tree, "lint")
     assert "TID251" in said
     assert "Wait on an Event with a timeout" in said
+
+
+def test_docs_fail_when_a_link_leads_nowhere(tree: Path) -> None:
+    passes(tree, "docs")
+    page = tree / "docs" / "call.md"
+    page.write_text(f"{page.read_text()}\n[nowhere](nowhere.md)\n")
+    assert "nowhere.md" in fails(tree, "docs")
