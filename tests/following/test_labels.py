@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from paramsync.errors import SyncError, UnknownLabelError, UnknownVersionError
+from paramsync.errors import UnknownLabelError, UnknownVersionError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
@@ -30,17 +30,6 @@ def unlabelled(follower: Follower, label: str) -> Status:
 def seen(follower: Follower, label: str) -> tuple[int, list[float]]:
     one = follower.replica.take(label=label)
     return one.version.number, [float(part[0, 0]) for part in one.parameters]
-
-
-def test_a_version_in_memory_is_labelled_by_reference(follower: Follower, publisher: Publisher) -> None:
-    for step in (1, 2):
-        publisher.publish(step)
-        follower.run_once()
-    before = follower.replica.take(1)
-    events = follower.subscribe(lambda: None)
-    assert labelled(follower, "stable", 1).labels == {"stable": 1}
-    assert follower.replica.take(label="stable") is before
-    assert events.take() == []
 
 
 def test_a_version_that_is_not_in_memory_is_restored_beside_what_serves(
@@ -87,19 +76,6 @@ def test_a_label_keeps_the_version_it_has_when_that_is_rewritten(follower: Follo
     labelled(follower, "stable", 5)  # asked for once more, it is the one that serves
     assert seen(follower, "stable") == (5, [2.0] * PARAMETERS)
     again.close()
-
-
-def test_a_quarantined_version_cannot_be_labelled(follower: Follower, publisher: Publisher) -> None:
-    publisher.publish(1)
-    publisher.publish_bad(2)
-    follower.run_once()
-    with pytest.raises(SyncError, match=r"version 2 of model 'm' is quarantined: .*finite values"):
-        labelled(follower, "canary", 2)
-    assert follower.status().labels == {}
-    labelled(follower, "canary", 1)
-    with pytest.raises(SyncError, match="quarantined"):
-        labelled(follower, "canary", 2)
-    assert seen(follower, "canary")[0] == 1  # what it had before
 
 
 def test_a_version_that_is_nowhere_cannot_be_labelled(follower: Follower, publisher: Publisher) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,8 @@ from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
 from paramsync.status import Status
-from tests.support.followers import LONG, saver_follower, serving
-from tests.support.published import Publisher, ask, proven, saver_store
+from tests.support.followers import LONG, serving
+from tests.support.published import Publisher, ask, proven
 
 
 def test_pin_goes_back_and_stays_until_unpin(working: Follower, publisher: Publisher) -> None:
@@ -67,20 +66,6 @@ def test_of_two_pins_in_one_look_the_later_counts_and_none_that_failed_changed_a
     follower.run_once()
     assert isinstance(failed.exception(0), SyncError)
     assert (follower.status().pinned, serving(follower)) == (2, 2)
-
-
-def test_a_pin_whose_caller_left_before_it_came_true_is_given_up(tmp_path: Path) -> None:
-    path = tmp_path / "m"
-    saver_store(path, 2)
-    follower = saver_follower(path)
-    follower.run_once()
-    (path / "model-1.meta").unlink()
-    pin = follower.ask(Action.PIN, 1)
-    follower.run_once()
-    assert (pin.done(), follower.status().pinned) == (False, 1)
-    pin.cancel()
-    follower.run_once()
-    assert (follower.status().pinned, serving(follower)) == (None, 2)
 
 
 def test_unpin_is_answered_once_the_newest_serves_though_a_pin_that_fails_interrupts_its_restore(

@@ -169,26 +169,6 @@ def test_without_inputs_and_outputs_such_a_store_says_what_to_give(tmp_path: Pat
         Replica("m", store).restore(store.versions()[0])
 
 
-def test_a_checkpoint_of_tensorflow_that_is_cut_while_it_serves_goes_on_serving(tmp_path: Path) -> None:
-    saver_store(tmp_path / "v1", 1)
-    store = Store(tmp_path / "v1")
-    replica = Replica("m", store, inputs=["x:0"], outputs=["y:0"])
-    replica.swap(replica.restore(store.versions()[0]))
-    os.truncate(next(tmp_path.glob("v1/*.data-*")), 0)
-    assert next(iter(replica.predict(X)[0].values())).numpy().tolist() == [[1.0, 1.0]] * 3
-
-
-@pytest.mark.parametrize("finite", [True, False])
-def test_damage_is_found_whether_or_not_values_are_looked_at(
-    publisher: Publisher, replica: Replica, finite: bool
-) -> None:
-    version = publisher.publish(1, finite=finite)
-    assert version.finite is finite
-    publisher.flip(version)
-    with pytest.raises(CorruptCheckpointError, match="expected checksum"):
-        replica.restore(version)
-
-
 def test_a_record_without_the_checksum_of_what_was_looked_at_is_not_believed(
     publisher: Publisher, replica: Replica
 ) -> None:

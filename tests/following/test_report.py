@@ -55,15 +55,6 @@ def test_while_nothing_serves_the_first_one_found_counts() -> None:
     assert lag(publications, None) == (1, 29)
 
 
-def test_the_age_of_a_number_that_is_published_anew_begins_anew() -> None:
-    publications = Publications()
-    publications.update(listed(1, 2, 3), [1], 0.0)
-    publications.update([replace(version, committed_at=9000.0) for version in listed(1, 2, 3)], [1], 8900.0)
-    oldest, count = publications.newer(1)
-    assert oldest is not None
-    assert (oldest.number, oldest.committed_at, oldest.found_at, count) == (2, 9000.0, 8900.0, 2)
-
-
 def test_all_is_newer_once_the_store_started_over() -> None:
     publications = Publications()
     publications.update(listed(90, 100), [100], 0.0)

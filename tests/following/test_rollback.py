@@ -65,17 +65,6 @@ def test_each_rollback_goes_further_back(publisher: Publisher) -> None:
         rolled_back(follower)
 
 
-def test_a_version_that_is_gone_is_named_where_nothing_else_is_left(publisher: Publisher) -> None:
-    follower = followed(publisher, 1, 2, resident=1)
-    for step in range(3, 9):
-        publisher.publish(step)
-    (answer,) = [follower.ask(Action.PIN, 2)]
-    follower.run_once()
-    with pytest.raises(SyncError, match="gone are: 1"):
-        rolled_back(follower)
-    assert answer.exception(0) is None
-
-
 def test_after_a_restart_a_rollback_goes_to_the_next_lower_version_that_can_be_used(publisher: Publisher) -> None:
     for step in (1, 2, 3):
         publisher.publish(step)

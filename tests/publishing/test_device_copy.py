@@ -40,13 +40,6 @@ def test_what_is_fetched_is_bit_for_bit_what_was_there(piece: int) -> None:
         assert found[name].tobytes() == here.tobytes()
 
 
-def test_a_device_is_asked_once_for_many_small_values() -> None:
-    values = {f"{at}": tf.fill([10], float(at)) for at in range(100)}
-    found = fetch(values, away=away)
-    assert len({array.base.ctypes.data for array in found.values() if array.base is not None}) == 1
-    assert [array[0] for array in found.values()] == list(range(100))
-
-
 def test_values_are_let_go_of_piece_by_piece() -> None:
     values = {f"{at}": tf.fill([1000], float(at)) for at in range(5)}
     left: list[int] = []

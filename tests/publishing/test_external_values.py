@@ -80,13 +80,6 @@ def test_values_that_do_not_fit_are_refused_by_name_and_nothing_is_published(
     assert Store(store).latest() is None
 
 
-def test_without_values_there_is_nothing_to_publish(store: Path) -> None:
-    publisher = Publisher.of_graph(store, schedule=EVERY_STEP)
-    with pytest.raises(SettingsError, match="are needed: publish"):
-        publisher.publish(1)
-    publisher.close()
-
-
 def test_a_models_own_publisher_takes_no_values(tmp_path: Path) -> None:
     publisher = Publisher(tmp_path, Affine(), schedule=EVERY_STEP)
     with pytest.raises(SettingsError, match=r"only Publisher\.of_graph"):

@@ -66,16 +66,6 @@ def test_a_loop_publishes_no_step_that_is_worse_than_what_is_published(tmp_path:
     assert steps_of(tmp_path) == [1, 3, 5]
 
 
-def test_whoever_asks_for_a_publication_gets_it(tmp_path: Path) -> None:
-    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP, publish_if=lambda _: False) as publisher:
-        publisher.begin(0)
-        assert publisher.publish_if_due(1) is None
-        wanted = publisher.request()
-        assert publisher.publish_if_due(2) is not None
-        assert wanted.result(TIMEOUT).step == 2
-        assert publisher.publish(3, wait=True).step == 3
-
-
 class Worsening(keras.callbacks.Callback):
     """Spoils the model after some epochs, as a rate of learning that is too high does."""
 

@@ -45,13 +45,6 @@ def test_weights_that_another_callback_restores_at_the_end_are_published(
     assert "on_train_end" not in vars(model.history)
 
 
-def test_a_fit_whose_history_comes_first_publishes_its_end_too(tmp_path: Path) -> None:
-    model, publishing = model_of_one_layer(), PublishCallback(tmp_path, every_seconds=3600)
-    fit(model, publishing, callbacks=[keras.callbacks.History(), publishing])
-    assert_published(model, tmp_path)
-    assert steps_of(tmp_path)[-1] == 16
-
-
 def test_callbacks_that_are_called_by_a_loop_of_somebodys_own_publish_its_end(tmp_path: Path) -> None:
     model = model_of_one_layer()
     fit(model, PublishCallback(tmp_path / "before"))

@@ -77,14 +77,6 @@ def test_the_first_call_publishes_and_says_what(tmp_path: Path) -> None:
     assert (latest.number, latest.graph) == (13, version.graph)
 
 
-def test_versions_keep_rising_where_a_restart_falls_back_in_steps(tmp_path: Path) -> None:
-    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP) as publisher:
-        publisher.publish(100, wait=True)
-    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP) as publisher:
-        again = publisher.publish(40, wait=True)
-    assert (again.number, again.step) == (101, 40)
-
-
 def test_a_request_from_another_thread_is_answered_with_the_next_step(tmp_path: Path) -> None:
     with Publisher(tmp_path, Counters(), schedule=ON_REQUEST) as publisher:
         assert publisher.publish_if_due(1) is None

@@ -14,16 +14,6 @@ from paramsync.store.store import Store
 from tests.support.training import EVERY_STEP, ON_REQUEST, Counters
 
 
-def test_finish_publishes_the_last_step_once(tmp_path: Path) -> None:
-    with Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10)) as publisher:
-        publisher.publish_if_due(0)
-        last = publisher.finish(5)
-        assert last is not None
-        assert last.step == 5
-        assert publisher.finish(5) == last
-        assert publisher.status().publishes == 2
-
-
 def test_leaving_the_block_publishes_the_last_step(tmp_path: Path) -> None:
     model = Counters()
     with Publisher(tmp_path, model, schedule=PublishSchedule(every_seconds=3600)) as publisher:

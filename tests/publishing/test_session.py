@@ -98,26 +98,6 @@ def test_with_the_scripts_saver_versions_hold_all_that_it_restores(tmp_path: Pat
             assert_computes(tmp_path, session.run(net.y))
 
 
-@kinds
-def test_averages_are_published_in_place_of_their_variables(tmp_path: Path, use_resource: bool) -> None:
-    with tf.Graph().as_default():
-        net = Net(use_resource=use_resource)
-        average = tf.train.ExponentialMovingAverage(0.5)
-        with tf.control_dependencies([net.train]):
-            train = average.apply([net.kernel])
-        publisher = SessionPublisher(tmp_path, net.x, net.y, schedule=EVERY_STEP, averages=average.average)
-        with v1.Session() as session, publisher:
-            session.run(v1.variables_initializer([net.kernel]))  # which TensorFlow does not order in an If
-            session.run(v1.global_variables_initializer())
-            for _ in range(3):
-                session.run(train)
-            found = read(Store(tmp_path), publisher.publish_session(session, 3, wait=True))
-            kernel, smooth, bias = session.run([net.kernel, average.average(net.kernel), net.bias])
-    assert_same(found["net/kernel"], smooth)
-    assert_same(found["net/bias"], bias)
-    assert not np.array_equal(kernel, smooth)
-
-
 def test_what_was_overtaken_is_let_go_of(tmp_path: Path) -> None:
     """Whatever is pinned and never written is let go of by what is pinned next, or at the end."""
     with tf.Graph().as_default():

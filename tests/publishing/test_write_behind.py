@@ -78,14 +78,6 @@ def test_an_error_goes_to_who_waits_and_into_the_status_until_a_write_succeeds(
     assert behind.status().last_error is None
 
 
-def test_flush_says_when_it_takes_too_long() -> None:
-    behind = WriteBehind(version)
-    behind.put(1)
-    assert not behind.flush(0)
-    behind.run_once()
-    assert behind.flush(0)
-
-
 def test_close_writes_what_waits() -> None:
     behind = WriteBehind(version)
     behind.put(1)
