@@ -88,19 +88,29 @@ def test_with_a_client_ca_callers_show_a_certificate_and_need_no_token(
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("given", "kind", "expected"),
     [
-        ({"tls": TlsFiles("c", "k")}, "tls: expected control_port with it, found none"),
-        ({"tls": TlsFiles("c", "k"), "control_port": 0}, "tls.certificate c: cannot be read: No such file"),
+        ({"tls": TlsFiles("c", "k")}, SettingsError, "tls: expected control_port with it, found none"),
+        (
+            {"tls": TlsFiles("c", "k"), "control_port": 0},
+            SettingsError,
+            "tls.certificate c: cannot be read: No such file",
+        ),
+        ({"keep": 0}, SettingsError, "keep: expected at least 1 version, found 0"),
+        ({"publish_if": "speed"}, SettingsError, "publish_if: expected a metric"),
+        ({"on_error": "stop"}, SettingsError, 'on_error: expected "log" or "raise", found \'stop\''),
+        ({"tls_cert": "c", "keep_for": 3}, TypeError, "unexpected keyword arguments: keep_for, tls_cert"),
     ],
 )
-def test_tls_that_cannot_be_is_refused_by_all_that_publish(tmp_path: Path, given: Any, expected: str) -> None:
+def test_options_that_cannot_be_are_refused_by_all_that_publish(
+    tmp_path: Path, given: Any, kind: type[Exception], expected: str
+) -> None:
     for make in (
         lambda: Publisher(tmp_path, Counters(), schedule=EVERY_STEP, **given),
         lambda: PublishCallback(tmp_path, **given),
         lambda: PublishHook(tmp_path, inputs=None, outputs=None, **given),
     ):
-        with pytest.raises(SettingsError, match=f"^{expected}"):
+        with pytest.raises(kind, match=f"^{expected}"):
             make()
     with Publisher(tmp_path, Counters(), schedule=EVERY_STEP):
         pass

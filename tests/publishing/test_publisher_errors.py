@@ -80,11 +80,6 @@ def test_a_second_publisher_is_refused(tmp_path: Path) -> None:
         Publisher(tmp_path, Counters(), schedule=EVERY_STEP)
 
 
-def test_an_unknown_way_with_errors_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match='on_error: expected "log" or "raise"'):
-        Publisher(tmp_path, Counters(), schedule=EVERY_STEP, on_error="ignore")  # type: ignore[arg-type]
-
-
 def test_a_model_that_is_not_built_is_refused_and_leaves_the_store_free(tmp_path: Path) -> None:
     with pytest.raises(GraphError, match="build it"):
         Publisher(tmp_path, keras.Sequential([keras.layers.Dense(1)]), schedule=EVERY_STEP)
