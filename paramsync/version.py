@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from types import MappingProxyType
@@ -196,3 +197,30 @@ class View(Generic[R]):
             {label: new for label, resident in self.labels.items() if (new := changed[resident]) is not None},
             tuple([new for resident in self.beside if (new := changed[resident]) is not None]),
         )
+
+
+class Leaving(Generic[R]):
+    """Versions that have left, and their parts, kept until no request holds a version any more.
+
+    The thread that drops the last reference frees the parts, which takes milliseconds: `tend` is that thread's, so
+    that no request pays. One thread tends; any thread may call the rest.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[weakref.ref[R], tuple[int, tuple[Any, ...]]] = {}
+
+    def add(self, resident: R, *parts: Any) -> None:
+        """Keep its parts. The caller drops the version itself."""
+        self._kept[weakref.ref(resident)] = resident.version.number, parts
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The versions that requests may still hold."""
+        return tuple(number for number, _ in [*self._kept.values()])
+
+    def tend(self) -> bool:
+        """Free versions that no request holds any more. Returns whether any are left."""
+        for reference in [*self._kept]:
+            if reference() is None:
+                del self._kept[reference]
+        return bool(self._kept)

@@ -30,22 +30,22 @@ _Results = tuple[list[Answer | Exception], float]
 
 @dataclass(eq=False, slots=True)
 class BatchedSignature:
-    """One signature of a graph, as one model's requests use it: may they share a call, and which calls are short."""
+    """What the batcher knows of one signature of a graph, for one model: may requests share a call, which are short."""
 
     batched: bool
     bounded: bool
-    """Whether the time of a call depends on the shapes of its inputs alone, see `batchable.Traits.prompt`."""
+    """Whether only the shapes of the inputs decide how long a call takes, see `batchable.Traits.prompt`."""
     short_bytes: int = 0
-    """Bytes of inputs up to which calls are expected to be short."""
+    """A call with at most so many bytes of inputs is expected to be short."""
     running: int = 0
-    """Calls on threads now."""
+    """Calls in progress on threads."""
 
     def is_short(self, size: int) -> bool:
-        """Whether a call with so many bytes of inputs may run on the event loop."""
+        """Whether a call with `size` bytes of inputs may run on the event loop."""
         return self.bounded and size <= self.short_bytes
 
     def took(self, size: int, seconds: float) -> None:
-        """Learn from a call with so many bytes of inputs."""
+        """Learn from a call with `size` bytes of inputs."""
         if self.bounded and seconds < SHORT_SECONDS:
             self.short_bytes = max(self.short_bytes, size if seconds > SHORT_SECONDS / 2 else 2 * size)
         else:
@@ -63,14 +63,14 @@ class _Request:
 
 @dataclass(eq=False, slots=True)
 class _Queue:
-    """Requests that may share a call: of one signature and set of outputs, with rows of one shape, that named the same
-    version or none. Requests marked `apart` have a second queue."""
+    """Requests that may share a call: the same signature and outputs, rows of one shape, and the same version or none
+    named. Requests marked `apart` have a second queue."""
 
     key: Hashable
     signature: BatchedSignature
     batched: bool
     large: bool
-    """Whether each has more rows than a batch may have."""
+    """Whether every request has more rows than a batch may have."""
     waiting: dict[_Request, None] = field(default_factory=dict)  # in the order they came
     running: int = 0
     flush: asyncio.Handle | None = None
@@ -79,15 +79,14 @@ class _Queue:
 class Batcher:
     """Lives on one event loop.
 
-    1. A request whose call is short runs on the event loop, with all neighbours that came in the same turn of it, and
-       at once where whoever asks knows that there are none.
-    2. Any other runs on a thread, at once when none of its queue does; otherwise it waits for the end of that call, and
-       then goes with all that wait.
-    3. Requests that named no version are answered by the one that serves when their call begins. Otherwise those that
-       wait while versions are swapped would take a call for each, beside one another.
-    4. A call has `rows` rows at most. A request with more rows, or with inputs of shapes that its signature does not
-       name, goes alone. At most half of the threads compute such with more rows; one thread is always left by calls of
-       one signature to those of others.
+    1. A short call runs on the event loop, together with requests that came in the same turn of the loop.
+    2. Any other call runs on a thread. If a call of its queue is running, the request waits for its end, and then goes
+       in one call with all that wait.
+    3. A request that named no version is answered by the version that serves when its call begins. Else requests that
+       wait while versions swap would need a call for each version.
+    4. A call has at most `rows` rows. A request with more rows, or with inputs of shapes that its signature does not
+       name, goes alone. Requests with more rows take at most half of the threads, and one signature leaves at least
+       one thread to others.
     """
 
     def __init__(
@@ -100,8 +99,8 @@ class Batcher:
         most: int = 1024,
         batched: Callable[[str], bool] = lambda model: True,
     ) -> None:
-        """`executor` has so many threads; `most` is how many requests may wait or run; `batched` says which models'
-        requests may share calls at all."""
+        """`executor` has `threads` threads; at most `most` requests wait or run; `batched` says whether requests of a
+        model may share calls."""
         self._executor = executor
         self._threads = threads
         self._rows = rows
@@ -110,22 +109,22 @@ class Batcher:
         self.metrics = metrics
         metrics.waiting = lambda: self.held - self._computing
         self.held = 0
-        """How many requests wait or run."""
+        """The number of requests that wait or run."""
         self._computing = 0
         self._running = 0
         self._large = 0
-        self._queues: dict[Hashable, _Queue] = {}  # those with something that waits or runs; whose turn it is first
+        self._queues: dict[Hashable, _Queue] = {}  # that are not empty; the next in turn is first
         self._signatures: WeakKeyDictionary[Graph, dict[Hashable, BatchedSignature]] = WeakKeyDictionary()
 
     def check(self) -> None:
-        """Raise BusyError where no request more is taken now."""
+        """Raise BusyError if no further request is accepted now."""
         if self.held >= self._most:
             raise BusyError(f"{self._most} requests are waiting or being answered already; try again in a moment")
 
     def at_once(self, question: Question) -> Answer | None:
-        """The answer where the call is short and no other request waits or runs. Raises what the call raises.
+        """The answer, if the call is short and no other request waits or runs; else None. Raises what the call raises.
 
-        For a caller who knows of no request that is about to come: this one shares its call with none.
+        For a caller that knows of no other request about to come: this request shares its call with none.
         """
         signature = self._signature(question)
         size = _bytes(question)
@@ -139,14 +138,14 @@ class Batcher:
         try:
             raise answer
         finally:
-            del answer, question  # as below
+            del answer, question  # see `answer`
 
     async def answer(self, question: Question, *, deadline: float | None = None, apart: bool = False) -> Answer:
-        """`deadline` is in the loop's time. Requests that are `apart` have a queue of their own: a flood of them does
-        not delay others. Afterwards the question names the version that answered, or that failed.
+        """Answer a question. Afterwards it names the version that answered or failed.
 
-        Raises BusyError where too many wait, TimeoutError, and what the call raises. A request whose caller leaves
-        before it runs does not run.
+        `deadline` is in the loop's time. Requests that are `apart` have queues of their own, so that a flood of them
+        does not delay others. A request whose caller leaves before it runs does not run. Raises BusyError if too many
+        wait, TimeoutError, and what the call raises.
         """
         self.check()
         loop = asyncio.get_running_loop()
@@ -159,16 +158,16 @@ class Batcher:
             return await request.answer
         except asyncio.CancelledError:
             if request.answer.done() and not request.answer.cancelled():
-                request.answer.exception()  # it came in the same moment, and nobody waits for it any more
+                request.answer.exception()  # it came at the same moment: mark the error as seen
             raise
         finally:
             self._leave(request)
             if timer is not None:
                 timer.cancel()
-            del request  # else an error, by its traceback, would keep itself and the version alive
+            del request  # else the traceback of an error would keep the version alive
 
     def close(self) -> None:
-        """Waits for nothing: nobody gets what is still computed."""
+        """End without waiting: calls in progress are given up."""
         if self.held:
             _log.warning("predictions that did not end within the grace, and are given up: %d", self.held)
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -207,7 +206,7 @@ class Batcher:
         return request
 
     def _leave(self, request: _Request) -> None:
-        """Nobody waits for it any more: unless it runs already it never will."""
+        """The caller waits no more: drop the request unless it runs already."""
         if request in request.queue.waiting:
             del request.queue.waiting[request]
             self.held -= 1
@@ -223,8 +222,7 @@ class Batcher:
             del self._queues[queue.key]
 
     def _next(self, queue: _Queue) -> list[_Request]:
-        """The requests of the next call, by one version: those that came first, and whose callers did not leave just
-        now."""
+        """The requests of the next call, all by one version: the first that wait, without those whose callers left."""
         batch: list[_Request] = []
         rows = 0
         serving: Resident | None = None
@@ -242,7 +240,7 @@ class Batcher:
         return batch
 
     def _take(self, queue: _Queue, batch: Sequence[_Request]) -> list[Question]:
-        """They run from now on."""
+        """Count these requests as running."""
         for request in batch:
             del queue.waiting[request]
         self._computing += len(batch)
@@ -251,7 +249,7 @@ class Batcher:
     # Calls ------------------------------------------------------------------------------------------------------------
 
     def _start(self, queue: _Queue) -> None:
-        """Start what may start of a queue: a short call in the next turn, so that neighbours can join it."""
+        """Start the calls that a queue may start. A short call starts in the loop's next turn: others can join it."""
         while queue.waiting and queue.flush is None:
             if queue.signature.is_short(next(iter(queue.waiting)).size) and not queue.running:
                 queue.flush = asyncio.get_running_loop().call_soon(self._flush, queue)
@@ -261,7 +259,7 @@ class Batcher:
                 return
 
     def _flush(self, queue: _Queue) -> None:
-        """Run one call: here if it is still short with all that joined it."""
+        """Run one call: on the event loop if it is still short with all that joined it."""
         queue.flush = None
         if batch := self._next(queue):
             if queue.signature.is_short(_size(batch)):
@@ -269,7 +267,7 @@ class Batcher:
             elif self._may_start(queue):
                 self._submit(queue, batch)
             else:
-                return  # until a thread is free
+                return  # a thread that becomes free starts it
             self._start(queue)
         self._forget(queue)
 
@@ -290,7 +288,7 @@ class Batcher:
         computing: asyncio.Future[_Results]
         try:
             computing = asyncio.wrap_future(self._executor.submit(_computed, questions))
-        except RuntimeError as error:  # the system has no thread left
+        except RuntimeError as error:  # no thread can be started
             computing = asyncio.get_running_loop().create_future()
             computing.set_result(([BusyError(f"{error}; try again in a moment") for _ in batch], SHORT_SECONDS))
         computing.add_done_callback(partial(self._end, queue, batch))
@@ -300,13 +298,13 @@ class Batcher:
         queue.signature.running -= 1
         self._large -= queue.large
         self._running -= 1
-        if computing.cancelled():  # by the end of the server
+        if computing.cancelled():  # by `close`
             self._computing -= len(batch)
             return
         self._give(queue, batch, computing.result())
         self._queues.pop(queue.key, None)
         if queue.waiting or queue.running:
-            self._queues[queue.key] = queue  # the others come first now
+            self._queues[queue.key] = queue  # the last in turn now
         for waiting in list(self._queues.values()):
             self._start(waiting)
 
@@ -338,18 +336,18 @@ class Batcher:
 
 
 def _serving(question: Question) -> Resident | None:
-    """What serves now, where the question may be answered by it."""
+    """The version that serves now, if it may answer this question."""
     if question.latest is None:
         return None
     try:
         serving = question.latest()
-    except ParamsyncError:  # nothing serves any more; what was taken before goes on
+    except ParamsyncError:  # nothing serves any more: the version that the question took answers
         return None
     return serving if serving.graph is question.resident.graph else None
 
 
 def _bytes(question: Question) -> int:
-    """Of its inputs; of strings only what points at them."""
+    """Bytes of the inputs; for strings, of the pointers to them."""
     return sum([array.nbytes for array in question.inputs.values()])
 
 
@@ -358,7 +356,7 @@ def _size(batch: Sequence[_Request]) -> int:
 
 
 def _computed(questions: list[Question]) -> _Results:
-    """Any thread."""
+    """Compute a call, on any thread."""
     began = perf_counter()
     answers = execute.answers(questions)
     return answers, perf_counter() - began

@@ -1,4 +1,4 @@
-"""Imports versions: a graph as bytes, and parameters in a file in memory, from whatever a store holds."""
+"""The importer: reads a version from any kind of store, and writes its graph and values into files in memory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MOST_OF_MEMORY = 0.75
 
 
 def importing(settings: ModelSettings, *, descriptors: Sequence[int]) -> None:
-    """Until the supervisor is gone, or has what it wanted."""
+    """Run the importer until the supervisor is gone or ends it."""
     limit_memory(_MOST_OF_MEMORY)
     tf.config.set_visible_devices([], "GPU")
     importer = _Importer(settings)
@@ -51,13 +51,13 @@ class _Importer:
             graph=settings.graph,
             verification=settings.verify,
             allowed=settings.allowed,
-            warmed=False,  # a trial calls its graph
+            warmed=False,  # a trial calls the graph
         )
 
     def restore(self, version: Version, *, descriptors: Sequence[int]) -> Imported:
-        """Write graph and parameters into these two files. Raises as Source.restore does."""
+        """Write the graph and the values into two files, given by their descriptors. Raises as Source.restore does."""
         try:
-            self._source.look()  # of which kind it is
+            self._source.look()  # finds out the kind of store
             resident = self._source.restore(version, self._tell)
             graph, parameters = descriptors
             with os.fdopen(os.dup(graph), "wb") as file:
@@ -78,7 +78,7 @@ class _Importer:
 
 
 def _written(resident: Resident, descriptor: int) -> tuple[int, list[ParameterPlace | Any]]:
-    """The parameters one behind the other; strings stay with the message."""
+    """Write the parameters one after another. Returns the size and the places; strings go with the message."""
     arrays = [tensor.numpy() for tensor in resident.parameters]
     places: list[ParameterPlace | Any] = []
     size = 0
@@ -101,6 +101,6 @@ def _written(resident: Resident, descriptor: int) -> tuple[int, list[ParameterPl
 
 
 def _portable(error: tf.errors.OpError) -> Exception:
-    """The same for a process that has no TensorFlow."""
+    """The same error for a process without TensorFlow."""
     text = str(error.message)
     return MemoryError(text) if error.error_code in (4, 7, 8, 14) else RuntimeError(f"{type(error).__name__}: {text}")

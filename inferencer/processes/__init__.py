@@ -1,1 +1,1 @@
-"""What the processes of one server say to each other, and how they are started."""
+"""How the processes of one server talk to each other: a channel, its messages, and shared memory."""

@@ -1,4 +1,4 @@
-"""Channel: two processes of one server ask each other, by messages over a UNIX socket that may carry descriptors."""
+"""Channel: questions and answers between two processes of one server, over a UNIX socket that carries descriptors."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from typing import Any
 
 from paramsync.errors import ParamsyncError
 
-_HEAD = struct.Struct("=IHQ")  # bytes that follow, descriptors, which question
+_HEAD = struct.Struct("=IHQ")  # bytes that follow, descriptors, number of the question
 _QUESTION, _ANSWER, _ERROR, _NOTE = range(4)
-_MOST_DESCRIPTORS = 250  # the kernel sends 253 at once
-_SEND_SECONDS = 90.0  # a process that takes nothing for so long is given up
+_MOST_DESCRIPTORS = 250  # in one message; the kernel allows 253
+_SEND_SECONDS = 90.0  # a process that reads nothing for longer is given up
 
 
 def _unchanging(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
     return MappingProxyType(values)
 
 
-copyreg.pickle(MappingProxyType, lambda proxy: (_unchanging, (dict(proxy),)))  # which versions have
+copyreg.pickle(MappingProxyType, lambda proxy: (_unchanging, (dict(proxy),)))  # as in a version's metrics
 
 Handler = Callable[..., Any]
-"""Gets the arguments of a question, and owns its `descriptors`, where some came. It returns the answer, or a Future."""
+"""Called with the arguments of a question, and with `descriptors` if some came, which it owns. Returns the answer or a
+Future of it."""
 
 
 class ClosedError(ParamsyncError):
@@ -39,9 +40,9 @@ class ClosedError(ParamsyncError):
 
 
 class Channel:
-    """One end. A thread of this end answers the questions of the other one by `handlers`, one after another.
+    """One end. Its thread answers the questions of the other end by `handlers`, one after another.
 
-    Messages are pickled: both ends are processes of the same server. Any thread may ask.
+    Messages are pickled, because both ends are processes of the same server. Any thread may ask.
     """
 
     def __init__(self, connection: socket.socket, handlers: Mapping[str, Handler], *, name: str) -> None:
@@ -53,13 +54,13 @@ class Channel:
         self._waiting: dict[int, Future[Any]] = {}
         self._closed = False
         self.ended: Callable[[], None] = lambda: None
-        """Called on the thread of this end, once the other one is gone."""
+        """Called on the thread of this end, once the other end is gone."""
 
     def start(self) -> None:
         threading.Thread(target=self.run, name=self._name, daemon=True).start()
 
     def ask(self, what: str, *arguments: Any, descriptors: Sequence[int] = ()) -> Future[Any]:
-        """The answer, or the error that it was. The descriptors stay the caller's."""
+        """Ask the other process. The answer is a result or an error. The descriptors stay the caller's."""
         number, answer = next(self._numbers), Future[Any]()
         self._waiting[number] = answer
         try:
@@ -72,12 +73,12 @@ class Channel:
         return answer
 
     def tell(self, what: str, *arguments: Any) -> None:
-        """A question that is not answered."""
+        """Send a message that is not answered."""
         with suppress(OSError):
             self._send(_NOTE, 0, (what, arguments), ())
 
     def close(self) -> None:
-        """The other end sees that this one is gone."""
+        """Close the connection: the other end sees that this end is gone."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -100,7 +101,7 @@ class Channel:
         finally:
             self._closed = True
             for number in list(self._waiting):
-                answer = self._waiting.pop(number, None)  # a thread that asks just now may take its own away
+                answer = self._waiting.pop(number, None)  # `ask` may have taken it away
                 if answer is not None:
                     _fail(answer, ClosedError(f"{self._name}: the process is gone"))
             self._socket.close()
@@ -111,7 +112,7 @@ class Channel:
         files = {"descriptors": descriptors} if descriptors else {}
         try:
             answer = self._handlers[what](*arguments, **files)
-        except Exception as error:  # noqa: BLE001, it is raised where it was asked
+        except Exception as error:  # noqa: BLE001, it is the answer
             self._reply(kind, number, _ERROR, error)
             return
         if isinstance(answer, Future):
@@ -127,14 +128,14 @@ class Channel:
     def _reply(self, question: int, number: int, kind: int, message: Any) -> None:
         if question == _NOTE:
             return
-        with suppress(OSError):  # whoever asked is gone
+        with suppress(OSError):  # the other process is gone
             try:
                 self._send(kind, number, message, ())
             except (pickle.PicklingError, TypeError, AttributeError):
                 self._send(_ERROR, number, RuntimeError(str(message)), ())
 
     def _send(self, kind: int, number: int, message: Any, descriptors: Sequence[int]) -> None:
-        """Raises OSError, also where the other process takes nothing for too long: then it is given up."""
+        """Raises OSError, also if the other process reads nothing for too long: then it is given up."""
         content = pickle.dumps((kind, message), pickle.HIGHEST_PROTOCOL)
         head = _HEAD.pack(len(content), len(descriptors), number)
         with self._sending:
@@ -149,12 +150,12 @@ class Channel:
                     rest = rest[len(sent) :]
                 self._socket.sendall(rest)
                 self._socket.sendall(content)
-            except BlockingIOError:  # a part of the message may be on its way
+            except BlockingIOError:  # a part of the message may have been sent
                 self.close()
                 raise
 
     def _receive(self) -> tuple[int, int, Any, list[int] | None]:
-        """Kind, number, message and descriptors; None for these where this process may have no more of them."""
+        """Kind, number, message and descriptors; None for descriptors if this process may open no more."""
         head, descriptors = b"", list[int]()
         while len(head) < _HEAD.size:
             part, came, _, _ = socket.recv_fds(self._socket, _HEAD.size - len(head), _MOST_DESCRIPTORS)
@@ -178,7 +179,7 @@ class Channel:
 
 
 def pair(*, send_seconds: float = _SEND_SECONDS) -> tuple[socket.socket, socket.socket]:
-    """Two ends, that wait for so long at most for the other one to take something."""
+    """Two ends. A send fails after `send_seconds` in which the other end reads nothing."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     seconds, rest = divmod(send_seconds, 1)
     for end in ends:
@@ -193,7 +194,7 @@ def close_all(descriptors: Sequence[int]) -> None:
 
 
 def _settle(answer: Future[Any], kind: int, message: Any) -> None:
-    with suppress(InvalidStateError):  # nobody waits any more
+    with suppress(InvalidStateError):  # it was cancelled
         if kind == _ANSWER:
             answer.set_result(message)
         else:

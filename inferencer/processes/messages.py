@@ -1,4 +1,4 @@
-"""What the supervisor tells its workers of graphs, versions and models."""
+"""Messages of the supervisor to its workers: graphs, versions and models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..settings.settings import AnySettings
 
 @dataclass(frozen=True, slots=True)
 class GraphMessage:
-    """A graph, whose bytes come as a file. `key` tells it from all others of this server."""
+    """A graph, whose bytes come as a file. `key` is its number in this server."""
 
     key: int
     allowed: tuple[str, ...] = ()
@@ -23,7 +23,7 @@ class GraphMessage:
 
 @dataclass(frozen=True, slots=True)
 class ParameterPlace:
-    """Where a parameter lies: in which file, from which byte on."""
+    """Where a parameter lies: the file's place in the message, and the first byte."""
 
     file: int
     offset: int
@@ -33,7 +33,7 @@ class ParameterPlace:
 
 @dataclass(frozen=True, slots=True)
 class VersionMessage:
-    """A version. Its files come as descriptors, after that of its graph. `key` tells it from all others of a server."""
+    """A version. The files of its graph and its data come as descriptors. `key` is its number in this server."""
 
     key: int
     version: Version
@@ -41,26 +41,26 @@ class VersionMessage:
     sizes: tuple[int, ...]
     """Bytes of each file."""
     parameters: Sequence[ParameterPlace | Any]
-    """In the order of the graph's parameters: where each lies, or its values."""
+    """The place or the values of each parameter, in the graph's order."""
     ranges: Sequence[tuple[int, int, int]] = ()
-    """What is brought into the page table before it serves: the number of a file, from where, to where."""
+    """Ranges to bring into the page table before it serves: the file, the first byte, the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A version that others wrote, as it was written into two files: its graph, and the values of its parameters."""
+    """A version that others wrote, after the importer wrote its graph and its values into two files."""
 
     digest: str
     refused: Mapping[str, str]
     embeddings: frozenset[str]
     size: int
-    """Bytes of the values."""
+    """Bytes of the file of values."""
     parameters: Sequence[ParameterPlace | Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """What came of joining two models: the versions that answer as one, if any, and why others do not."""
+    """The outcome of joining two models: the pair of versions that answers, if any, and why newer ones do not."""
 
     reason: str
     versions: tuple[Version, Version] | None = None
@@ -68,7 +68,7 @@ class Joining:
 
 @dataclass(frozen=True, slots=True)
 class ModelMessage:
-    """Which versions, by their keys, one model is answered from."""
+    """The versions, by their keys, from which one model is answered."""
 
     settings: AnySettings
     status: Status
@@ -76,4 +76,4 @@ class ModelMessage:
     labels: Mapping[str, int] = field(default_factory=dict)
     beside: tuple[int, ...] = ()
     awaited: bool = False
-    """Whether the server counts as ready only once it serves."""
+    """Whether the server is ready only once this model serves."""

@@ -1,4 +1,4 @@
-"""SharedWords: memory that all processes of one server share; words of eight bytes are read and written whole."""
+"""SharedWords: memory that the processes of one server share, in words of eight bytes, each read and written whole."""
 
 from __future__ import annotations
 
@@ -8,46 +8,47 @@ from types import TracebackType
 
 from ..settings.flags import MOST_WORKERS
 
-_CALLS = 16  # of each worker that are seen at a time
-_SLOTS = MOST_WORKERS + 1  # one more, for a worker that takes another one's place
+_CALLS = 16  # of each worker that the supervisor can see at a time
+_SLOTS = MOST_WORKERS + 1  # one more for a successor, while its predecessor leaves
 _SIZE = 8 * (1 + _SLOTS + _SLOTS * _CALLS)
 
 
 class SharedWords:
-    """`epoch` has one word: what is answered now. `taken` has one for each slot: the bytes that requests of the worker
-    which has it take."""
+    """`epoch` is one word: the number of the epoch that answers. `taken` has a word for each slot: the bytes that the
+    requests of the worker in this slot take."""
 
     def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
         words = memoryview(mmap.mmap(descriptor, _SIZE)).cast("Q")
         self.epoch = words[:1]
         self.taken = words[1 : 1 + _SLOTS]
         self._calls = words[1 + _SLOTS :]
 
     def calls(self, slot: int) -> CallsUnderWay:
-        """Those of the worker in one slot."""
+        """The calls of the worker in a slot."""
         return CallsUnderWay(self._calls[slot * _CALLS : (slot + 1) * _CALLS])
 
 
 def create() -> int:
-    """The descriptor of such memory."""
+    """New shared words, as a descriptor."""
     descriptor = os.memfd_create("words")
     os.ftruncate(descriptor, _SIZE)
     return descriptor
 
 
 class CallsUnderWay:
-    """Which versions a worker computes, by their keys: the supervisor reads that once the worker has crashed."""
+    """The keys of the versions that a worker computes: the supervisor reads them after a crash."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
         self._free = list(range(len(words)))
 
     def call(self, key: int) -> CallUnderWay:
-        """To be entered around a call of a version, on any thread."""
+        """A context for the call of a version, on any thread."""
         return CallUnderWay(self._words, self._free, key)
 
     def take(self) -> frozenset[int]:
-        """What the worker that has ended was computing."""
+        """The keys of what the worker was computing when it ended; clears them."""
         keys = frozenset(self._words) - {0}
         for place in range(len(self._words)):
             self._words[place] = 0
@@ -55,7 +56,7 @@ class CallsUnderWay:
 
 
 class CallUnderWay:
-    """Where all places are taken it is not seen."""
+    """A call in progress. It is not seen if all places are taken."""
 
     __slots__ = ("_free", "_key", "_place", "_words")
 

@@ -1,1 +1,1 @@
-"""The process that people start: follows stores, checks versions, and starts the workers that answer from them."""
+"""The process that people start: it follows stores, checks versions, and starts workers that answer from them."""

@@ -1,4 +1,4 @@
-"""ChildProcess: a worker, a trial or an importer, as the supervisor sees it."""
+"""ChildProcess: a worker, a trial or an importer, seen from the supervisor."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from ..processes.channel import Channel, ClosedError, Handler, pair
 from .template import Template
 
 _START_SECONDS = 60.0
-_EXIT_SECONDS = 1.0  # in which a process ends whose channel has
+_EXIT_SECONDS = 1.0  # that a process needs to end after its channel
 
 
 class ChildProcess:
-    """A process forked by the template, which answers over a channel. Any thread may ask it.
+    """A process forked from the template, which answers over a channel. Any thread may use it.
 
-    It is a child of this process, and the kernel kills it when this one ends.
+    The kernel kills it when the supervisor ends.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ChildProcess:
         descriptors: Sequence[int] = (),
         handlers: Mapping[str, Handler] | None = None,
     ) -> None:
-        """Returns once it answers. `handlers` answer its own questions. Raises OSError where it does not start."""
+        """Returns once the process answers. `handlers` answer its questions. Raises OSError if it does not start."""
         ours, other_end = pair()
         self._code: int | None = None
         self._taking_code = threading.Lock()
@@ -45,7 +45,7 @@ class ChildProcess:
         self.channel.ended = self._ended
         try:
             self.pid = template.start(role, *arguments, descriptors=[other_end.fileno(), *descriptors])
-            self._process = os.pidfd_open(self.pid)  # of no other one, whoever has the number later
+            self._process = os.pidfd_open(self.pid)  # a number may come to mean another process
         except BaseException:
             ours.close()
             raise
@@ -60,18 +60,18 @@ class ChildProcess:
 
     def _ended(self) -> None:
         self.gone.set()
-        self.exit_code()  # the kernel keeps it until it is asked for
+        self.exit_code()  # else the kernel keeps a zombie
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody stopped it, as by SIGSTOP."""
+        """Whether somebody stopped the process, as by SIGSTOP."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
         except OSError:
             return False
 
     def exit_code(self) -> int | None:
-        """How it ended, as in subprocess.Popen.returncode; None where it does not end."""
+        """The exit code, as in subprocess.Popen.returncode; None if the process does not end."""
         if self._code is None:
             ended = select.poll()
             ended.register(self._process, select.POLLIN)
@@ -83,21 +83,24 @@ class ChildProcess:
             if self._code is None and (exit_status := os.waitid(os.P_PIDFD, self._process, os.WEXITED | os.WNOHANG)):
                 exited = exit_status.si_code == os.CLD_EXITED
                 self._code = exit_status.si_status if exited else -exit_status.si_status
-                os.close(self._process)  # at once: what refers to this may wait for a collector
+                os.close(self._process)  # now: a traceback may keep this object until a garbage collection
             return self._code
 
     def fault(self, doing: str) -> Exception:
-        """The error of its end while it was `doing` something: GraphError where it ended by itself. That it was killed,
-        as the kernel does when memory is used up, says nothing of a graph: ChildProcessError."""
+        """The error to raise after the process ended while it was `doing` something.
+
+        GraphError if it ended by itself; ChildProcessError if it was killed, as the kernel does when memory is used up:
+        then no graph is at fault.
+        """
         code = self.exit_code()
         if code is None:
-            return ChildProcessError(errno.ECHILD, f"{doing}: the process is gone, and nobody knows how")
+            return ChildProcessError(errno.ECHILD, f"{doing}: the process is gone, for no known reason")
         if code == -signal.SIGKILL:
             return ChildProcessError(errno.ECHILD, f"{doing}: the process was killed, as when memory is used up")
         return GraphError(f"{doing} ended the process ({exit_text(code)})")
 
     def kill(self) -> None:
-        """Also where this end of the channel is closed already, and the process takes no notice of that."""
+        """End the process, also a stopped one, which does not notice that its channel is closed."""
         with self._taking_code, suppress(ProcessLookupError):
             if self._code is None:
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)
@@ -109,9 +112,9 @@ class ChildProcess:
 
 
 def exit_text(code: int | None) -> str:
-    """An exit code for a person."""
+    """An exit code as people know it."""
     if code is None:
-        return "nobody knows how"
+        return "for no known reason"
     if code >= 0:
         return f"exit code {code}"
     with suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Comparing: what changed most between two versions of a store. One question at a time, for it reads them whole."""
+"""Comparing: what changed most between two versions of a store. One pair at a time, because both are read whole."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from paramsync.store.store import Store
 
 from ..protocols.page import messages
 
-_MOST = 100  # parameters that are told, those that changed most
+_MOST = 100  # parameters in the answer: those that changed most
 _SECONDS = 60.0
-_SHARE = 0.25  # of the time that comparisons may take, beyond the first seconds
+_SHARE = 0.25  # of all time that comparisons may take after their first seconds
 _NAME = 300  # characters
 
 
 class Comparing:
     """Any thread may ask.
 
-    Comparisons may take so many seconds, and after that a quarter of the time: whoever asks again and again keeps no
-    processor and no disk busy.
+    Comparisons may take `seconds`, and after that a quarter of the time: repeated questions keep no processor and no
+    disk busy.
     """
 
     def __init__(self, *, seconds: float = _SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -40,8 +40,10 @@ class Comparing:
         self._began = 0.0
 
     def ask(self, store: Path, old: int, new: int, asker: str = "") -> Future[bytes]:
-        """JSON, as docs/reference.md has it. Raises BusyError while another question is answered, and where too much
-        time was taken already. `asker` is a name to `leave` by."""
+        """The answer as JSON, see docs/reference.md. `asker` is a name for `leave`.
+
+        Raises BusyError while another pair is compared, and if comparisons took too much time already.
+        """
         with self._lock:
             if self._asker is not None:
                 raise BusyError(
@@ -61,7 +63,7 @@ class Comparing:
         return answer
 
     def leave(self, asker: str) -> None:
-        """Nobody waits for what this one asked: it is given up."""
+        """Give up the comparison that this asker waits for."""
         with self._lock:
             self._gone = self._gone or asker == self._asker
 
@@ -120,5 +122,5 @@ def _of(one: Difference, shown: str) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
-    """None for infinity too, which JSON has no word for."""
+    """None for NaN and infinity, for which JSON has no word."""
     return value if value is not None and math.isfinite(value) else None

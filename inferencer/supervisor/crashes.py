@@ -1,27 +1,27 @@
-"""Why workers crash: by a version that they were computing, or again and again by something else. Pure."""
+"""Finds why workers crash: a version that they computed, or something else again and again. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
 
-CRASHES = 3  # of workers that computed the same version, after which it is held to be the cause
-_TIED = 2 * CRASHES  # after which each is that was computed in all of them
+CRASHES = 3  # of workers that computed the same version: then the version is the cause
+_TIED = 2 * CRASHES  # and with several versions in all of them: then each is
 _WITHIN_SECONDS = 60.0
-QUICK_SECONDS = 10.0  # in which the end of a worker is a part of a loop
-LOOP = 3  # such ends in a row
+QUICK_SECONDS = 10.0  # a worker that ends sooner after its start is in a crash loop
+LOOP = 3  # quick ends in a row that are reported
 
 
 class Crashes:
-    """Which versions workers crash on. One thread at a time."""
+    """Finds the versions on which workers crash. One thread at a time."""
 
     def __init__(self) -> None:
         self._crashes: list[tuple[float, frozenset[int]]] = []
 
     def add(self, keys: Collection[int], now: float) -> list[int]:
-        """A worker crashed while it computed versions of these keys. Returns those that are held to be the cause.
+        """Add the crash of a worker that computed the versions of these keys. Returns the versions that are the cause.
 
-        Of several that were computed at the same time each is suspect: it is the one that was in more crashes.
+        Several versions were computed at the same time: the cause is the version that was in the most crashes.
         """
         recent = [crash for crash in self._crashes if crash[0] > now - _WITHIN_SECONDS]
         self._crashes = [*recent, (now, frozenset(keys))]
@@ -35,22 +35,22 @@ class Crashes:
 
 
 class CrashLoops:
-    """Which workers end again and again soon after their start. One thread at a time."""
+    """Finds workers that end again and again soon after their start. One thread at a time."""
 
     def __init__(self) -> None:
         self._ends: dict[int, tuple[int, str]] = {}
 
     def ended(self, number: int, lived: float, how: str) -> int:
-        """Returns how often the worker of this number has ended in a row soon after its start."""
+        """Add the end of a worker. Returns its quick ends in a row."""
         times = self._ends.get(number, (0, ""))[0] + 1 if lived < QUICK_SECONDS else 0
         self._ends[number] = times, f"worker {number} ended {times} times in a row soon after its start ({how})"
         return times
 
     def calm(self, number: int) -> None:
-        """It has lived for so long."""
+        """The worker has lived long enough, or the cause was found."""
         self._ends.pop(number, None)
 
     @property
     def trouble(self) -> str:
-        """What to tell people; empty where no worker is in a loop."""
+        """The workers in a crash loop, as people are told; empty if there are none."""
         return "; ".join(text for _, (times, text) in sorted(self._ends.items()) if times >= LOOP)

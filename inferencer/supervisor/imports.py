@@ -1,4 +1,4 @@
-"""Imports of versions that others wrote, by a process that has TensorFlow and may end, hang or grow."""
+"""Imports versions that others wrote, in a process that has TensorFlow and may end, hang or grow."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .child import ChildProcess
 from .fleet import Fleet
 from .shared import SharedGraph, SharedVersion
 
-_QUIET_SECONDS = 120.0  # without a word of progress, after which it is held to hang
+_QUIET_SECONDS = 120.0  # without progress: then the process hangs
 
 
 class Importer:
-    """Of one model. For the thread of its follower."""
+    """Imports for one model, on the thread of its follower."""
 
     def __init__(self, settings: ModelSettings, fleet: Fleet, graphs: GraphCache[SharedGraph]) -> None:
         self._settings = settings
@@ -30,7 +30,7 @@ class Importer:
         self._graphs = graphs
 
     def restore(self, version: Version, tell: ProgressCallback) -> SharedVersion:
-        """Raises as Source.restore does, and GraphError where it ends the process, or where that hangs."""
+        """Raises as Source.restore does, and GraphError if the import ends its process or hangs."""
         graph, parameters = (os.memfd_create(name) for name in ("graph", "parameters"))
         try:
             imported = self._imported(version, tell, graph, parameters)
@@ -42,7 +42,7 @@ class Importer:
             os.close(graph)
         shared = self._known(content, imported)
         message = VersionMessage(
-            key=self._fleet.key(),
+            key=self._fleet.trials.key(),
             version=version,
             graph=shared.message,
             sizes=(imported.size,),
@@ -53,7 +53,7 @@ class Importer:
 
     def _known(self, content: bytes, imported: Imported) -> SharedGraph:
         def made() -> SharedGraph:
-            graph = self._fleet.graph(content, allowed=self._settings.allowed, refused=imported.refused)
+            graph = self._fleet.trials.graph(content, allowed=self._settings.allowed, refused=imported.refused)
             return graph.describe(content, imported.embeddings)
 
         return self._graphs.find_or_build((imported.digest, tuple(sorted(imported.refused.items()))), made)

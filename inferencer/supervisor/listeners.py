@@ -1,6 +1,6 @@
-"""The listeners of the workers: each number has its own, and who takes the place of a worker goes on with them.
+"""The listening sockets of the workers. Each worker number has its own, and a successor takes them over.
 
-They stay open here, so that a worker which leaves closes nothing: whoever waits to be accepted is, by the next one.
+They stay open in the supervisor: when a worker leaves, connections that wait to be accepted come to its successor.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from ..settings.settings import Settings, TfServing, ports
 from ..transport import listeners
 
 Listening = tuple[Sequence[socket.socket], Sequence[socket.socket]]
-"""For gRPC and for HTTP."""
+"""The sockets for gRPC, and for HTTP."""
 
 
 class Listeners:
     """Safe to use from any thread."""
 
     def __init__(self, settings: Settings) -> None:
-        """Has the ports from now on, at which nobody listens yet.
+        """Reserve the ports; nobody listens at them yet.
 
-        Raises SettingsError where one is taken, also by another server, whose workers would share it.
+        Raises SettingsError if a port is taken, also by another server, whose workers would share it.
         """
         check_ports(settings.host, ports(settings))
         tf_serving = settings.tf_serving or TfServing()
@@ -35,7 +35,7 @@ class Listeners:
         self._path = tf_serving.socket
         self._reserved: list[socket.socket] = []
         self.port = self._reserve(settings.port, "--port") if tf_serving.port else 0
-        """For gRPC; 0: none."""
+        """The port for gRPC; 0 without one."""
         self.rest_port = self._reserve(settings.rest_port, "--rest-port") if tf_serving.http else 0
         self._lock = threading.Lock()
         self._listening: dict[int, Listening] = {}
@@ -43,7 +43,7 @@ class Listeners:
         self._is_closed = False
 
     def of(self, number: int) -> Listening:
-        """Those of the worker of this number, which stay open here. Raises SettingsError, and OSError at the end."""
+        """The sockets of a worker number, which stay open here. Raises SettingsError, OSError when the server ends."""
         with self._lock:
             if self._is_closed:
                 raise ChildProcessError(errno.ECHILD, "the server ends")
@@ -52,16 +52,16 @@ class Listeners:
             return self._listening[number]
 
     def drop(self, number: int) -> None:
-        """There is no such worker: who comes is accepted by others."""
+        """Close the sockets of a number that has no worker: new connections come to other workers."""
         with self._lock:
             for listener in itertools.chain(*self._listening.pop(number, ())):
                 with suppress(OSError):
-                    listener.shutdown(socket.SHUT_RDWR)  # though its process may take a while to end
+                    listener.shutdown(socket.SHUT_RDWR)  # the worker's process may still have it open
                 listener.close()
 
     def close(self) -> None:
         with self._lock:
-            self._is_closed = True  # whoever asks from now on gets none
+            self._is_closed = True
         for number in list(self._listening):
             self.drop(number)
         for reserved in self._reserved:

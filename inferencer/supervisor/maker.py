@@ -1,4 +1,4 @@
-"""Makes the models of a server whose workers answer: the supervisor follows their stores."""
+"""Makes the models of a server: the supervisor follows their stores, and workers answer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class SharedMaker(Maker):
     """See Maker."""
 
     def __init__(self, fleet: Fleet, *, poll_seconds: float, state: Path | None, tracing: bool) -> None:
-        """With `tracing`, versions that come to serve have spans."""
+        """With `tracing`, each version that comes to serve has a span."""
         super().__init__(poll_seconds=poll_seconds, state=state)
         self._fleet = fleet
         self._tracing = tracing
@@ -39,7 +39,7 @@ class SharedMaker(Maker):
         if self._tracing:
             from ..serving.spans import VersionSpans
 
-            VersionSpans(follower)  # which its subscription keeps
+            VersionSpans(follower)  # kept by its subscription
         return follower
 
     def _joined(self, settings: ConnectionSettings, first: FollowedModel, second: FollowedModel) -> ServedJoined:
@@ -48,13 +48,13 @@ class SharedMaker(Maker):
     def join(self, served: Mapping[str, FollowedModel]) -> None:
         joined = [model for model in served.values() if isinstance(model, SharedJoined)]
         if joined:
-            joinings = self._fleet.join([message_of(model, awaited=False)[0] for model in served.values()])
+            joinings = self._fleet.epochs.join([message_of(model, awaited=False) for model in served.values()])
             for model in joined:
                 model.tried = joinings.get(model.name)
 
 
 def message_of(model: FollowedModel, *, awaited: bool) -> tuple[ModelMessage, Any]:
-    """What workers are told of a model, and what has to be kept for as long as they answer from it."""
+    """What workers are told of a model, and what must stay in memory while they answer from it."""
     if isinstance(model, ServedJoined):
         return ModelMessage(model.settings, model.status(), awaited=awaited), None
     view = model.followers[0].replica.view
@@ -69,19 +69,25 @@ def message_of(model: FollowedModel, *, awaited: bool) -> tuple[ModelMessage, An
     return message, view
 
 
+def parts_of(model: FollowedModel) -> tuple[str, ...]:
+    """The names of the models whose versions answer for a model."""
+    settings = model.settings
+    return (settings.first, settings.second) if isinstance(settings, ConnectionSettings) else (model.name,)
+
+
 class SharedJoined(ServedJoined):
-    """Joined in each worker, whose answers say what came of it."""
+    """Each worker joins the two, and reports the outcome."""
 
     def __init__(self, settings: ConnectionSettings, first: FollowedModel, second: FollowedModel, fleet: Fleet) -> None:
         super().__init__(settings, first, second)
         self._names = (settings.first, settings.second)
         self._fleet = fleet
         self.tried: Joining | None = None
-        """What came of it while a configuration is on trial."""
+        """The outcome while a configuration is on trial."""
 
     def joined(self) -> Status:
         residents = self.followers[1].replica
-        joining = self.tried or self._fleet.joined.get(self.name)
+        joining = self.tried or self._fleet.epochs.joined.get(self.name)
         versions = None if joining is None else joining.versions
         serving = None if versions is None else versions[1]
         return Status(
@@ -98,4 +104,4 @@ class SharedJoined(ServedJoined):
         )
 
     def close(self) -> None:
-        """Workers join what they are told to."""
+        """Nothing to do: workers forget it with the next epoch."""

@@ -1,4 +1,4 @@
-"""Scrub: reads again and again what workers answer from, and compares it with its checksums. Knows no follower."""
+"""Scrub: compares the versions in memory with their checksums, again and again. Knows no follower."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from ..serving.counts import Scrubbed
 from .shared import SharedVersion
 
 _log = logging.getLogger("paramsync.supervisor")
-SHARE = 0.02  # of a processor, at most
-BETWEEN_SECONDS = 60.0  # from the begin of one scrub to that of the next, at least
-_MARKS = 10_000  # of tensors: so many may be of versions that left
+SHARE = 0.02  # of one processor, at most
+BETWEEN_SECONDS = 60.0  # at least, from the start of a scrub to the start of the next
+_MARKS = 10_000  # of tensors that were read, before marks of versions that left are dropped
 
 
 class Scrub:
-    """One thread, which calls `run_once` and pauses; any thread may read `scrubbed`.
+    """One thread calls `run_once` and pauses; any thread may read `scrubbed`.
 
-    A tensor that several versions have in the same place is read once in each scrub, also where versions come and go
-    faster than they can be read. A version that leaves is let go of after the portion that is being read.
+    A tensor that several versions have in the same place is read once in each scrub, even if versions come and go
+    faster than they can be read. A version that leaves is released after the portion that is being read.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Scrub:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`versions` are those in memory now; `suspect` is called with one that is damaged."""
+        """`versions` returns the versions in memory now; `suspect` is called with a damaged version."""
         self._versions = versions
         self._suspect = suspect
         self._clock = clock
@@ -43,7 +43,7 @@ class Scrub:
         self._begins_at = clock()
 
     def run(self, ended: Event) -> None:
-        """Until then."""
+        """Scrub until `ended` is set."""
         pause = 0.0
         while not ended.wait(pause):
             try:
@@ -53,8 +53,7 @@ class Scrub:
                 self._portions, pause = iter(()), BETWEEN_SECONDS
 
     def run_once(self) -> float:
-        """Read the next portion. Returns for how many seconds to pause, so that the scrub takes no more than its share
-        of a processor."""
+        """Read the next portion. Returns the seconds to pause, so that the scrub keeps to its share of a processor."""
         began = self._clock()
         size = next(self._portions, None)
         if size is None:
@@ -67,7 +66,7 @@ class Scrub:
         return (self._clock() - began) * (1 / SHARE - 1)
 
     def _scrub(self) -> Iterator[int]:
-        """Read what is in memory, until all that there is has been read."""
+        """Read every version in memory once."""
         done: set[object] = set()
         most, through = _MARKS, WeakSet[SharedVersion]()
         while (version := next((one for one in self._versions() if one not in through), None)) is not None:
@@ -79,7 +78,7 @@ class Scrub:
                 done.add(mark)
             else:
                 through.add(version)
-            if len(done) > most:  # many are of versions that left
+            if len(done) > most:  # mostly of versions that left
                 done &= {_mark(version, name) for version in self._versions() for name in version.keys}
                 most = _MARKS + 2 * len(done)
         self.scrubbed = replace(self.scrubbed, at=time.time())
@@ -88,7 +87,7 @@ class Scrub:
         return any(version is other for other in self._versions())
 
     def _tensor(self, version: SharedVersion, name: str) -> Generator[int, None, bool]:
-        """Whether it is done with in this scrub, damaged or not; else the version left meanwhile."""
+        """Read a tensor. Returns False if its version left meanwhile, else True, damaged or not."""
         assert version.held is not None
         try:
             for size in version.held.scrub(name):
@@ -96,13 +95,13 @@ class Scrub:
                 if not self._is_there(version):
                     return False
         except CorruptCheckpointError:
-            self._suspect(version)  # its follower says so
+            self._suspect(version)  # its follower examines and reports it
         except UnreadableError as error:
             _log.debug("version %d cannot be scrubbed now: %s", version.version.number, error)
         return True
 
 
 def _mark(version: SharedVersion, name: str) -> object:
-    """Tells the bytes of a tensor from others."""
+    """Identifies the bytes of a tensor: the places in files where they lie."""
     assert version.held is not None
     return tuple(version.held.marks(name))

@@ -1,4 +1,4 @@
-"""The server: follows the stores, has its workers answer from what they hold, and does what operators ask."""
+"""The server: follows the stores, tells its workers what to answer from, and does what operators ask."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import asyncio
 import dataclasses
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -37,9 +37,10 @@ from ..transport.health import Health
 from ..transport.listeners import listeners_at, port_of
 from ..transport.memory_budget import SHARES, MemoryBudget
 from .comparing import Comparing
-from .fleet import Fleet, Shown
+from .epochs import Shown
+from .fleet import Fleet
 from .listeners import Listeners
-from .maker import SharedJoined, SharedMaker, message_of
+from .maker import SharedJoined, SharedMaker, message_of, parts_of
 from .overview import Overview
 from .scrub import Scrub
 from .shared import SharedVersion
@@ -47,21 +48,21 @@ from .template import Template
 from .versions import SharedResidents
 
 _log = logging.getLogger("paramsync.inferencer")
-_GRACE_OF_CONTROL = 1.0  # its calls have been answered by then, and its streams have ended, but for slow readers
+_GRACE_OF_CONTROL = 1.0  # for readers that are slow: all calls are answered and all streams ended before
 _GRACE_OF_WORKERS = 25.0
 _COUNTING_SECONDS = 2.0
 _TELLING_SECONDS = 1.0
-_CHECK_SECONDS = 1.0  # between two times that workers are asked whether they answer, where nothing happens
-_NEWS_SECONDS = 0.05  # between two times that workers are told how the followers are
+_QUIET_SECONDS = 1.0  # at most, if nothing happens
+_NEWS_SECONDS = 0.05  # at least, between two messages to workers about the followers
 
 
 class Server:
     """One inferencer. Made, started and drained on one event loop."""
 
     def __init__(self, settings: Settings, *, template: Template | None = None, tracing: bool = False) -> None:
-        """Workers are forked from a `template` that is given, which whoever gives it closes.
+        """Workers are forked from the `template`, if one is given; the caller closes it.
 
-        With `tracing`, versions that come to serve have spans. Raises ParamsyncError where a model cannot be made.
+        With `tracing`, each version that comes to serve has a span. Raises ParamsyncError if a model cannot be made.
         """
         self._loop = asyncio.get_running_loop()
         self._tf_serving = tf_serving = settings.tf_serving or TfServing()
@@ -82,20 +83,20 @@ class Server:
         self._fleet = Fleet(settings.workers, (settings,), handlers, self._shown, self._listeners, template=template)
         maker = SharedMaker(self._fleet, poll_seconds=settings.poll_seconds, state=settings.state, tracing=tracing)
         self.models = Registry(settings.models, maker)
-        self.models.trouble = lambda: self._fleet.trouble
-        self._fleet.on_trouble = self._on_trouble
-        self._fleet.on_crashing = self._on_crashing
+        self.models.trouble = lambda: self._fleet.workers.trouble
+        self._fleet.workers.on_trouble = self._on_trouble
+        self._fleet.workers.on_crashing = self._on_crashing
         self._configuring = Configuring(self.models, self.apply, trust=tf_serving.trust)
         self._roots = ReloadRoots(settings.reload_roots, host=settings.host)
         self._following_file: asyncio.Future[None] | None = None
         self._metrics = Metrics(self.models)
         self._exposition = Exposition(self._metrics, as_tf_serving=tf_serving.metrics_path is not None)
-        self._metrics.workers = self._fleet.statuses
-        self._metrics.trouble = lambda: self._fleet.trouble
+        self._metrics.workers = self._fleet.workers.statuses
+        self._metrics.trouble = lambda: self._fleet.workers.trouble
         self._scrub = Scrub(self._in_memory, self._suspect)
         self._metrics.scrubbed = lambda: self._scrub.scrubbed
         self._news = threading.Event()
-        self._overview = Overview(self._fleet.statuses, self._counts, self._states, heard=self._news.set)
+        self._overview = Overview(self._fleet.workers.statuses, self._counts, self._states, heard=self._news.set)
         self._summing = threading.Lock()
         self._draining = asyncio.Event()
         self._health = Health(self.models, [sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name])
@@ -105,9 +106,9 @@ class Server:
             self.models,
             self._draining,
             self._tell,
-            self._fleet.statuses,
+            self._fleet.workers.statuses,
             self._load,
-            self._fleet.replace,
+            self._fleet.workers.replace,
             calls,
         )
         access = access_of(settings, settings.control_host or settings.host)
@@ -117,12 +118,12 @@ class Server:
         self._ended = threading.Event()
 
     async def start(self) -> Ports:
-        """Listen, and follow the stores: the control port at once, those of predictions once TensorFlow is imported.
+        """Follow the stores and listen: at the control port at once, at the others once TensorFlow is imported.
 
-        Raises SettingsError where a port is taken.
+        Raises SettingsError if a port is taken.
         """
         self._overview.follow(self.models.followers())
-        self.models.start()  # first of all: versions are checked while the workers are started
+        self.models.start()  # first: versions are checked while workers start
         host = self._settings.control_host or self._settings.host
         tls = None if self._settings.tls is None else ServerTls(self._settings.tls)
         try:
@@ -146,8 +147,10 @@ class Server:
         return Ports(self._listeners.port, self._listeners.rest_port, control)
 
     async def _first(self) -> None:
-        """What TensorFlow Serving does before it listens, whose clients take a port that answers for a model that does:
-        every model is looked at, and what its file of models says is so."""
+        """Look at every model and apply the file of models before listening, as TensorFlow Serving does.
+
+        Its clients expect that every model answers as soon as the port does.
+        """
         await self.models.looked()
         if self._tf_serving.config_file is not None:
             file = ConfigFile(self._tf_serving.config_file, self._configuring.apply)
@@ -162,11 +165,11 @@ class Server:
         self._listeners.close()
 
     async def drain(self, *, quiet_seconds: float = QUIET_SECONDS) -> None:
-        """Say so first, then accept no more predictions, answer what is in flight, and end every process.
+        """End the server without losing a request.
 
-        1. Health says NOT_SERVING, every stream is ended, syncs and pins are refused, and nothing more is restored.
-        2. Every worker closes its ports, once no call has come for so long; what has come is answered.
-        3. The control port, where all of that could be watched, is closed too.
+        1. Health says NOT_SERVING, every stream ends, syncs and pins are refused, and nothing more is restored.
+        2. Every worker answers its requests, and closes its ports once no call has come for `quiet_seconds`.
+        3. The control port is closed: all of that could be watched there.
         """
         self._health.drain()
         self._following_health.cancel()
@@ -176,8 +179,8 @@ class Server:
         self._draining.set()
         self._control.hurry()
         followers = asyncio.ensure_future(self.models.close())
-        self._fleet.replace_no_more()
-        await asyncio.to_thread(self._fleet.ask_all, "drain", quiet_seconds, seconds=_GRACE_OF_WORKERS)
+        self._fleet.workers.replace_no_more()
+        await asyncio.to_thread(self._fleet.workers.ask_all, "drain", quiet_seconds, seconds=_GRACE_OF_WORKERS)
         await self._control.end(_GRACE_OF_CONTROL)
         await followers
         await asyncio.to_thread(self._end)
@@ -190,9 +193,9 @@ class Server:
         return asyncio.run_coroutine_threadsafe(applied, self._loop)
 
     async def apply(self, models: Sequence[AnySettings], changes: Mapping[str, Change] | None = None) -> None:
-        """Serve these from now on, and nothing else. See `Registry.apply`."""
+        """Serve these models from now on, and no others. See `Registry.apply`."""
         await self.models.apply(models, changes)
-        await asyncio.to_thread(self._fleet.change)
+        await asyncio.to_thread(self._fleet.epochs.change)
         for model in self.models:
             if isinstance(model, SharedJoined):
                 model.tried = None
@@ -219,31 +222,32 @@ class Server:
         return self._comparing.ask(self.models.follower(model).status().store, old, new, asker)
 
     def _counts(self) -> list[Any]:
-        return [requests for requests, _, _ in self._fleet.ask_all("counts", seconds=_COUNTING_SECONDS)]
+        return [requests for requests, _, _ in self._fleet.workers.counts(seconds=_COUNTING_SECONDS)]
 
     def _text(self) -> bytes:
-        with self._summing:
-            self._summed()
+        with self._summed():
             return self._exposition.text()
 
     def _statistics(self, model: str) -> Mapping[str, Statistics]:
-        with self._summing:
-            return self._summed().statistics(model)
+        with self._summed() as metrics:
+            return metrics.statistics(model)
 
     def _load(self) -> tuple[Mapping[str, Load], int]:
-        with self._summing:
-            metrics = self._summed()
+        with self._summed() as metrics:
             return metrics.loads(), metrics.waiting()
 
-    def _summed(self) -> Metrics:
-        """What all workers counted, as one."""
-        metrics = self._metrics
-        metrics.requests, metrics.calls, waiting = {}, {}, 0
-        for requests, calls, waits in self._fleet.counts(seconds=_COUNTING_SECONDS):
-            metrics.take_in(requests, calls)
-            waiting += waits
-        metrics.waiting = lambda: waiting
-        return metrics
+    @contextmanager
+    def _summed(self) -> Iterator[Metrics]:
+        """The sums of what all workers counted."""
+        counts = self._fleet.workers.counts(seconds=_COUNTING_SECONDS)
+        with self._summing:
+            metrics = self._metrics
+            metrics.requests, metrics.calls, waiting = {}, {}, 0
+            for requests, calls, waits in counts:
+                metrics.take_in(requests, calls)
+                waiting += waits
+            metrics.waiting = lambda: waiting
+            yield metrics
 
     # What becomes of workers ------------------------------------------------------------------------------------------
 
@@ -266,39 +270,40 @@ class Server:
 
     def _on_trouble(self) -> None:
         for follower in self.models.followers():
-            follower.notify()  # which says so in its status
+            follower.notify()  # its status says so
         self._news.set()
         with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._health.look)
 
     # What workers are told --------------------------------------------------------------------------------------------
 
-    def _shown(self) -> Shown:
-        messages = [message_of(model, awaited=self.models.is_awaited(model)) for model in self.models]
-        return [message for message, _ in messages], [kept for _, kept in messages]
+    def _shown(self, name: str | None) -> list[Shown]:
+        """How one model is answered, with those joined from it; without a name, how all are."""
+        models = [model for model in self.models if name is None or name in parts_of(model)]
+        return [message_of(model, awaited=self.models.is_awaited(model)) for model in models]
 
     async def _tell(self) -> None:
-        """Returns once the workers know how the followers are."""
-        states = self._looked()
-        await asyncio.to_thread(self._fleet.ask_all, "states", *states, seconds=_TELLING_SECONDS)
+        """Tell workers how the followers are. Returns once they know, or after a second."""
+        answers = await asyncio.to_thread(self._fleet.epochs.tell, *self._looked())
+        if answers:
+            await asyncio.wait([asyncio.wrap_future(answer) for answer in answers], timeout=_TELLING_SECONDS)
 
     def _states(self) -> tuple[dict[str, Status], str]:
-        return {model.name: model.status() for model in self.models}, self._fleet.trouble
+        return {model.name: model.status() for model in self.models}, self._fleet.workers.trouble
 
     def _looked(self) -> tuple[dict[str, Status], str]:
-        """The same, after which the page knows it too."""
+        """The same; the page knows it too."""
         states = self._states()
         self._overview.look(*states)
         return states
 
     def _tell_news(self) -> None:
-        """As soon as anything happened, but not more often than that is worth."""
+        """Tell workers and the page what happened, in at most 20 messages a second."""
         while not self._ended.wait(_NEWS_SECONDS):
             try:
                 self._overview.follow(self.models.followers())
-                if self._news.wait(_CHECK_SECONDS):
+                if self._news.wait(_QUIET_SECONDS):
                     self._news.clear()
-                self._fleet.check()
-                self._fleet.tell("states", *self._looked())
-            except Exception:  # noqa: BLE001, the workers would not be looked after any more
-                _log.exception("the workers were not told how the followers are; they will be")
+                self._fleet.epochs.tell(*self._looked())
+            except Exception:  # noqa: BLE001, else workers would hear nothing any more
+                _log.exception("workers were not told how the followers are; they will be told again")

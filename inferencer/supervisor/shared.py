@@ -1,11 +1,10 @@
-"""Graphs and versions that the workers have: the messages they get, files as descriptors, and what is known of them."""
+"""Graphs and versions as workers get them: a message, and files as descriptors."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from google.protobuf.message import DecodeError
 
@@ -16,40 +15,41 @@ from paramsync.v1 import graph_pb2
 from paramsync.version import Version
 
 from ..processes.messages import GraphMessage, VersionMessage
+from .child import ChildProcess
 
-if TYPE_CHECKING:
-    from .trial import Trial
-
-_MAP_SECONDS = 5.0  # in which a worker maps a version, and so many bytes more in each second
-_MAP_BYTES = 100 << 20
+_MAP_SECONDS = 5.0  # for a worker to map a version
+_MAP_BYTES = 100 << 20  # and one second more for so many bytes
 
 
 @dataclass(eq=False)
 class SharedGraph:
-    """A graph as a file in memory, for workers that start later too, and what has to be known of it here.
+    """A graph as a file in memory, also for workers that start later.
 
-    It is known once `describe` was called, after the graph could be built in a process of its own.
+    `describe` fills in its parameters, after a trial has built the graph.
     """
 
     key: int
     content: int
-    """A descriptor."""
+    """The descriptor of the file."""
     allowed: tuple[str, ...] = ()
     refused: Mapping[str, str] = field(default_factory=dict)
     parameters: Sequence[TensorSpec] = ()
     called: Mapping[str, str] = field(default_factory=dict)
     embeddings: Collection[str] = ()
-    trial: Trial | None = None
-    """The process where it was built, and is to be called."""
+    trial: ChildProcess | None = None
+    """The process that has built the graph and is to call it."""
     works: bool = False
-    """Whether that call returned."""
+    """Whether the trial called it without a fault."""
 
     @property
     def message(self) -> GraphMessage:
         return GraphMessage(self.key, self.allowed, self.refused)
 
     def describe(self, content: bytes, embeddings: Collection[str]) -> SharedGraph:
-        """Read its parameters; `embeddings` are those of which it looks up rows. Returns itself. Raises GraphError."""
+        """Read the parameters from the graph's file; `embeddings` are parameters of which it only looks up rows.
+
+        Returns itself. Raises GraphError.
+        """
         try:
             message = graph_pb2.Graph.FromString(content)
         except DecodeError as error:
@@ -62,20 +62,20 @@ class SharedGraph:
     def __del__(self) -> None:
         os.close(self.content)
         if self.trial is not None:
-            self.trial.close()
+            self.trial.kill()
 
 
 @dataclass(eq=False)
 class SharedVersion:
-    """A version as workers get it: the message, and the files, each held by a lock of its own."""
+    """A version as workers get it: a message, and files whose descriptors carry their locks."""
 
     graph: SharedGraph
     message: VersionMessage
     descriptors: tuple[int, ...]
     held: Bundle | None = None
-    """Keeps its files from being overwritten, where they are in a store."""
+    """Keeps files in a store from being overwritten; None for a version that was imported."""
     keys: Sequence[str] = ()
-    """The tensors of these files that somebody could damage: none of a copy."""
+    """The tensors that somebody could damage where they lie; none of an imported copy."""
 
     @property
     def version(self) -> Version:
@@ -83,12 +83,12 @@ class SharedVersion:
 
     @property
     def files(self) -> list[int]:
-        """The descriptors that go with the message."""
+        """The descriptors to send with the message."""
         return [self.graph.content, *self.descriptors]
 
     @property
     def seconds(self) -> float:
-        """The time in which a worker has to map it."""
+        """How long a worker may take to map it."""
         return _MAP_SECONDS + sum(self.message.sizes) / _MAP_BYTES
 
     def __del__(self) -> None:

@@ -1,4 +1,4 @@
-"""Template: the process that workers, trials and importers are forked from."""
+"""Template: the process from which workers, trials and importers are forked."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FORK_SECONDS = 30.0
 
 
 class Template:
-    """The supervisor's end of `program.template`. Any thread may ask it for another process."""
+    """The supervisor's end of `program.template`. Any thread may start a process; one at a time is forked."""
 
     def __init__(self, *, log_format: str = "text") -> None:
         self._log_format = log_format
@@ -34,11 +34,11 @@ class Template:
         self._spawn()
 
     def start(self, role: str, *arguments: Any, descriptors: Sequence[int]) -> int:
-        """Have a process forked that does what its role says. Returns its number; it is a child of this process.
+        """Fork a process that does the work of a role. Returns its number: it is a child of the supervisor.
 
-        Raises OSError where there is none.
+        Raises OSError if no process can be forked.
         """
-        request = os.memfd_create(role)  # of any length
+        request = os.memfd_create(role)  # a message on the socket has a limit
         try:
             os.write(request, pickle.dumps((role, arguments)))
             with self._lock:
@@ -55,7 +55,7 @@ class Template:
                     socket.send_fds(self._socket, [role.encode()], [request, *descriptors])
                     pid = int(self._socket.recv(16) or 0)
                 except OSError:
-                    self._process.kill()  # or a later call would get this one's answer
+                    self._process.kill()  # else a later call would get the answer to this one
                     raise
                 if pid:
                     return pid
@@ -68,9 +68,9 @@ class Template:
         return self._process.poll() is not None
 
     def close(self) -> None:
-        """Whoever waits for it to have imported is answered at once. May be called again."""
+        """End the template; callers that wait for its import get an error at once. May be called again."""
         self._is_closed = True
-        if not self._ready:  # it is importing, and nothing was forked from it
+        if not self._ready:  # it is importing: nothing was forked from it
             self._process.kill()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -80,14 +80,14 @@ class Template:
         self._socket.close()
 
     def _await_import(self) -> None:
-        """Raises ChildProcessError, with a number: no version is at fault."""
+        """Raises ChildProcessError with an errno, so that no version is blamed."""
         try:
             self._socket.settimeout(_IMPORT_SECONDS)
             is_ready = self._socket.recv(16) == b"ready"
         except TimeoutError as error:
             why = f"TensorFlow was not imported within {_IMPORT_SECONDS:g} s"
             raise ChildProcessError(errno.ECHILD, why) from error
-        except OSError:  # it was closed meanwhile
+        except OSError:  # `close` was called meanwhile
             is_ready = False
         if not is_ready:
             raise ChildProcessError(errno.ECHILD, "the process that imports TensorFlow ended; its output says why")

@@ -1,53 +1,89 @@
-"""Trial: a process in which a graph is built and called before any worker has it."""
+"""Trials: a graph is built and called in a process of its own before any worker has it."""
 
 from __future__ import annotations
 
+import itertools
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from typing import Any
 
 from paramsync.errors import GraphError
 
 from ..processes.channel import ClosedError
-from ..processes.messages import GraphMessage, VersionMessage
+from ..processes.shared_words import SharedWords
 from .child import ChildProcess
+from .shared import SharedGraph, SharedVersion
 from .template import Template
 
 TRIAL_SECONDS = 60.0  # in which a graph is built and called once
-_POLL_SECONDS = 0.1  # between two times that whoever waits for that is asked whether to go on
+_POLL_SECONDS = 0.1  # between two calls of a caller's `poll`
 
 
-class Trial:
-    """May end, hang or grow: nothing is answered there."""
+class Trials:
+    """Any thread may use it; until a graph works, only one thread tries it."""
 
-    def __init__(self, template: Template, word: int) -> None:
-        """`word` is the descriptor of the workers' shared memory. Raises OSError where it does not start."""
-        self._process = ChildProcess(template, "trial", descriptors=[word])
+    def __init__(self, template: Template, words: SharedWords) -> None:
+        self._template = template
+        self._words = words
+        self._keys = itertools.count(1)
 
-    def built(self, graph: GraphMessage, content: int) -> tuple[str, frozenset[str]]:
-        """The digest of a graph, whose file is that descriptor, and the parameters of which it looks up rows. Raises
-        GraphError."""
-        answer = self._process.channel.ask("graph", graph, descriptors=[content])
-        digest, embeddings = self._result(answer, "built", "building the graph")
+    def key(self) -> int:
+        """Another number at each call, for a graph or a version."""
+        return next(self._keys)
+
+    def graph(
+        self, content: bytes, *, allowed: Sequence[str] = (), refused: Mapping[str, str] | None = None
+    ) -> SharedGraph:
+        """A graph for versions to come, which was not tried yet."""
+        file = os.memfd_create("graph")
+        with os.fdopen(os.dup(file), "wb") as target:
+            target.write(content)
+        return SharedGraph(self.key(), file, tuple(allowed), dict(refused or {}))
+
+    def build(self, graph: SharedGraph) -> tuple[str, frozenset[str]]:
+        """Build a graph in a process of its own. Returns its digest, and the parameters of which it looks up rows.
+
+        Raises GraphError, also if it ends that process or takes too long.
+        """
+        graph.trial = trial = ChildProcess(self._template, "trial", descriptors=[self._words.descriptor])
+        try:
+            answer = trial.channel.ask("graph", graph.message, descriptors=[graph.content])
+            digest, embeddings = _result(trial, answer, "built", "building the graph")
+        except BaseException:
+            graph.trial = None
+            trial.kill()
+            raise
         return digest, embeddings
 
-    def called(self, version: VersionMessage, files: Sequence[int], poll: Callable[[], object]) -> None:
-        """Have it map a version, which has these files, and call the graph. Raises GraphError, and what `poll` raises,
-        which is called now and then meanwhile."""
-        answer = self._process.channel.ask("version", version, descriptors=files)
-        self._result(answer, "called once", "calling the graph once", poll)
+    def call(self, version: SharedVersion, poll: Callable[[], object]) -> None:
+        """Call the graph of a version once, in the process that has built it, which ends then.
 
-    def close(self) -> None:
-        self._process.kill()
-
-    def _result(self, answer: Future[Any], done: str, doing: str, poll: Callable[[], object] = lambda: None) -> Any:
-        end = time.monotonic() + TRIAL_SECONDS
+        Raises GraphError, also if the call ends that process or takes too long, and what `poll` raises.
+        """
+        graph = version.graph
+        if graph.trial is None:
+            self.build(graph)
+        trial, graph.trial = graph.trial, None
+        assert trial is not None
         try:
-            while not wait([answer], timeout=_POLL_SECONDS).done:
-                poll()
-                if time.monotonic() > end:
-                    raise GraphError(f"the graph was not {done} within {TRIAL_SECONDS:g} s")
-            return answer.result()
-        except ClosedError as error:
-            raise self._process.fault(doing) from error
+            answer = trial.channel.ask("version", version.message, descriptors=version.files)
+            _result(trial, answer, "called once", "calling the graph once", poll)
+        finally:
+            trial.kill()
+        graph.works = True
+
+
+def _result(
+    trial: ChildProcess, answer: Future[Any], done: str, doing: str, poll: Callable[[], object] = lambda: None
+) -> Any:
+    end = time.monotonic() + TRIAL_SECONDS
+    try:
+        while not wait([answer], timeout=_POLL_SECONDS).done:
+            poll()
+            if time.monotonic() > end:
+                raise GraphError(f"the graph was not {done} within {TRIAL_SECONDS:g} s")
+        return answer.result()
+    except ClosedError as error:
+        raise trial.fault(doing) from error

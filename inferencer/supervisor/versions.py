@@ -1,8 +1,9 @@
-"""How versions come to the workers: checked here and handed on with their locks, or imported."""
+"""How versions come to the workers: checked in the supervisor and sent with their locks, or imported."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from paramsync.checkpoint.reader import Bundle
@@ -26,15 +27,16 @@ class SharedResidents(Residents[SharedVersion]):
     def __init__(self, settings: ModelSettings, fleet: Fleet) -> None:
         self._fleet = fleet
         self.crashing: dict[int, str] = {}
-        """Versions on which workers crash, by their keys, and how. Any thread adds to it."""
+        """How workers crash on versions, by the versions' keys. Any thread adds to it."""
         self._restores = restores = SharedRestores(settings, fleet)
         options = graph_options(settings.graph, settings.inputs)
         source = Source(settings.store, restores, graph=settings.graph, options=options, signed=bool(settings.trust))
-        super().__init__(settings.name, source, resident=settings.resident, changed=fleet.change)
+        changed = partial(fleet.epochs.change, settings.name)
+        super().__init__(settings.name, source, resident=settings.resident, changed=changed)
 
     @property
     def trouble(self) -> str:
-        return self._fleet.trouble
+        return self._fleet.workers.trouble
 
     def failing(self) -> dict[SharedVersion, str]:
         by_key = {version.message.key: version for version in self.residents}
@@ -45,15 +47,15 @@ class SharedResidents(Residents[SharedVersion]):
         before = self.leaving
         super().tend()
         if self.leaving != before:
-            self._fleet.forget()
+            self._fleet.epochs.forget()
 
     def release(self) -> None:
         super().release()
-        self._restores.graphs.clear()  # not when all of this is collected: each has a file open
+        self._restores.graphs.clear()  # now: each graph has a file open
 
 
 class SharedRestores(Checkpoints[SharedGraph, SharedVersion]):
-    """Versions in the workers. Checkpoints that name their graph are handed on as they are, and all others imported."""
+    """Versions in the workers. Checkpoints that name their graph are sent as they are; all others are imported."""
 
     answers_here = False
 
@@ -65,15 +67,15 @@ class SharedRestores(Checkpoints[SharedGraph, SharedVersion]):
         self._importer = Importer(settings, fleet, self.graphs)
 
     def build_graph(self, content: bytes) -> tuple[SharedGraph, str]:
-        graph = self._fleet.graph(content, allowed=self._allowed)
-        digest, embeddings = self._fleet.try_graph(graph)
+        graph = self._fleet.trials.graph(content, allowed=self._allowed)
+        digest, embeddings = self._fleet.trials.build(graph)
         return graph.describe(content, embeddings), digest
 
     def make_resident(self, version: Version, graph: SharedGraph, bundle: Bundle, keys: Sequence[str]) -> SharedVersion:
         named = zip(graph.parameters, keys, strict=True)
         loan = bundle.lend(keys, [key for spec, key in named if spec.name not in graph.embeddings])
         message = VersionMessage(
-            key=self._fleet.key(),
+            key=self._fleet.trials.key(),
             version=version,
             graph=graph.message,
             sizes=loan.sizes,

@@ -1,1 +1,1 @@
-"""A process that maps versions and answers from them. Knows nothing of stores, nor of following."""
+"""A process that maps versions and answers from them. Knows neither stores nor followers."""

@@ -1,11 +1,10 @@
-"""MappedFiles: the data files of versions, in this process's page table.
+"""MappedFiles: the data files of versions, mapped into this process.
 
-A mapping is kept for a while after its last version, as long as a version of the same graph may come, because a
-publisher writes again into files that it has used before, and because making and undoing a mapping of 268 MB takes 30
-ms.
+A mapping outlives its last version for a while: a publisher writes into its old files again, and to map and unmap 268
+MB takes 30 ms.
 
-A file in use has two descriptors. The supervisor sent the first one with the lock that keeps publishers from the file;
-it is closed with the last array or tensor of the file. The second one has no lock, and belongs to the mapping.
+A file in use has two descriptors. The supervisor sent the first with the lock that keeps publishers from the file; it
+is closed with the last array or tensor of the file. The second has no lock, and belongs to the mapping.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ import numpy as np
 from paramsync.errors import GraphError
 from paramsync.host import memory
 
-_KEPT_SECONDS = 10.0  # for which a mapping stays that no version uses
+_KEPT_SECONDS = 10.0  # that a mapping stays without a version
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class MappedFiles:
-    """One thread maps, and may be another one than that which tends."""
+    """Any thread may call `map`; one thread calls `tend`."""
 
     def __init__(self) -> None:
         self._mappings: dict[tuple[int, int], _Mapping] = {}
         self.graphs: Collection[int] = ()
-        """Keys of graphs of which there are versions. A mapping for others alone goes with its last version."""
+        """Keys of the graphs that versions have. A mapping for other graphs goes with its last version."""
 
     def map(self, descriptor: int, size: int, ranges: Sequence[tuple[int, int]], *, graph: int) -> Bytes:
-        """The first `size` bytes of a file, of which these ranges, from and to, are brought into the page table: its
-        parameters of the graph with that key.
+        """The first `size` bytes of a file. The `ranges`, each from and to, are brought into the page table.
 
-        The descriptor is closed with the last that refers to them. Raises GraphError, OSError.
+        They hold parameters of the graph with this key. The descriptor is closed with the last reference to the bytes.
+        Raises GraphError, OSError.
         """
         if not size:
             os.close(descriptor)
@@ -58,7 +57,7 @@ class MappedFiles:
         return np.asarray(lease)
 
     def tend(self) -> bool:
-        """Undo mappings that no version needs; False where there is none that may have to be undone later."""
+        """Undo mappings that no version needs. Returns whether any unused mapping is left for later."""
         late = time.monotonic() - _KEPT_SECONDS
         for file_id, mapping in list(self._mappings.items()):
             needless = mapping.used_at < late or mapping.graphs.isdisjoint(self.graphs) or mapping.is_gone
@@ -69,12 +68,12 @@ class MappedFiles:
 
 
 class _Mapping:
-    """Nobody writes through it: that would end the process."""
+    """A read-only mapping of a file: a write would end the process."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.size = size
-        self.graphs: set[int] = set()  # keys of those whose parameters were in it
-        self.users: set[int] = set()  # leases, which must not be kept here
+        self.graphs: set[int] = set()  # keys of the graphs whose parameters were in it
+        self.users: set[int] = set()  # ids of leases: a reference would keep a lease alive
         self.used_at = 0.0
         self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -95,7 +94,7 @@ class _Mapping:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the file has no name any more: nothing new will be written into it."""
+        """Whether the file has no name any more: no publisher will write into it again."""
         return not os.fstat(self._file).st_nlink
 
     def bring_in(self, start: int, stop: int) -> None:
@@ -107,12 +106,12 @@ class _Mapping:
             self._present.append((start, stop))
 
     def drop_pages(self) -> None:
-        """Without the GIL; what is left to do when the mapping goes takes no time."""
+        """Release the pages without the GIL, so that the end of the mapping takes no time."""
         memory.drop_pages(self._bytes)
 
 
 class _Lease:
-    """What an array of a file refers to: it keeps the mapping, and the lock of the file."""
+    """The owner of the bytes of an array: keeps the mapping, and the lock of the file."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -124,7 +123,7 @@ class _Lease:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """As bytes that may be written: dlpack exports no others."""
+        """The bytes, declared writable: dlpack exports no others."""
         mapping = self._mapping
         assert mapping is not None
         return {"shape": (mapping.size,), "typestr": "|u1", "data": (mapping.address, False), "version": 3}

@@ -1,4 +1,4 @@
-"""The models that a worker answers for, as the supervisor last said."""
+"""The models that a worker answers for, as the supervisor last told it."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ..processes.channel import Channel
 from ..processes.messages import Joining
 from ..settings.settings import AnySettings, ConnectionSettings
 
-_LATE_SECONDS = 10.0  # in which the supervisor says why something is late
+_LATE_SECONDS = 10.0  # for the supervisor to say why a sync is late
 
 
 class Model:
-    """One model of one epoch. Any thread may ask it, for as long as it likes."""
+    """One model of one epoch. Any thread may use it, also after the epoch."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Model:
         self.joining = joining
 
     def take(self, version: int | None = None, label: str = "") -> Resident:
-        """The version that serves, or the one asked for.
+        """The version that serves, or the version with this number or label.
 
         Raises NotServingError, UnknownVersionError, UnknownLabelError.
         """
@@ -61,7 +61,7 @@ class Model:
             raise UnknownVersionError(f"model {self.name!r}", case.number, view.numbered, case.short) from error
 
     def status(self) -> Status:
-        """As the follower last said, but for what answers here."""
+        """The status that the follower last reported, with the version that answers here."""
         status, view = self.last, self.view
         if view.recent and status.serving != view.recent[0].version:
             numbers = tuple(dict.fromkeys(resident.version.number for resident in view.residents))
@@ -71,7 +71,7 @@ class Model:
 
 
 class RemoteFollower:
-    """A follower, which is in the supervisor."""
+    """Stands for a follower, which is in the supervisor."""
 
     def __init__(self, model: str, models: EpochModels) -> None:
         self.model = model
@@ -109,7 +109,7 @@ class ModelsSubscription:
 
 
 class EpochModels:
-    """See Registry. Lives on one event loop, but for `find`, `some` and iteration."""
+    """See Registry. Belongs to one event loop; `find`, `some` and iteration are for any thread."""
 
     def __init__(self, now: Callable[[], Mapping[str, Model]], supervisor: Channel) -> None:
         self._now = now
@@ -118,7 +118,7 @@ class EpochModels:
         self.wakes: list[Callable[[], None]] = []
         self._names: Collection[str] = ()
         self.trouble = ""
-        """Why the server is not well, though its models may be."""
+        """Why the server is not well, even if its models are; empty if it is well."""
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._now().values())
@@ -138,7 +138,7 @@ class EpochModels:
         return known is None or known.batched
 
     def followers(self, model: str = "") -> list[RemoteFollower]:
-        """Of models that are joined, those of their parts."""
+        """The followers of a model, or of all; a joined model has those of its parts."""
         names: dict[str, None] = {}
         for served in self.some(model):
             settings = served.settings
@@ -149,13 +149,13 @@ class EpochModels:
         return [RemoteFollower(name, self) for name in names]
 
     def missing(self) -> dict[str, str]:
-        """Of the models that were there from the start those that do not serve, or not yet, and why."""
+        """Models that were there from the start and do not serve, and why."""
         statuses = {model.name: model.status() for model in self if model.awaited}
         missing = {name: status.short_reason for name, status in statuses.items() if status.state is not State.SERVING}
         return {**missing, "workers": self.trouble} if self.trouble else missing
 
     def news(self) -> None:
-        """To be called on the event loop when another epoch answers, or a status is another."""
+        """Called on the event loop when another epoch answers or a status changed."""
         for wake in list(self.wakes):
             wake()
         names = tuple(self._now())

@@ -1,4 +1,4 @@
-"""A worker, from the fork to its end: maps what the supervisor sends, answers, and says what it counted."""
+"""A worker, from the fork to its end: maps what the supervisor sends, answers requests, and counts them."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ from .models import EpochModels
 from .server import PredictionServer
 from .versions import Versions
 
-_MOST_OF_MEMORY = 0.5  # that a graph may take which is tried
+_MOST_OF_MEMORY = 0.5  # of the machine, for a trial
 _COLLECTIONS = (10_000, 2, 100)
-"""How many objects there are between two collections of garbage, how many of these between two of older objects, and
-how many of those, at least, between two of all. A collection holds every answer up, for about 1 ms for each thousand
-objects that it looks at. Calls that come together are some thousands of objects for a moment, of which none is
-garbage; thousands of connections are some hundred thousand that stay."""
+"""Thresholds of the garbage collector: new objects, and collections of the younger generation.
+
+A collection delays every answer, by about 1 ms for each thousand objects that it looks at. Calls that come together
+are some thousands of objects for a moment, none of them garbage; thousands of connections are some hundred thousand
+objects that stay."""
 
 
 def tried(*, descriptors: Sequence[int]) -> None:
-    """A process in which a graph is built and called before any that answers has it."""
+    """Run a trial: build and call a graph before any worker has it."""
     connection, word = descriptors
     limit_memory(_MOST_OF_MEMORY)
     words = SharedWords(word)
@@ -52,7 +53,7 @@ def tried(*, descriptors: Sequence[int]) -> None:
 
 
 def work(number: int, slot: int, settings: Settings, *, descriptors: Sequence[int]) -> None:
-    """Until the supervisor is gone, or says that it is over. No other process has the same slot of the shared words."""
+    """Run a worker until the supervisor is gone or ends it. No other process has this slot of the shared words."""
     connection, word = descriptors
     tf.config.set_visible_devices([], "GPU")
     gc.set_threshold(*_COLLECTIONS)
@@ -96,19 +97,19 @@ class _Worker:
             self._metrics.spans = RequestSpans()
         self._server: PredictionServer | None = None
         self._leaving: asyncio.Future[None] | None = None
-        self._turns = asyncio.Lock()  # who starts the server or ends it
+        self._turns = asyncio.Lock()  # the server is started or ended by one coroutine at a time
         self._channel.ended = lambda: os._exit(0)
 
     async def run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._channel.start()
-        await asyncio.Event().wait()  # the supervisor says when this process is to end
+        await asyncio.Event().wait()  # the supervisor ends this process
 
     def _later(self, call: Any, *arguments: Any, **files: Any) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(call(*arguments, **files), self._loop)
 
     async def _start(self, by_grpc: int, *, descriptors: Sequence[int] = ()) -> None:
-        """Once there is an epoch to answer from. So many of the listeners are for gRPC, the others for HTTP."""
+        """Answer from the epoch that was shown. The first `by_grpc` listeners are for gRPC, the others for HTTP."""
         listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
         async with self._turns:
             self._server = PredictionServer(
@@ -130,14 +131,14 @@ class _Worker:
         self._versions.states(statuses)
 
     async def _alive(self) -> str:
-        """The event loop goes on. Why this process is to be replaced all the same, if it is: health says so too."""
+        """Called while the event loop goes on. Returns why this process must be replaced, or "": health says so too."""
         if failing := self._metrics.failing:
             self._models.trouble = failing
             self._models.news()
         return failing
 
     async def _leave(self, quiet_seconds: float) -> Any:
-        """Another worker has taken its place, and listens. Returns what it counted, all told."""
+        """Hand callers over to the successor, which listens. Returns all counts."""
         if self._server is None:  # the whole server is being drained
             async with self._turns:
                 return self._counts()
@@ -149,7 +150,7 @@ class _Worker:
         return self._counts()
 
     async def _drain(self, quiet_seconds: float) -> None:
-        """Also where it is starting just now, or never did, or is leaving."""
+        """End the server, whether it answers, starts, never started, or is leaving."""
         async with self._turns:
             if self._leaving is not None:
                 self._leaving.cancel()
@@ -165,7 +166,7 @@ class _Worker:
 
 
 class _RemoteMetrics(Metrics):
-    """Counts here; what is asked of it is the supervisor's to say, of all workers."""
+    """Counts in this worker; the supervisor answers questions, with the sums of all workers."""
 
     def __init__(self, models: Any, supervisor: Channel) -> None:
         super().__init__(models)
@@ -176,7 +177,7 @@ class _RemoteMetrics(Metrics):
 
 
 class _Configuring:
-    """Has the supervisor apply configurations, which knows what was said before."""
+    """Sends configurations to the supervisor, which knows the one before."""
 
     def __init__(self, supervisor: Channel) -> None:
         self._supervisor = supervisor
@@ -188,5 +189,5 @@ class _Configuring:
         seconds: float | None = None,
         roots: ReloadRoots | None = None,
     ) -> None:
-        """See Configuring. The supervisor has roots of its own for whatever a worker is asked."""
+        """See Configuring. The supervisor checks the configuration against roots of its own."""
         await asyncio.wrap_future(self._supervisor.ask("configure", config.SerializeToString(), seconds))

@@ -1,4 +1,4 @@
-"""Versions: what the supervisor sent, mapped, and which of it answers now."""
+"""Versions: those that the supervisor sent, mapped, and the epochs that name which of them answer."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from paramsync.graphs.parameters import alias
 from paramsync.inference import batchable
 from paramsync.inference.joined import Joiner, Pair
 from paramsync.inference.resident import Resident, warm
-from paramsync.version import View
+from paramsync.version import Leaving, View
 
 from ..processes.channel import close_all
 from ..processes.messages import GraphMessage, Joining, ModelMessage, ParameterPlace, VersionMessage
@@ -30,74 +31,88 @@ from .mapped_files import Bytes, MappedFiles
 from .models import Model
 
 _log = logging.getLogger("paramsync.worker")
-_TEND_SECONDS = 0.05  # between two looks whether a request still holds what is to be freed
-_UNMAP_SECONDS = 1.0  # between two looks for mappings that nothing needs any more
+_TEND_SECONDS = 0.05  # between two looks for versions that no request holds any more
+_MAPPING = 4  # models that map at a time: one that takes long delays no other
+_CAME_SECONDS = 0.001  # between two looks for an epoch that is still to be shown
+_UNMAP_SECONDS = 1.0  # between two looks for mappings that no version needs any more
 
 
 @dataclass(frozen=True, eq=False)
 class _SeenResident(Resident):
-    """The supervisor sees when it is computed."""
+    """A version whose calls the supervisor sees."""
 
     call: Callable[[], CallUnderWay] = field(kw_only=True)
+    graph_key: int = field(kw_only=True)
 
     def computing(self) -> CallUnderWay:
         return self.call()
 
 
 class Versions:
-    """What requests are answered from. `now` may be called by any thread and takes no lock; all else is for one thread.
+    """What requests are answered from, as the supervisor says: see `inferencer.supervisor.epochs` for the order.
 
-    Several epochs are known at a time. The word in shared memory names the one that answers; the supervisor changes it
-    once every worker knows the next one.
+    The thread of the channel shows epochs, which takes no time. Threads of this class map versions and join graphs:
+    meanwhile other models go on to new versions. `now` may be called by any thread and takes no lock.
     """
 
     def __init__(self, word: memoryview, calls: CallsUnderWay) -> None:
         self._word = word
         self._calls = calls
         self._epochs: dict[int, Mapping[str, Model]] = {0: {}}
-        self._graphs: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()  # of versions
-        self._built_last: Graph | None = None  # whose first version may be still to come
-        self._residents: dict[int, Resident] = {}
-        self._graph_keys: dict[int, int] = {}  # of the graphs of these
+        self._graphs: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()  # kept by their versions
+        self._built: Graph | None = None  # in a trial: its version is still to come
+        self._residents: dict[int, _SeenResident] = {}
         self._called: weakref.WeakSet[Graph] = weakref.WeakSet()
-        self._joiners: dict[str, tuple[ConnectionSettings, Joiner]] = {}
+        self._joiners: list[tuple[ConnectionSettings, Joiner]] = []
+        self._mapping = ThreadPoolExecutor(_MAPPING, "map")
+        self._unwanted: set[int] = set()  # keys of versions that are gone, and may be still to be mapped
         self._files = MappedFiles()
-        self._leaving: list[tuple[weakref.ref[Resident], tuple[Any, ...]]] = []
+        self._leaving: Leaving[Resident] = Leaving()
         self._freeing = threading.Event()
+        self._came = threading.Event()  # set when an epoch is shown
         self.changed: Callable[[], object] = lambda: None
-        """Called, on the thread that maps, when another epoch answers."""
+        """Called, on the thread of the channel, when another epoch answers."""
         threading.Thread(target=self._free, name="free", daemon=True).start()
 
     def now(self) -> Mapping[str, Model]:
         """The models of the epoch that answers, by name."""
-        while True:
-            try:
-                return self._epochs[self._word[0]]
-            except KeyError:  # it was over between the two looks
-                continue
+        while (models := self._epochs.get(self._word[0])) is None:
+            # It was over between the two looks, or this process was passed over and is about to be shown it.
+            self._came.wait(_CAME_SECONDS)
+            self._came.clear()
+        return models
 
     # What the supervisor says -----------------------------------------------------------------------------------------
 
     def graph(self, message: GraphMessage, *, descriptors: Sequence[int]) -> tuple[str, frozenset[str]]:
         """Build a graph. Returns its digest, and the parameters of which it only looks up rows. Raises GraphError."""
-        try:
-            content = os.pread(descriptors[0], os.fstat(descriptors[0]).st_size, 0)
-        finally:
-            close_all(descriptors)
-        graph = Graph.from_bytes(content, allowed=message.allowed)
-        graph.refused = message.refused
-        self._graphs[message.key] = self._built_last = graph
+        graph = self._graphs[message.key] = self._built = self._build(message, *descriptors)
         return graph.digest, graph.embeddings
 
-    def version(self, message: VersionMessage, *, descriptors: Sequence[int]) -> None:
-        """Map a version beside what answers; where its graph is new, build it and call it once. Raises GraphError."""
+    def _build(self, message: GraphMessage, descriptor: int) -> Graph:
+        try:
+            content = os.pread(descriptor, os.fstat(descriptor).st_size, 0)
+        finally:
+            os.close(descriptor)
+        graph = Graph.from_bytes(content, allowed=message.allowed)
+        graph.refused = message.refused
+        return graph
+
+    def version(self, message: VersionMessage, *, descriptors: Sequence[int]) -> Future[None]:
+        """Map a version beside those that answer. A new graph is built and called once. Raises GraphError."""
+        return self._mapping.submit(self._map, message, descriptors)
+
+    def _map(self, message: VersionMessage, descriptors: Sequence[int]) -> None:
+        if message.key in self._residents:  # this process started while the version came
+            close_all(descriptors)
+            return
         graph_file, *files = descriptors
         try:
-            if message.graph.key in self._graphs:
-                os.close(graph_file)
+            graph = self._graphs.get(message.graph.key)
+            if graph is None:
+                graph = self._graphs[message.graph.key] = self._build(message.graph, graph_file)
             else:
-                self.graph(message.graph, descriptors=[graph_file])
-            graph = self._graphs[message.graph.key]
+                os.close(graph_file)
             mapped = []
             for number, size in enumerate(message.sizes):
                 ranges = [(start, stop) for file, start, stop in message.ranges if file == number]
@@ -105,24 +120,33 @@ class Versions:
         finally:
             close_all(files)
         parameters = tuple([alias(_array(parameter, mapped)) for parameter in message.parameters])
-        resident = _SeenResident(message.version, graph, parameters, call=partial(self._calls.call, message.key))
+        call = partial(self._calls.call, message.key)
+        resident = _SeenResident(message.version, graph, parameters, call=call, graph_key=message.graph.key)
         if graph not in self._called:
             warm(resident)
             batchable.examine(resident)
             self._called.add(graph)
         self._residents[message.key] = resident
-        self._graph_keys[message.key] = message.graph.key
+        if message.key in self._unwanted:
+            self._forget([message.key])
 
-    def join(self, models: Sequence[ModelMessage]) -> dict[str, Joining]:
-        """Build the graphs of joined models, and return the outcome. What answers does not change."""
+    def join(self, models: Sequence[ModelMessage]) -> Future[dict[str, Joining]]:
+        """Build the graphs of joined models, and return the outcome. Answers do not change."""
+        return self._mapping.submit(self._join, models)
+
+    def _join(self, models: Sequence[ModelMessage]) -> dict[str, Joining]:
         parts = self._parts(models)
         settings = [model.settings for model in models if isinstance(model.settings, ConnectionSettings)]
-        return {joined.name: self._built(joined, parts)[1] for joined in settings}
+        return {joined.name: self._join_parts(joined, parts)[1] for joined in settings}
 
-    def show(self, epoch: int, models: Sequence[ModelMessage]) -> dict[str, Joining]:
-        """Know an epoch, which answers once the word names it. Returns what became of joined models."""
-        parts = self._parts(models)
+    def show(self, epoch: int, models: Sequence[ModelMessage], whole: bool) -> dict[str, Joining]:
+        """Know an epoch, which answers once the word names it: these models are all, or all that is new.
+
+        Returns what became of joined models.
+        """
         before = self._epochs[max(self._epochs)]
+        kept = {} if whole else before
+        parts = {**kept, **self._parts(models)}
         shown: dict[str, Model] = {}
         for message in models:
             settings = message.settings
@@ -130,25 +154,33 @@ class Versions:
                 shown[settings.name] = self._joined(message, settings, parts, before.get(settings.name))
             else:
                 shown[settings.name] = parts[settings.name]
-        self._epochs[epoch] = shown
-        self._joiners = {name: joiner for name, joiner in self._joiners.items() if name in shown}
+        if whole:
+            used = [model.settings for model in shown.values()]
+            self._joiners = [(settings, joiner) for settings, joiner in self._joiners if settings in used]
+        self._epochs[epoch] = {**kept, **shown}
+        self._came.set()
         return {name: model.joining for name, model in shown.items() if model.joining is not None}
 
-    def shown(self, epoch: int, keys: Sequence[int]) -> None:
-        """The epoch answers now: forget those before it, and versions other than these."""
-        self._epochs = {number: models for number, models in self._epochs.items() if number >= epoch}
-        for key in self._residents.keys() - set(keys):
-            gone = self._residents.pop(key)
-            del self._graph_keys[key]
-            self._leaving.append((weakref.ref(gone), (gone.graph, gone.parameters)))
-            del gone
-        self._built_last = None
-        self._files.graphs = {*self._graph_keys.values()}
-        self._freeing.set()
+    def shown(self, epoch: int, gone: Sequence[int]) -> None:
+        """The epoch answers now: forget those before it, and the versions of these keys."""
+        oldest = min(epoch, max(self._epochs))
+        self._epochs = {number: models for number, models in self._epochs.items() if number >= oldest}
+        self._forget(gone)
         self.changed()
 
+    def _forget(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            self._unwanted.add(key)  # first: `_map` looks after it has added the version
+            resident = self._residents.pop(key, None)
+            if resident is not None:
+                self._unwanted.discard(key)
+                self._leaving.add(resident, resident.graph, resident.parameters)
+            del resident
+        self._files.graphs = {resident.graph_key for resident in [*self._residents.values()]}
+        self._freeing.set()
+
     def states(self, statuses: Mapping[str, Any]) -> None:
-        """What the followers report now."""
+        """Take over new reports of followers."""
         for epoch in list(self._epochs.values()):
             for name, status in statuses.items():
                 if name in epoch:
@@ -160,17 +192,18 @@ class Versions:
         return {message.settings.name: self._model(message) for message in parts}
 
     def _joiner(self, settings: ConnectionSettings) -> Joiner:
-        known = self._joiners.get(settings.name)
-        if known is None or known[0] != settings:
-            joiner = Joiner((settings.first, settings.second), settings.inputs, settings.outputs)
-            known = self._joiners[settings.name] = (settings, joiner)
-        return known[1]
+        for known, joiner in self._joiners:
+            if known == settings:
+                return joiner
+        joiner = Joiner((settings.first, settings.second), settings.inputs, settings.outputs)
+        self._joiners.append((settings, joiner))
+        return joiner
 
     def _joined(
         self, message: ModelMessage, settings: ConnectionSettings, parts: Mapping[str, Model], before: Model | None
     ) -> Model:
-        """Two models of the same epoch as one. Where they do not fit, what was joined last goes on serving."""
-        pair, joining = self._built(settings, parts)
+        """Two models of the same epoch as one. If they do not fit, the last pair that did goes on serving."""
+        pair, joining = self._join_parts(settings, parts)
         view: View[Resident] = View()
         if pair is not None and not joining.reason:
             first, joiner = pair[0], self._joiner(settings)
@@ -179,8 +212,8 @@ class Versions:
             view, joining = before.view, Joining(joining.reason, before.joining.versions)
         return Model(settings, view, message.status, awaited=message.awaited, joining=joining)
 
-    def _built(self, settings: ConnectionSettings, parts: Mapping[str, Model]) -> tuple[Pair | None, Joining]:
-        """The versions to join, with their graph built, and the outcome."""
+    def _join_parts(self, settings: ConnectionSettings, parts: Mapping[str, Model]) -> tuple[Pair | None, Joining]:
+        """Build the joined graph of the versions that serve. Returns them, unless one is missing, and the outcome."""
         both = parts[settings.first], parts[settings.second]
         missing = [part for part in both if not part.view.recent]
         if missing:
@@ -194,7 +227,7 @@ class Versions:
 
     def _model(self, message: ModelMessage) -> Model:
         residents = self._residents
-        view = View(
+        view: View[Resident] = View(
             tuple([residents[key] for key in message.recent]),
             {label: residents[key] for label, key in message.labels.items()},
             tuple([residents[key] for key in message.beside]),
@@ -202,13 +235,12 @@ class Versions:
         return Model(message.settings, view, message.status, awaited=message.awaited)
 
     def _free(self) -> None:
-        """Free versions that have left: the thread of the last request that held one does not pay for it."""
+        """Free versions that have left, so that no request's thread does."""
         pause = None
         while True:
             self._freeing.wait(pause)
             self._freeing.clear()
-            while self._leaving:
-                self._leaving = [leaving for leaving in self._leaving if leaving[0]() is not None]
+            while self._leaving.tend():
                 self._freeing.wait(_TEND_SECONDS)
             pause = _UNMAP_SECONDS if self._files.tend() else None
 
@@ -222,7 +254,7 @@ def _array(parameter: ParameterPlace | Any, files: Sequence[Bytes]) -> np.ndarra
     if not isinstance(parameter, ParameterPlace):
         return parameter  # type: ignore[no-any-return]
     dtype = dtypes.to_numpy(parameter.dtype)
-    assert dtype is not None  # the supervisor has looked
+    assert dtype is not None  # the supervisor has checked it
     size = int(np.prod(parameter.shape, dtype=np.int64)) * dtype.itemsize
     file = files[parameter.file]
     return file[parameter.offset : parameter.offset + size].view(dtype).reshape(parameter.shape)

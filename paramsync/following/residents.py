@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from paramsync.errors import NotServingError
 from paramsync.status import nothing_serves
-from paramsync.version import InMemory, R, Version, View
+from paramsync.version import Leaving, R, Version, View
 
 if TYPE_CHECKING:
     from paramsync.sources.source import ProgressCallback, Source
@@ -22,15 +20,6 @@ RESIDENT = 2  # the serving version and the version before, so that going back i
 
 Prepare = Callable[[R], Callable[[], None]]
 """Called with the version about to serve, on the follower's thread; returns a function to call once it serves."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Leaving:
-    """A version that has left, and its parts, which stay until no request holds the version."""
-
-    number: int
-    resident: weakref.ref[InMemory]
-    parts: tuple[Any, ...]
 
 
 class Residents(Generic[R]):
@@ -63,7 +52,7 @@ class Residents(Generic[R]):
         self._changed = changed
         self._most = resident
         self._view: View[R] = View()
-        self._leaving: list[_Leaving] = []
+        self._leaving: Leaving[R] = Leaving()
         self._prepares: tuple[Prepare[R], ...] = ()
         self.suspects: set[R] = set()
         """Versions in memory that may be damaged: its follower examines them. Any thread adds to it."""
@@ -90,7 +79,7 @@ class Residents(Generic[R]):
     @property
     def leaving(self) -> tuple[int, ...]:
         """Versions that have left, and that requests may hold."""
-        return tuple(leaving.number for leaving in self._leaving)
+        return self._leaving.numbers
 
     def serving(self) -> R:
         """The serving version. Raises NotServingError."""
@@ -194,15 +183,13 @@ class Residents(Generic[R]):
         The thread that drops the last reference pays: a request that holds a version holds the Resident, and its
         parts are held here until nobody does.
         """
-        self._leaving = [leaving for leaving in self._leaving if leaving.resident() is not None]
+        self._leaving.tend()
 
     def _show(self, view: View[R]) -> None:
         before, self._view = self._view, view
-        self._leaving += [
-            _Leaving(resident.version.number, weakref.ref(resident), self._parts(resident))
-            for resident in before.residents
-            if resident not in view.residents
-        ]
+        for resident in before.residents:
+            if resident not in view.residents:
+                self._leaving.add(resident, *self._parts(resident))
         self._changed()
 
     def _guarded(self, number: int, call: Callable[..., _T], *arguments: R) -> _T | None:

@@ -1,4 +1,4 @@
-"""Writes files that are complete or not there; reads files of strangers, and shows text of theirs, without trust."""
+"""Writes files that are complete or absent; reads files and shows text of strangers without trusting them."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ MAX_MESSAGE = (1 << 31) - 1  # bytes; no message of protobuf is larger
 
 _SHOWN = 200  # characters
 _TO_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a FIFO that nobody writes would be waited for
-# Errors of which the file itself, or its name, is the cause. All others are for this machine, or an operator, to mend:
-# no descriptor or memory is left, a disk fails, a server is away, permission was not given.
+_TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: do not wait for a FIFO's writer
+# Errors caused by the file itself or its name. All others are for an operator to mend: no descriptor or memory is left,
+# a disk fails, a server is away, permission is missing.
 _OF_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 _OF_THE_FILE |= {errno.ENAMETOOLONG, errno.EINVAL, errno.EFBIG, errno.EOVERFLOW}
 _IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device"}
@@ -29,15 +29,15 @@ _IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device
 
 @contextmanager
 def aside(path: Path, *, durable: bool = False, writer: str = "") -> Iterator[BinaryIO]:
-    """A file to write, which takes the name `path` when the block ends, and leaves nothing behind when it fails.
+    """A file to write, renamed to `path` when the block ends, or removed if the block fails.
 
-    With `durable` its bytes are on the disk before it has the name. `writer` tells several apart that may write it at
-    the same moment.
+    With `durable` its bytes are on the disk before the rename. `writer` makes the temporary names of writers differ
+    that may write the same file at the same moment.
     """
     temporary = path.with_name(f"{TEMPORARY}{writer}{path.name}")
     try:
-        temporary.unlink(missing_ok=True)  # of a writer that was killed
-        with temporary.open("xb") as file:  # which follows no link, and takes an interrupt without losing a descriptor
+        temporary.unlink(missing_ok=True)  # left by a writer that was killed
+        with temporary.open("xb") as file:  # "x" follows no link
             yield file
             if durable:
                 file.flush()
@@ -49,9 +49,9 @@ def aside(path: Path, *, durable: bool = False, writer: str = "") -> Iterator[Bi
 
 
 def keep_aside(path: Path, aside: Path) -> None:
-    """Give the file or folder at a path another name, and remove what had that name before.
+    """Give the file or folder at `path` the name `aside`, replacing what has that name.
 
-    A file has both names then, so that a reader never finds the first one missing. Raises OSError.
+    A file keeps its first name too, so that no reader finds it missing. Raises OSError.
     """
     if aside.is_dir() and not aside.is_symlink():
         shutil.rmtree(aside)
@@ -69,7 +69,7 @@ def names(directory: Path) -> list[str]:
 
 
 def lock_shared(descriptor: int) -> bool:
-    """Take a shared lock on an open file; False where somebody has it exclusively."""
+    """Take a shared lock on an open file; False if another process has it exclusively."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -88,10 +88,10 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def regular(path: Path, *, folder: int | None = None) -> Iterator[int]:
-    """The descriptor of a regular file to read: a link could lead elsewhere, a FIFO could block.
+    """The descriptor of a regular file to read: no link, which could lead elsewhere, and no FIFO, which could block.
 
-    `folder` is the descriptor of its folder, where no link on the way to that may be followed (see `beneath`). Raises
-    OSError where the file cannot be opened, CorruptCheckpointError where it is anything but a regular file.
+    `folder` is the descriptor of its folder, if no link on the way to it may be followed (see `beneath`). Raises
+    OSError if the file cannot be opened, CorruptCheckpointError if it is not a regular file.
     """
     try:
         descriptor = os.open(path, _TO_READ) if folder is None else os.open(path.name, _TO_READ, dir_fd=folder)
@@ -118,16 +118,15 @@ def content(path: Path, *, limit: int, folder: int | None = None) -> bytes:
         read = b""
         while len(read) < size and (more := os.read(descriptor, size - len(read))):
             read += more
-        return read  # a file that grows meanwhile is no concern of this reader
+        return read
 
 
 @contextmanager
 def beneath(directory: Path, *parts: str) -> Iterator[int]:
-    """The descriptor of a folder beneath a directory, which itself may be a link: nothing that lies elsewhere is read.
+    """The descriptor of a folder beneath a directory. The directory may be a link, the parts below it may not.
 
-    Each part of the path is opened in the folder that was opened before it, so that there is no moment between a look
-    and a use at which a link could replace a folder. Raises OSError where it cannot be opened, CorruptCheckpointError
-    where a part of the path is a link.
+    Each part of the path is opened in the folder opened before it, so that no link can replace a folder between a check
+    and a use. Raises OSError if a part cannot be opened, CorruptCheckpointError if a part is a link.
     """
     path = directory
     descriptor = os.open(directory, _TO_LIST)
@@ -149,9 +148,8 @@ def beneath(directory: Path, *parts: str) -> Iterator[int]:
 
 
 def content_beneath(directory: Path, name: str, *, limit: int) -> bytes:
-    """The content of a regular file of this name, "folder/file", beneath a directory. Raises as `beneath` does.
-
-    Raises ValueError for a name that leads elsewhere, whether anything is there or not.
+    """The content of a regular file by a name such as "folder/file" beneath a directory. Raises as `beneath` does, and
+    ValueError for a name that leads elsewhere, whether a file is there or not.
     """
     *parts, last = name.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in (*parts, last)):
@@ -161,12 +159,12 @@ def content_beneath(directory: Path, name: str, *, limit: int) -> bytes:
 
 
 def is_of_the_file(error: OSError) -> bool:
-    """Whether the file itself is the cause of an error of reading it, as it is where no system call raised it."""
+    """Whether the file itself caused an error of reading it. An error without an errno came from its content."""
     return error.errno is None or error.errno in _OF_THE_FILE
 
 
 def unread(path: Path, expected: str, error: OSError) -> CorruptCheckpointError | UnreadableError:
-    """The error to raise where a file that had to be there could not be read."""
+    """The error to raise if a file that must be there cannot be read."""
     why = error.strerror or str(error)
     if is_of_the_file(error):
         return CorruptCheckpointError(path, expected=expected, found=why)
@@ -191,13 +189,13 @@ def has(path: Path, expected: bytes) -> bool:
 
 
 def shown(found: object) -> str:
-    """A value from a file as one line of a message: shortened, and without anything that a terminal would execute."""
+    """A value from a file as one line of a message: shortened, and with nothing that a terminal would execute."""
     text = line(repr(found) if isinstance(found, str | bytes) else str(found))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def line(text: str) -> str:
-    """The text on one line, fit for a terminal."""
+    """The text on one line, safe for a terminal."""
     return harmless(" ".join(text.split()))
 
 

@@ -1,6 +1,6 @@
-"""Memory as the kernel and the C library manage it: pages, the heap, and file systems that are memory.
+"""Calls of the kernel and the C library that manage memory: pages, the heap, file systems in memory.
 
-Python has no calls for most of it. All of them release the GIL.
+Python has none for most of this. All release the GIL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # MADV_POPULATE_..., in Linux since 5.14
 _REMOVE = 9  # MADV_REMOVE of Linux
-_DROPPED = 256 << 20  # bytes whose pages one call drops: other threads that allocate memory wait for it
+_DROPPED = 256 << 20  # bytes of one call to drop pages: other threads that allocate memory wait for it
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from malloc.h
 _HEAPS = 8
 _KEPT = 16 << 20  # bytes that each heap keeps at its end
@@ -36,29 +36,29 @@ _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def equal(first: Array, second: Array, start: int, stop: int) -> bool:
-    """Whether two arrays of bytes are equal from `start` to `stop`. Ends at the first difference."""
+    """Whether two arrays of bytes are equal from `start` to `stop`."""
     return start >= stop or not _memcmp(address(first) + start, address(second) + start, stop - start)
 
 
 def make_writable(mapped: Array, start: int, stop: int) -> bool:
-    """Allocate the pages of a mapped file, ready to be written; False where this kernel cannot do so.
+    """Allocate the pages of a mapped file, ready to be written; False if this kernel cannot.
 
-    Raises OSError where the file system has no room for a page; the first write to it would end the process.
+    Raises OSError if the file system has no room: a write to such a page would end the process.
     """
     return _populate(mapped, start, stop, _POPULATE_WRITE, fault=errno.ENOSPC)
 
 
 def make_readable(mapped: Array, start: int, stop: int) -> bool:
-    """Bring the pages of a mapped file into the page table; False where this kernel cannot do so. Raises OSError."""
+    """Bring the pages of a mapped file into the page table; False if this kernel cannot. Raises OSError."""
     return _populate(mapped, start, stop, _POPULATE_READ, fault=errno.EIO)
 
 
 def is_present(mapped: Array, start: int, stop: int) -> bool:
-    """Whether the page cache has these pages of a mapped file; for a file that we may not write to it says yes.
+    """Whether the page cache has these pages of a mapped file; always true for a file that we may not write to.
 
-    The answer takes 0.3 ms for 1 GB where the pages are in the page table.
+    Takes 0.3 ms for 1 GB if the pages are in the page table.
     """
-    import numpy as np  # whoever has an array has imported it; a program that only limits its heap has not
+    import numpy as np  # here: a program that only limits its heap does without
 
     begin, size = _pages(mapped, start, stop)
     present = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
@@ -66,16 +66,16 @@ def is_present(mapped: Array, start: int, stop: int) -> bool:
 
 
 def drop_pages(mapped: Array) -> None:
-    """Take a mapped file out of this process's page table. Whoever reads it has the file's pages again."""
+    """Take a mapped file out of this process's page table. The next read brings its pages back."""
     if sys.platform == "linux":  # elsewhere the advice may mean something else
         for start in range(0, len(mapped), _DROPPED):
-            # refused, it costs memory alone
+            # an error costs only memory
             _madvise(address(mapped) + start, min(_DROPPED, len(mapped) - start), mmap.MADV_DONTNEED)
 
 
 def free_pages(mapped: Array) -> None:
-    """Free every page of a mapped file, whoever else has it mapped: the file is all zeros afterwards."""
-    _madvise(address(mapped), len(mapped), _REMOVE)  # refused, the pages go when nobody has the file
+    """Free every page of a mapped file, also for other processes: the file is all zeros afterwards."""
+    _madvise(address(mapped), len(mapped), _REMOVE)  # after an error the pages go with the file
 
 
 def address(array: Array) -> int:
@@ -84,7 +84,7 @@ def address(array: Array) -> int:
 
 
 def is_memory(status: os.stat_result) -> bool:
-    """Whether this file or directory is in memory, on tmpfs; False where this machine does not say."""
+    """Whether a file or directory is in memory, on tmpfs; False if this machine does not say."""
     device = b"%d:%d" % (os.major(status.st_dev), os.minor(status.st_dev))
     with suppress(OSError):
         # Fields by place, then optional ones up to "-", then the type. In names the kernel escapes these characters.
@@ -95,11 +95,11 @@ def is_memory(status: os.stat_result) -> bool:
 
 
 def limit_heap() -> None:
-    """Have the C library keep little of what is freed; without these settings it behaves as before.
+    """Have the C library keep little freed memory; does nothing if it has no such settings.
 
-    glibc begins by giving back all but 128 kB, whose pages the next message then waits for, and learns from each larger
-    block that is freed to keep more, up to 64 MB a heap, of which there may be eight for each processor: here eight in
-    all, for there is a worker for each processor.
+    glibc starts by returning all but 128 kB, so that the next message waits for new pages. With each larger block that
+    is freed it keeps more, up to 64 MB in each heap, and has up to eight heaps for each processor. Eight in all are
+    enough here, because there is a worker for each processor.
     """
     with suppress(AttributeError):
         set_option = _libc.mallopt
@@ -109,13 +109,13 @@ def limit_heap() -> None:
 
 
 def trim_heap() -> None:
-    """Give freed memory between used blocks back, after much was freed at once."""
+    """Return freed memory between used blocks to the kernel. For after much was freed at once."""
     with suppress(AttributeError):
         _libc.malloc_trim(0)
 
 
 def _populate(mapped: Array, start: int, stop: int, advice: int, *, fault: int) -> bool:
-    """`fault` is the error that EFAULT, the kernel's word for a page that cannot be had, stands for."""
+    """`fault` is the error to raise for EFAULT, which the kernel returns for a page that it cannot provide."""
     if not _madvise(*_pages(mapped, start, stop), advice):
         return True
     problem = ctypes.get_errno()
@@ -126,7 +126,7 @@ def _populate(mapped: Array, start: int, stop: int, advice: int, *, fault: int) 
 
 
 def _pages(mapped: Array, start: int, stop: int) -> tuple[int, int]:
-    """Address and size of a range, extended to the beginning of its first page."""
+    """Address and size of a range, from the start of its first page."""
     begin = address(mapped) + start
     begin -= begin % mmap.PAGESIZE
     return begin, address(mapped) + stop - begin

@@ -1,4 +1,4 @@
-"""Publishing where the file system says no: full, over quota, read-only, forbidden. And when it says yes again."""
+"""Publishing where the file system says no: full, read-only, forbidden. And when it says yes again."""
 
 from __future__ import annotations
 
@@ -115,38 +115,7 @@ def test_a_store_that_becomes_read_only_under_its_publisher_is_read_on_and_publi
     alone(f"mount -t tmpfs -o size=32m none {place} && {python(HIDDEN, place)}", root=False)
 
 
-REMOUNTED = """
-place = path.parent
-with StoreWriter(path, keep=2) as writer:
-    for number in (1, 2, 3):
-        commit(writer, number)
-    assert not run("mount", "-o", "remount,ro", place)  # a publisher has files open: the kernel leaves it its disk
-    commit(writer, 4)
-held = Store(path).open(Store(path).find(4))
-assert run("mount", "-o", "remount,ro", place)
-refused(lambda: StoreWriter(path), "cannot be made a store: Read-only file system", 4, held)
-assert run("mount", "-o", "remount,rw", place)
-with StoreWriter(path, keep=2) as writer:
-    for number in (5, 6, 7):
-        commit(writer, number)
-    held = Store(path).open(Store(path).find(7))
-    assert run("mount", "-o", "remount,abort", place)  # what the kernel does to a disk that fails
-    for number in (8, 9):
-        refused(lambda: commit(writer, number), "Read-only file system", 7, held)
-del held
-assert run("umount", place) and run("mount", "-o", "loop", place.with_name("disk"), place)
-with StoreWriter(path, keep=2) as writer:
-    for number in (10, 11):
-        commit(writer, number)
-"""
-
-
-def test_a_disk_that_is_mounted_read_only_or_fails_leaves_the_version_before(place: Path) -> None:
-    mounted = disk(place, kind="ext4", megabytes=64)
-    alone(f"{mounted} && {python(REMOUNTED, place)}", root=True)
-
-
-# Over quota, full -----------------------------------------------------------------------------------------------------
+# Full -----------------------------------------------------------------------------------------------------------------
 
 FULL = """
 said, room = sys.argv[2], sys.argv[3:]
@@ -165,17 +134,6 @@ with StoreWriter(path, keep=2) as writer:
     for number in (9, 10, 11):
         commit(writer, number)
 """
-
-
-def test_a_publisher_over_its_quota_is_told_so_and_goes_on_when_the_quota_is_raised(place: Path) -> None:
-    if shutil.which("btrfs") is None:
-        pytest.skip("needs btrfs, to set a quota")
-    mounted = disk(place, kind="btrfs", megabytes=512)
-    quota = (
-        f"btrfs quota enable {place} && btrfs subvolume create {place}/store && btrfs qgroup limit 16M {place}/store"
-    )
-    raised = f"btrfs qgroup limit 400M {place}/store"
-    alone(f"{mounted} && {quota} && {python(FULL, place)} 'Disk quota exceeded' {raised}", root=True)
 
 
 def test_a_publisher_on_a_full_disk_is_told_so_and_goes_on_when_there_is_room(place: Path) -> None:

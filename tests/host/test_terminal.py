@@ -1,4 +1,4 @@
-"""What others wrote, shown where people read it."""
+"""What people read: text of others without what a terminal would execute, repeated failures once."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from paramsync.cli.live import Last
 from paramsync.cli.overview import status_view
 from paramsync.errors import SettingsError
 from paramsync.host.files import harmless, line
+from paramsync.host.repeats import Repeats
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.programs import refused
 
@@ -64,3 +65,21 @@ def test_a_mistake_is_one_line_whatever_is_in_it(tmp_path: Path) -> None:
     config.write_text('[models."a\\n\\u001b[31m"]\nstore = "s"\n')
     assert "\x1b" not in refused("inferencer", "--config", config)
     assert "it is no name of a host" in refused("inferencer", "--model", f"m={tmp_path}", "--host", "a..b")
+
+
+def test_a_failure_is_told_once_and_then_at_each_power_of_ten() -> None:
+    repeats = Repeats()
+    told = [text for at in range(1, 1001) if (text := repeats.text(f"version {at} was not published: disk full"))]
+    assert told == [
+        "version 1 was not published: disk full",
+        *(f"version {at} was not published: disk full (failure {at} of this kind in a row)" for at in (10, 100, 1000)),
+    ]
+    assert repeats.over() == 1000
+    assert repeats.over() == 0
+
+
+def test_another_failure_is_told_and_so_is_the_same_after_it_went_well() -> None:
+    repeats = Repeats()
+    assert [repeats.text(text) for text in ("a 1", "a 2", "b", "a 3")] == ["a 1", None, "b", "a 3"]
+    assert repeats.over() == 1
+    assert repeats.text("a 4") == "a 4"

@@ -1,23 +1,30 @@
-"""The program as a process: it starts, follows, and comes back as what it was."""
+"""The program as a process: it starts, follows, comes back as what it was, and ends without losing a request."""
 
 from __future__ import annotations
 
-import re
+import http.client
 import signal
-from collections.abc import Iterator
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
+from tensorflow_serving.apis import prediction_service_pb2_grpc
 
 from paramsync.v1 import sync_pb2 as pb
-from tests.support.inferencers import LONG, Process, of_witness
+from tests.support.inferencers import LONG, Predict, Process, of_gated, of_witness
 from tests.support.programs import eventually, refused
-from tests.support.published import Publisher, proven
+from tests.support.published import Gated, Publisher, proven
 
+pytestmark = pytest.mark.slow
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
+TOO_MANY = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.fixture
@@ -28,17 +35,16 @@ def store(tmp_path: Path) -> Path:
 @pytest.fixture
 def program(store: Path) -> Iterator[Process]:
     program = Process.of(store, workers=2)
+    program.connect()
     yield program
     program.close()
 
 
-@pytest.mark.slow
 def test_it_starts_without_a_store_and_serves_once_something_is_published(program: Process, store: Path) -> None:
-    program.connect()
     assert program.health.Check(health_pb2.HealthCheckRequest()).status == NOT_SERVING
     with pytest.raises(grpc.RpcError) as raised:
         program.predict(of_witness(), timeout=LONG)
-    assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+    assert raised.value.code() is UNAVAILABLE
     assert str(store) in str(raised.value.details())
     watched = program.health.Watch(health_pb2.HealthCheckRequest(service="m"), timeout=LONG)
     assert next(watched).status == NOT_SERVING
@@ -49,53 +55,13 @@ def test_it_starts_without_a_store_and_serves_once_something_is_published(progra
     assert proven(list(answer.outputs["seen"].float_val), answer.model_spec.version.value)
     assert answer.model_spec.version.value == 3
     publisher.close()
+    port = program.address.rpartition(":")[2]
+    said = refused("inferencer", "--model", f"m={store}", "--port", port, "--rest-port", "0", "--control-port", "0")
+    assert "is taken" in said  # though workers of one server share it
     assert program.end(signal.SIGINT) == 0
     assert "Traceback" not in "".join(program.lines)
 
 
-@pytest.mark.slow
-def test_killed_and_started_again_with_a_corrupt_newest_version_it_serves_the_newest_good_one(
-    publisher: Publisher, store: Path
-) -> None:
-    publisher.publish(1)
-    first = Process.of(store)
-    first.connect()
-    list(first.sync.Sync(pb.SyncRequest(), timeout=LONG))
-    first.close()  # kill -9
-    publisher.publish(2)
-    publisher.publish_corrupt(3)
-    second = Process.of(store)
-    second.connect()
-    with pytest.raises(grpc.RpcError, match="version 3 of model 'm' is quarantined"):
-        list(second.sync.Sync(pb.SyncRequest(), timeout=LONG))
-    answer = second.predict(of_witness(), timeout=LONG)
-    assert (answer.model_spec.version.value, proven(list(answer.outputs["seen"].float_val), 2)) == (2, True)
-    second.close()
-
-
-@pytest.mark.slow
-def test_a_signal_before_it_is_ready_ends_it_quietly(program: Process) -> None:
-    eventually(lambda: imports_tensorflow(program.process.pid), lambda: "TensorFlow to be imported")
-    assert program.end(signal.SIGINT) == 0
-    assert "Traceback" not in "".join(program.lines)
-
-
-def imports_tensorflow(pid: int) -> bool:
-    """The process, or a child of it."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return any("tensorflow" in Path(f"/proc/{one}/maps").read_text() for one in (pid, *children))
-
-
-@pytest.mark.slow
-def test_a_second_server_on_the_same_port_is_refused(program: Process, store: Path) -> None:
-    program.connect()
-    port = re.search(r"predictions 127.0.0.1:(\d+)", "".join(program.lines))
-    assert port is not None
-    said = refused("inferencer", "--model", f"m={store}", "--port", port[1], "--rest-port", "0", "--control-port", "0")
-    assert "is taken" in said
-
-
-@pytest.mark.slow
 def test_what_a_file_says_is_served_on_three_ports_and_a_pin_survives_a_kill(
     publisher: Publisher, store: Path, tmp_path: Path
 ) -> None:
@@ -111,8 +77,7 @@ def test_what_a_file_says_is_served_on_three_ports_and_a_pin_survives_a_kill(
     second.connect()
     eventually(lambda: serves(second, "m"), lambda: "m to serve")
     assert not serves(second, "empty")
-    found = second.http("POST", "/v1/models/m:predict", {"inputs": [[1.0, 1.0]]})
-    assert found[0] == 200
+    assert second.http("POST", "/v1/models/m:predict", {"inputs": [[1.0, 1.0]]})[0] == 200
     assert second.predict(of_witness(), timeout=LONG).model_spec.version.value == 1
     [status] = second.sync.GetStatus(pb.GetStatusRequest(model="m"), timeout=LONG).models
     assert (status.pinned, status.published.number) == (1, 2)
@@ -123,3 +88,126 @@ def test_what_a_file_says_is_served_on_three_ports_and_a_pin_survives_a_kill(
 
 def serves(program: Process, model: str) -> bool:
     return bool(program.health.Check(health_pb2.HealthCheckRequest(service=model), timeout=LONG).status == SERVING)
+
+
+# The end --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gated(program: Process, publisher: Publisher) -> Process:
+    """It serves version 4, whose calls end when a test lets them."""
+    publisher.publish(4, kind=Gated)
+    list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
+    return program
+
+
+@pytest.fixture
+def serving(program: Process, publisher: Publisher) -> Process:
+    publisher.publish(4)
+    list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
+    return program
+
+
+def test_requests_in_flight_at_sigterm_are_answered_and_a_second_signal_changes_nothing(
+    gated: Process, tmp_path: Path
+) -> None:
+    assert gated.http("GET", "/healthz") == (200, {"status": "serving"}, True)
+    watched = gated.health.Watch(health_pb2.HealthCheckRequest(), timeout=LONG)
+    assert next(watched).status == SERVING
+    watching = gated.sync.Watch(pb.WatchRequest(), timeout=LONG)  # a stream that nobody ends
+    waiting = gated.sync.Sync(pb.SyncRequest(version=99), timeout=LONG)
+    assert next(waiting).phase == pb.SyncProgress.LOOKING
+
+    called, by_http, gate = tmp_path / "called", tmp_path / "by_http", tmp_path / "gate"
+    answer = gated.predict.future(of_gated(called, gate), timeout=LONG)
+    inputs = {"x": [[1.0, 1.0]], "called": str(by_http), "gate": str(gate)}
+    with ThreadPoolExecutor(1) as threads:
+        posted = threads.submit(gated.http, "POST", "/v1/models/m:predict", {"inputs": inputs})
+        eventually(lambda: called.exists() and by_http.exists(), lambda: "the requests to be computed")
+        gated.process.send_signal(signal.SIGTERM)
+        assert next(watched).status == NOT_SERVING
+        assert gated.http("GET", "/healthz") == (503, {"error": "the server is stopping"}, False)
+        assert not answer.done()
+        with pytest.raises(grpc.RpcError, match="stopping"):
+            next(waiting)
+        gated.process.send_signal(signal.SIGTERM)
+        gated.process.send_signal(signal.SIGINT)
+        gate.touch()
+        assert list(answer.result().outputs["seen"].float_val) == [4.0] * 6
+        status, body, stays = posted.result(LONG)
+    assert (status, body["outputs"]["seen"], stays) == (200, [4.0] * 6, False)
+    assert gated.ended() == 0
+    assert list(watching) == []
+    text = "".join(gated.lines)
+    assert "Traceback" not in text
+    assert "inferencer stopped" in text
+
+
+def test_a_computation_that_never_ends_is_given_up_after_the_grace(gated: Process, tmp_path: Path) -> None:
+    called = tmp_path / "called"
+    answer = gated.predict.future(of_gated(called, tmp_path / "never"), timeout=LONG)
+    eventually(called.exists, lambda: "the request to be computed")
+    assert gated.end(signal.SIGTERM) == 0
+    assert answer.code() is not OK
+    text = "".join(gated.lines)
+    assert "Traceback" not in text
+    assert "are given up: 1\n" in text
+
+
+def connected(program: Process, count: int) -> list[Predict]:
+    """As many clients of one process, each with a connection of its own that stands."""
+    options = [("grpc.use_local_subchannel_pool", 1)]
+    channels = [grpc.insecure_channel(program.address, options) for _ in range(count)]
+    for channel in channels:
+        grpc.channel_ready_future(channel).result(LONG)
+    return [prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict for channel in channels]
+
+
+def test_no_call_sent_before_sigterm_is_lost(serving: Process) -> None:
+    clients = connected(serving, 8)
+    answers = [clients[at % 8].future(of_witness(), timeout=LONG) for at in range(400)]
+    serving.process.send_signal(signal.SIGTERM)
+    codes = Counter(answer.code() for answer in answers)
+    assert set(codes) <= {OK, UNAVAILABLE, TOO_MANY}, codes
+    assert codes[OK] >= 256, codes
+    assert serving.ended() == 0
+
+
+def by_grpc(program: Process) -> Callable[[], object]:
+    [predict] = connected(program, 1)
+    return lambda: predict.future(of_witness(), timeout=LONG).code()
+
+
+def by_http(program: Process) -> Callable[[], object]:
+    connection = http.client.HTTPConnection(program.http_address, timeout=LONG)
+
+    def post() -> int:
+        connection.request("POST", "/v1/models/m:predict", '{"inputs": [[1.0, 1.0]]}')
+        answer = connection.getresponse()
+        answer.read()
+        return answer.status
+
+    return post
+
+
+def test_clients_that_call_again_and_again_are_refused_at_the_end_and_lose_no_call(serving: Process) -> None:
+    ways = [(by_grpc, OK, UNAVAILABLE)] * 16 + [(by_http, 200, 503)] * 8
+    answers: list[list[object]] = [[] for _ in ways]
+
+    def call(way: Callable[[Process], Callable[[], object]], well: object, mine: list[object]) -> None:
+        ask = way(serving)
+        while mine.count(well) == len(mine):
+            mine.append(ask())
+
+    threads = [
+        threading.Thread(target=call, args=(way, well, mine))
+        for (way, well, _), mine in zip(ways, answers, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: all(len(mine) > 10 for mine in answers), lambda: "some answers for each")
+    serving.process.send_signal(signal.SIGTERM)
+    for thread in threads:
+        thread.join(LONG)
+    assert [mine[-1] for mine in answers] == [refusal for _, _, refusal in ways]
+    assert serving.ended() == 0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import http.client
 import socket
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import grpc
@@ -165,98 +164,6 @@ def test_any_mix_of_requests_takes_no_more_memory_than_is_said(attacked: tuple[P
     assert set().union(*found) <= allowed, found
     assert "Traceback" not in "".join(program.lines)
     print(f"{taken / MB:.0f} MB of {BOUND / MB:.0f} {by}", found)  # noqa: T201, with -s
-
-
-@pytest.mark.slow
-def test_connections_that_had_calls_take_no_more_memory_than_is_said(attacked: tuple[Process, Attacked]) -> None:
-    """Forty, which all send large messages at once; and once more by a network that stops within each for a while."""
-    program, attack = attacked
-    large, pids = (MOST - 4) * MB, program.workers
-    contents = {PREDICT: tfs(large), f"{KSERVE}/ModelInfer": kserve(large), f"{KSERVE}/ModelStreamInfer": kserve(large)}
-    kinds = [*contents.items()]
-    before, found = peak_from_now(*pids), []
-    with confined(*pids, more=BOUND) as by, ThreadPoolExecutor(USED) as threads, ExitStack() as stack:
-        for relay in (None, stack.enter_context(Relay(attack.port, stop_after=10 * MB))):
-            port = attack.port if relay is None else relay.port
-            channels = [stack.enter_context(grpc.insecure_channel(f"127.0.0.1:{port}", OPTIONS)) for _ in range(USED)]
-            for channel in channels:
-                assert code_of(channel, PREDICT, tfs(1000)) == "OK"
-            calls = [threads.submit(code_of, channel, *kinds[at % len(kinds)]) for at, channel in enumerate(channels)]
-            if relay is not None:
-                relay.wait_until_stopped(USED // 4)
-                relay.go_on()
-            assert healthy(attack)
-            found.append(Counter(call.result() for call in calls))
-            assert program.workers == pids, "".join(program.lines[-20:])
-            taken = charged(by) if by else peak(*pids) - before
-            assert taken <= BOUND, (taken, BOUND, found)
-            eventually(lambda: attack.call(PREDICT, contents[PREDICT]) == "OK", lambda: str(found))
-    assert set().union(*found) <= {"OK", "RESOURCE_EXHAUSTED", "UNAVAILABLE", "CANCELLED"}, found
-    assert all(one["OK"] for one in found), found
-    print(f"{taken / MB:.0f} MB of {BOUND / MB:.0f} {by}", found)  # noqa: T201, with -s
-
-
-def code_of(channel: grpc.Channel, path: str, content: bytes) -> str:
-    try:
-        if path.endswith("ModelStreamInfer"):
-            stream = channel.stream_stream(path, bytes, kserve_pb2.ModelStreamInferResponse.FromString)
-            [answer] = stream(iter([content]), timeout=2 * LONG)
-            return "RESOURCE_EXHAUSTED" if answer.error_message else "OK"
-        channel.unary_unary(path, bytes, bytes)(content, timeout=2 * LONG)
-    except grpc.RpcError as error:
-        return str(error.code().name)
-    return "OK"
-
-
-class Relay:
-    """A network between clients and a port, where each connection stops once so much went in, until all go on."""
-
-    def __init__(self, port: int, *, stop_after: int) -> None:
-        self._port, self._stop_after = port, stop_after
-        self._server = socket.create_server(("127.0.0.1", 0), backlog=USED)
-        self.port = self._server.getsockname()[1]
-        self._going, self._stopped = threading.Event(), threading.Semaphore(0)
-
-    def __enter__(self) -> Relay:
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._going.set()
-        self._server.close()
-
-    def wait_until_stopped(self, count: int) -> None:
-        for _ in range(count):
-            assert self._stopped.acquire(timeout=LONG)
-
-    def go_on(self) -> None:
-        self._going.set()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._server.accept()
-                threading.Thread(target=self._join, args=(client,), daemon=True).start()
-
-    def _join(self, client: socket.socket) -> None:
-        with client, socket.create_connection(("127.0.0.1", self._port), LONG) as server:
-            answering = threading.Thread(target=self._carry, args=(server, client, None), daemon=True)
-            answering.start()
-            self._carry(client, server, self._stop_after)
-            answering.join()
-
-    def _carry(self, source: socket.socket, target: socket.socket, stop_after: int | None) -> None:
-        with suppress(OSError):
-            carried = 0
-            while content := source.recv(1 << 16):
-                target.sendall(content)
-                carried += len(content)
-                if stop_after is not None and carried >= stop_after and not self._going.is_set():
-                    self._stopped.release()
-                    self._going.wait()
-        for end in (source, target):
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
 
 
 def healthy(attack: Attacked) -> bool:

@@ -1,12 +1,14 @@
-"""What people install: a wheel and an sdist of one name, whole with TensorFlow, and of use without."""
+"""What people install: a wheel and an sdist of one name, whole with TensorFlow, and of use without; an image."""
 
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tarfile
 import zipfile
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -94,3 +96,12 @@ def test_without_tensorflow_there_are_commands_and_a_publisher(built: dict[str, 
     for line in ("from paramsync import Follower", "import paramsync.keras", "import paramsync.session"):
         assert hint in run(commands / "python", "-c", line, folder=tmp_path, code=1)
     assert hint in run(commands / "python", "-c", "from paramsync.graphs import capture", folder=tmp_path, code=1)
+
+
+def test_what_the_image_copies_is_sent_to_the_build() -> None:
+    copied = re.findall(r"^COPY (?!--)(\S+) ", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
+    sent = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    for path in (one.replace("${REQUIREMENTS}", "requirements.lock") for one in copied):
+        assert any(fnmatch(path, pattern) for pattern in sent), path
+        assert (ROOT / path).exists(), path
+    assert len(copied) > 5

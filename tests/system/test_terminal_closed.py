@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import signal
 import subprocess
 import sys
 import threading
@@ -127,25 +126,3 @@ def test_an_inferencer_whose_terminal_is_closed_answers_what_is_under_way(tmp_pa
             gate.touch()
             assert list(answer.result().outputs["seen"].float_val) == [4.0] * 6
         assert terminal.process.wait(PATIENCE) == 0
-
-
-@pytest.mark.slow
-def test_up_ends_both_programs_when_its_terminal_is_closed(tmp_path: Path) -> None:
-    ports = ["--port", "0", "--rest-port", "0", "--control-port", "0", "--trainer-port", "0"]
-    with on_terminal("paramsync.cli", "up", *ports) as terminal:
-        terminal.until("waiting for the first version")
-        pid = terminal.process.pid
-        children = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-        ends = [os.pidfd_open(one) for one in children]
-        store = next(
-            Path(words[words.index("--store") + 1])
-            for one in children
-            if "--store" in (words := Path(f"/proc/{one}/cmdline").read_text().split("\0"))
-        )
-        terminal.close()
-        for end in ends:
-            assert select.select([end], [], [], PATIENCE)[0]
-            os.close(end)
-        code = terminal.process.wait(PATIENCE)
-    assert code in (0, 1, -signal.SIGHUP)
-    assert not store.parent.exists()

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import select
-import shutil
 import signal
 import subprocess
 import sys
@@ -21,20 +20,8 @@ import pytest
 pytestmark = pytest.mark.slow
 
 PATIENCE = 240.0  # seconds; a run takes a few, but for a machine that is small and busy
-UP = [
-    sys.executable,
-    "-m",
-    "paramsync.cli",
-    "up",
-    "--port",
-    "0",
-    "--rest-port",
-    "0",
-    "--control-port",
-    "0",
-    "--trainer-port",
-    "0",
-]
+PORTS = ("--port=0", "--rest-port=0", "--control-port=0", "--trainer-port=0")
+UP = [sys.executable, "-m", "paramsync.cli", "up", *PORTS]
 
 
 class Running:
@@ -102,16 +89,6 @@ def _becomes_program(pid: int) -> str:
     return words[2]
 
 
-def test_up_ends_by_itself_and_prints_one_object() -> None:
-    with running("--seconds", "0.5", "--json") as run:
-        out, err = run.process.communicate(timeout=PATIENCE)
-        assert run.children_end()
-    assert run.process.returncode == 0, err
-    assert len(out.splitlines()) == 1
-    assert json.loads(out)["failed"] == 0
-    assert not run.folder.exists()
-
-
 def test_versions_flow_and_answers_become_better() -> None:
     with running("--json") as run:
         shown = [run.read_until_match(r"serving (\d+) .* accuracy (9\d|100)\.\d%")[1]]
@@ -134,10 +111,9 @@ def test_versions_flow_and_answers_become_better() -> None:
     assert found["freshness_ms_p50"] > 0
 
 
-@pytest.mark.parametrize("terminal", ["", "1"], ids=["lines", "terminal"])
-def test_ctrl_c_ends_up_cleanly(terminal: str) -> None:
-    with running(FORCE_COLOR=terminal, COLUMNS="80", LINES="24") as run:
-        run.read_until("predictions" if terminal else "serving")
+def test_ctrl_c_on_a_terminal_ends_up_cleanly() -> None:
+    with running(FORCE_COLOR="1", COLUMNS="80", LINES="24") as run:
+        run.read_until("predictions")
         run.process.send_signal(signal.SIGINT)
         out, err = run.process.communicate(timeout=60)
         assert run.children_end()
@@ -156,24 +132,14 @@ def test_sigterm_while_the_programs_start_ends_up_cleanly() -> None:
     assert not run.folder.exists()
 
 
-@pytest.mark.parametrize(("program", "moment"), [("trainer", "waiting"), ("inferencer", "serving")])
-def test_a_child_that_dies_ends_up_with_exit_code_1(program: str, moment: str) -> None:
+def test_a_child_that_dies_ends_up_with_exit_code_1() -> None:
     with running("--json") as run:
-        run.read_until(moment)
-        os.kill(run.children[program], signal.SIGKILL)
+        run.read_until("serving")
+        os.kill(run.children["inferencer"], signal.SIGKILL)
         out, err = run.process.communicate(timeout=60)
         assert run.children_end()
     assert run.process.returncode == 1
-    assert f"paramsync up: {program} ended by itself, exit code -9; the end of its log:" in err
+    assert "paramsync up: inferencer ended by itself, exit code -9; the end of its log:" in err
     assert "Traceback" not in err
     assert set(json.loads(out)) >= {"published", "served", "failed"}
     assert not run.folder.exists()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
-def test_the_children_end_when_up_is_killed() -> None:
-    with running() as run:
-        run.read_until("serving")
-        run.process.kill()
-        assert run.children_end()
-    shutil.rmtree(run.folder)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import os
 import random
-import re
+import resource
 import signal
+import socket
+import subprocess
+import sys
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +21,16 @@ import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
-from prometheus_client.parser import text_string_to_metric_families
-from tensorflow_serving.apis import (
-    model_management_pb2,
-    model_service_pb2_grpc,
-    predict_pb2,
-    prediction_service_pb2_grpc,
-)
+from tensorflow_serving.apis import model_service_pb2_grpc, predict_pb2, prediction_service_pb2_grpc
 
 from paramsync.graphs.capturing import capture
 from paramsync.v1 import sync_pb2 as pb
-from tests.support.inferencers import LONG, Process, of_witness
-from tests.support.programs import PATIENCE, eventually, refused
-from tests.support.published import Publisher, Witness, proven, publish_graph
+from tests.conformance.kinds import SavedModels
+from tests.hostile.campaigns.ask import family
+from tests.support.configurations import config, model
+from tests.support.inferencers import LONG, Predict, Process, of_witness
+from tests.support.programs import ROOT, eventually
+from tests.support.published import Doubled, Publisher, proven, publish_graph
 
 pytestmark = pytest.mark.slow
 WORKERS = 2
@@ -40,37 +41,92 @@ LOCAL = (
 )
 
 
-class Bursting(Witness):
-    """On zeros it wants far more memory than there is."""
+def status_of(program: Process) -> pb.ModelStatus:
+    status: pb.ModelStatus = program.sync.GetStatus(pb.GetStatusRequest(), timeout=LONG).models[0]
+    return status
 
-    @tf.function(input_signature=[tf.TensorSpec([None, 2], tf.float32, name="x")])
-    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
-        text = tf.strings.as_string(tf.reduce_sum(x))
-        for _ in range(44):
-            text = tf.strings.join([text, text])
-        return {"seen": tf.stack([part[0, 0] for part in self.parts]), "length": tf.strings.length(text)}
+
+class Served(Publisher):
+    """A store, and the program that serves it with two workers. Versions count up from 1."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.number = 0
+        self.program = Process.of(path, workers=WORKERS)
+        self.program.connect()
+        self.next()
+        self.sync()
+
+    def next(self, **more: Any) -> int:
+        self.number += 1
+        self.publish(self.number, **more)
+        return self.number
+
+    def sync(self, version: int | None = None) -> int:
+        request = pb.SyncRequest() if version is None else pb.SyncRequest(version=version)
+        *_, last = self.program.sync.Sync(request, timeout=LONG)
+        return int(last.status.serving.number)
+
+    def predict(self) -> int:
+        answer = self.program.predict(of_witness(), timeout=LONG, wait_for_ready=True)
+        return int(answer.model_spec.version.value)
+
+    def status(self) -> pb.ModelStatus:
+        return status_of(self.program)
+
+    def workers_up(self) -> bool:
+        with suppress(OSError):  # it asked a worker that was just killed
+            return self.program.metrics()["paramsync_worker_up"] == WORKERS
+        return False
+
+    def close(self) -> None:
+        self.program.close()
+        super().close()
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    served = Served(tmp_path_factory.mktemp("workers") / "m")
+    yield served
+    served.close()
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Path:
-    return tmp_path / "m"
+def served(shared: Served) -> Served:
+    """The one of all tests that leave it with two workers, and the newest version serving."""
+    eventually(shared.workers_up, lambda: f"two workers: {''.join(shared.program.lines)}")
+    return shared
 
 
 @pytest.fixture
-def publisher(store: Path) -> Iterator[Publisher]:
-    publisher = Publisher(store)
-    yield publisher
-    publisher.close()
+def own(tmp_path: Path) -> Iterator[Served]:
+    """One for a test that ends it."""
+    served = Served(tmp_path / "m")
+    yield served
+    served.close()
 
 
-@pytest.fixture
-def program(publisher: Publisher, store: Path) -> Iterator[Process]:
-    publisher.publish(1)
-    program = Process.of(store, workers=WORKERS)
-    program.connect()
-    list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
-    yield program
-    program.close()
+@contextmanager
+def connections(address: str, count: int = 8) -> Iterator[list[Predict]]:
+    """Each comes to any of the workers."""
+    with ExitStack() as stack:
+        channels = [stack.enter_context(grpc.insecure_channel(address, LOCAL)) for _ in range(count)]
+        yield [prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict for channel in channels]
+
+
+def version_of(predict: Predict, request: predict_pb2.PredictRequest | None = None) -> int:
+    answer = predict(request or of_witness(), timeout=LONG, wait_for_ready=True)
+    return int(answer.model_spec.version.value)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+# Versions -------------------------------------------------------------------------------------------------------------
 
 
 class Caller:
@@ -105,137 +161,123 @@ class Caller:
                 self.answered += 1
 
 
-def test_one_client_never_sees_a_version_go_back_whichever_worker_answers(
-    program: Process, publisher: Publisher
-) -> None:
-    predict = prediction_service_pb2_grpc.PredictionServiceStub
-    channels = [grpc.insecure_channel(program.address, LOCAL) for _ in range(8)]
-    callers = [Caller(program.address) for _ in range(4)]
-    last, counts = 0, 0
-    for number in range(2, 42):
-        publisher.publish(number)
-        until = time.monotonic() + 0.1
-        while time.monotonic() < until:
-            for channel in channels:  # one client with connections to all workers
-                answer = predict(channel).Predict(of_witness(), timeout=LONG)
-                assert last <= answer.model_spec.version.value
-                last, counts = answer.model_spec.version.value, counts + 1
-    for one in callers:
-        one.end()
-    for channel in channels:
-        channel.close()
-    assert [(one.wrong, one.failed) for one in callers] == [([], [])] * len(callers)
-    assert last >= 40
-    assert counts > 100
+def test_one_client_never_sees_a_version_go_back_whichever_worker_answers(served: Served) -> None:
+    caller, last = Caller(served.program.address), 0
+    with connections(served.program.address) as calls:  # one client with connections to all workers
+
+        def ask() -> int:
+            nonlocal last
+            for call in calls:
+                version = version_of(call)
+                assert last <= version
+                last = version
+            return last
+
+        for _ in range(40):
+            number = served.next()
+            eventually(lambda number=number: ask() == number, lambda: "the next version")  # type: ignore[misc]
+    caller.end()
+    assert (caller.wrong, caller.failed) == ([], [])
 
 
-def test_workers_that_are_killed_at_random_are_replaced_and_lose_what_was_in_flight_on_them(
-    program: Process, publisher: Publisher
-) -> None:
-    callers = [Caller(program.address) for _ in range(4)]
+def test_workers_that_are_killed_at_random_are_replaced_and_lose_what_was_in_flight_on_them(served: Served) -> None:
+    callers = [Caller(served.program.address) for _ in range(4)]
     chosen = random.Random(7)
     killed: list[int] = []
-    number = 1
-    until = time.monotonic() + PATIENCE
 
     def living() -> list[int]:
-        return [worker for worker in program.workers if worker not in killed]  # one may be there for a while yet
+        workers = [worker for worker in served.program.workers if worker not in killed]  # one may stay for a moment
+        return workers if len(workers) == WORKERS else []
 
-    while (len(killed) < 6 or sum(one.answered for one in callers) <= 1000) and time.monotonic() < until:
-        number += 1
-        publisher.publish(number)
-        workers = living()
-        if len(workers) == WORKERS:
-            killed.append(chosen.choice(workers))
-            os.kill(killed[-1], signal.SIGKILL)
-        time.sleep(0.3)
-    eventually(lambda: len(living()) == WORKERS, lambda: "all workers to be there")
-    for one in callers:
-        one.end()
-    assert len(killed) >= 6
-    assert [one.wrong for one in callers] == [[]] * len(callers)
-    failed = [code for one in callers for code in one.failed]
-    assert set(failed) <= {grpc.StatusCode.UNAVAILABLE}, "".join(program.lines)
+    for _ in range(6):
+        served.next()
+        killed.append(chosen.choice(eventually(living, lambda: "all workers to be there")))
+        wanted = [(caller, caller.answered + 20) for caller in callers]
+        os.kill(killed[-1], signal.SIGKILL)
+        for caller, count in wanted:
+            eventually(lambda caller=caller, count=count: caller.answered > count, lambda: "answers")  # type: ignore[misc]
+    for caller in callers:
+        caller.end()
+    assert [caller.wrong for caller in callers] == [[]] * len(callers)
+    failed = [code for caller in callers for code in caller.failed]
+    assert set(failed) <= {grpc.StatusCode.UNAVAILABLE}, "".join(served.program.lines)
     assert len(failed) <= len(killed) * len(callers)
-    assert sum(one.answered for one in callers) > 1000
-    list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
-    answer = program.predict(of_witness(), timeout=LONG, wait_for_ready=True)
-    assert answer.model_spec.version.value == number
+    assert served.sync() == served.number
+    assert served.predict() == served.number
 
 
-def test_a_worker_that_was_stopped_is_replaced_and_holds_no_swap_up_for_long(
-    program: Process, publisher: Publisher
-) -> None:
-    stopped = program.workers[0]
+def test_a_worker_that_was_stopped_is_replaced_and_the_next_one_has_what_came_meanwhile(served: Served) -> None:
+    stopped = served.program.workers[0]
     os.kill(stopped, signal.SIGSTOP)
-    publisher.publish(2)
-    began = time.monotonic()
-    list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
-    assert time.monotonic() - began < LONG / 2
-    eventually(lambda: stopped not in program.workers and len(program.workers) == WORKERS, lambda: "it to be replaced")
-    for _ in range(8):
-        with grpc.insecure_channel(program.address, LOCAL) as channel:
-            predict = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict
-            assert predict(of_witness(), timeout=LONG, wait_for_ready=True).model_spec.version.value == 2
+    number = served.next()
+    assert served.sync() == number
+    eventually(lambda: stopped not in served.program.workers and served.workers_up(), lambda: "it to be replaced")
+    with connections(served.program.address) as calls:
+        assert {version_of(call) for call in calls} == {number}
 
 
-def test_the_supervisor_knows_no_tensorflow_and_takes_its_workers_with_it(program: Process) -> None:
-    pid, family = program.process.pid, program.workers
-    assert "tensorflow" not in Path(f"/proc/{pid}/maps").read_text()
-    resident = re.search(r"VmRSS:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert resident is not None
-    assert int(resident[1]) < 80 * 1024
-    assert len(family) == WORKERS
-    os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not any(is_alive(one) for one in family), lambda: f"{family} to end")
+def test_a_worker_that_is_stopped_while_it_starts_keeps_the_others_from_nothing(served: Served) -> None:
+    before = served.program.workers
+    os.kill(before[0], signal.SIGKILL)
+    [stopped] = eventually(lambda: {*served.program.workers} - {*before}, lambda: "another one")
+    os.kill(stopped, signal.SIGSTOP)
+    for _ in range(3):
+        assert served.sync(served.next()) == served.number
+    with suppress(ProcessLookupError):  # it was ended, if it was stopped when it had all
+        os.kill(stopped, signal.SIGCONT)
+    eventually(served.workers_up, lambda: "both to answer")
+    with connections(served.program.address) as calls:
+        assert {version_of(call) for call in calls} == {served.number}
 
 
-def is_alive(pid: int) -> bool:
-    try:
-        return "(zombie)" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
+def test_what_operators_choose_is_so_for_all_connections_once_they_are_told(served: Served) -> None:
+    old, new = served.number, served.next()
+    served.sync()
+    sync, seen, over = served.program.sync, list[int](), threading.Event()
+    with connections(served.program.address) as calls:
+
+        def ask() -> None:
+            while not over.is_set():
+                seen.extend(version_of(call) for call in calls)
+
+        def all_answer(label: str = "") -> set[int]:
+            request = of_witness()
+            request.model_spec.version_label = label
+            return {version_of(call, request) for call in calls}
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        for _ in range(10):
+            sync.Pin(pb.PinRequest(version=old), timeout=LONG)
+            assert all_answer() == {old}
+            sync.Label(pb.LabelRequest(label="best", version=new), timeout=LONG)
+            assert all_answer("best") == {new}
+            sync.Unpin(pb.UnpinRequest(), timeout=LONG)
+            assert all_answer() == {new}
+            sync.Label(pb.LabelRequest(label="best", version=old), timeout=LONG)
+            assert all_answer("best") == {old}
+        sync.Rollback(pb.RollbackRequest(), timeout=LONG)
+        assert all_answer() == {old}
+        over.set()
+        asking.join()
+        sync.Unpin(pb.UnpinRequest(), timeout=LONG)
+    changes = sum(version != following for version, following in itertools.pairwise(seen))
+    assert changes <= 2 * 10 + 1  # one client, asking one connection after the other, sees each change once
 
 
-def test_a_graph_that_takes_all_memory_is_quarantined_and_what_served_goes_on(
-    program: Process, publisher: Publisher
-) -> None:
-    before = program.workers
-    publisher.publish(2, kind=Bursting)
-    with pytest.raises(grpc.RpcError, match="version 2 of model 'm' is quarantined"):
-        list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
-    assert program.predict(of_witness(), timeout=LONG).model_spec.version.value == 1
-    publisher.publish(3)
-    list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
-    assert program.predict(of_witness(), timeout=LONG).model_spec.version.value == 3
-    assert program.workers == before
-
-
-def test_what_changes_the_models_changes_them_for_all_workers_and_counts_are_of_all(
-    program: Process, publisher: Publisher, tmp_path: Path
-) -> None:
-    other = Publisher(tmp_path / "other")
+def test_what_changes_the_models_changes_them_for_all_workers_and_counts_are_of_all(served: Served) -> None:
+    other = Publisher(served.path.with_name("other"))
     other.publish(7)
-    message = model_management_pb2.ReloadConfigRequest()
-    for name in ("m", "other"):
-        message.config.model_config_list.config.add(name=name, base_path=str(tmp_path / name))
-    channels = [grpc.insecure_channel(program.address, LOCAL) for _ in range(8)]
-    answer = model_service_pb2_grpc.ModelServiceStub(channels[0]).HandleReloadConfigRequest(message, timeout=LONG)
-    assert answer.status.error_code == 0
+    reload = model_service_pb2_grpc.ModelServiceStub(served.program.predictions).HandleReloadConfigRequest
+    models = [model(served.path), model(other.path, name="other")]
+    assert reload(config(*models), timeout=LONG).status.error_code == 0
     request = of_witness()
     request.model_spec.name = "other"
-    for channel in channels:
-        predict = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict
-        assert predict(request, timeout=LONG).model_spec.version.value == 7
-        channel.close()
-    families = text_string_to_metric_families(fetched(program, "/metrics"))
-    counted = {
-        sample.labels["model"]: sample.value
-        for family in families
-        for sample in family.samples
-        if sample.name == "paramsync_requests_total"
-    }
-    assert counted["other"] == len(channels)
+    before = served.program.metrics()["paramsync_requests_total"]
+    with connections(served.program.address) as calls:
+        assert {version_of(call, request) for call in calls} == {7}
+        assert served.program.metrics()["paramsync_requests_total"] == before + len(calls)
+    assert reload(config(models[0]), timeout=LONG).status.error_code == 0
     other.close()
 
 
@@ -252,35 +294,33 @@ class Wide(tf.Module):
 def publish_wide(store: Path, number: int, width: int, factor: float) -> None:
     module = Wide(width)
     found = capture(module.__call__.get_concrete_function(tf.TensorSpec([None, width], tf.float32, name="x")))
-    values = {one.name: np.full([width], factor, np.float32) for one in found.graph.parameters}
+    values = {spec.name: np.full([width], factor, np.float32) for spec in found.graph.parameters}
     publish_graph(store, found.graph, number, values)
 
 
 def test_models_that_are_joined_answer_once_they_fit_and_go_on_while_they_do_not(tmp_path: Path) -> None:
-    config = tmp_path / "models.toml"
-    config.write_text(
+    file = tmp_path / "models.toml"
+    file.write_text(
         "[server]\nworkers = 2\n[models.encoder]\nstore = 'encoder'\n[models.head]\nstore = 'head'\n"
         "[models.joined]\nconnect = ['encoder', 'head']\ninputs = {x = 'y'}\n"
     )
     publish_wide(tmp_path / "encoder", 1, 6, 2.0)
     publish_wide(tmp_path / "head", 1, 7, 3.0)
-    program = Process("--config", config)
+    program = Process("--config", file)
     program.connect()
     for name in ("encoder", "head"):
         list(program.sync.Sync(pb.SyncRequest(model=name), timeout=LONG))
     assert ask_joined(program)[0] == grpc.StatusCode.UNAVAILABLE
-    publish_wide(tmp_path / "head", 2, 6, 3.0)
-    list(program.sync.Sync(pb.SyncRequest(model="head"), timeout=LONG))
-    assert ask_joined(program) == (6.0, 2)
-    publish_wide(tmp_path / "encoder", 2, 5, 2.0)
-    list(program.sync.Sync(pb.SyncRequest(model="encoder"), timeout=LONG))
-    assert ask_joined(program) == (6.0, 2)
-    [status] = program.sync.GetStatus(pb.GetStatusRequest(model="joined"), timeout=LONG).models
-    assert status.reason
-    assert status.serving.number == 2
-    publish_wide(tmp_path / "encoder", 3, 6, 5.0)
-    list(program.sync.Sync(pb.SyncRequest(model="encoder"), timeout=LONG))
-    assert ask_joined(program) == (15.0, 2)
+    for part, number, width, factor, answered in (
+        ("head", 2, 6, 3.0, (6.0, 2)),
+        ("encoder", 2, 5, 2.0, (6.0, 2)),  # which does not fit: what was joined before goes on
+        ("encoder", 3, 6, 5.0, (15.0, 2)),
+    ):
+        publish_wide(tmp_path / part, number, width, factor)
+        list(program.sync.Sync(pb.SyncRequest(model=part), timeout=LONG))
+        assert ask_joined(program) == answered
+        [status] = program.sync.GetStatus(pb.GetStatusRequest(model="joined"), timeout=LONG).models
+        assert (bool(status.reason), status.serving.number) == (width == 5, 2)
     program.close()
 
 
@@ -289,25 +329,179 @@ def ask_joined(program: Process) -> tuple[Any, Any]:
     message.model_spec.name = "joined"
     message.inputs["x"].CopyFrom(tf.make_tensor_proto(np.ones([1, 6], np.float32)))
     try:
-        found = program.predict(message, timeout=LONG)
+        answer = program.predict(message, timeout=LONG)
     except grpc.RpcError as error:
         return error.code(), error.details()
-    [value] = set(tf.make_ndarray(found.outputs["y"]).reshape(-1).tolist())
-    return value, found.model_spec.version.value
+    [value] = set(tf.make_ndarray(answer.outputs["y"]).reshape(-1).tolist())
+    return value, answer.model_spec.version.value
 
 
-def fetched(program: Process, path: str) -> str:
-    connection = http.client.HTTPConnection(program.http_address, timeout=LONG)
-    connection.request("GET", path)
-    text = connection.getresponse().read().decode()
-    connection.close()
-    return text
+# Processes ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("count", "bound"), [("0", "least 1"), ("-1", "least 1"), ("1000", "most 64"), ("two", "least 1")]
-)
-def test_a_number_of_workers_that_cannot_be_is_refused_in_one_line(tmp_path: Path, count: str, bound: str) -> None:
-    ports = ("--port", "0", "--rest-port", "0", "--control-port", "0")
-    said = refused("inferencer", "--model", f"m={tmp_path}", *ports, "--workers", count)
-    assert f"--workers: expected a whole number of at {bound}" in said
+class Killer:
+    """Kills each process that is neither a worker nor the template, as soon as it is there, until told to stop."""
+
+    def __init__(self, program: Process, most: int) -> None:
+        self.killed: list[int] = []
+        self._program = program
+        self._spared = set(family(program.process.pid))
+        self._most = most
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def wait(self) -> None:
+        eventually(lambda: len(self.killed) == self._most, lambda: f"{self._most} processes to be killed")
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._over.wait(0.005) and len(self.killed) < self._most:
+            for pid in set(family(self._program.process.pid)) - self._spared - {*self.killed}:
+                os.kill(pid, signal.SIGKILL)
+                self.killed.append(pid)
+
+
+def test_a_trial_that_is_killed_from_outside_is_no_fault_of_the_version(served: Served) -> None:
+    killer = Killer(served.program, most=2)
+    number = served.next(kind=Doubled)
+    killer.wait()
+    eventually(lambda: served.predict() == number, lambda: f"it to serve: {''.join(served.program.lines)}")
+    assert list(served.status().quarantined) == []
+
+
+def test_an_importer_that_is_killed_in_the_middle_is_no_fault_of_the_version(tmp_path: Path) -> None:
+    kind = SavedModels(tmp_path / "m")
+    kind.publish(1)
+    program = Process("--model", f"m={kind.path}", "--workers", "2")
+    program.connect()
+    list(program.sync.Sync(pb.SyncRequest(version=1), timeout=LONG))
+    killer = Killer(program, most=1)
+    kind.publish(2)
+    killer.wait()
+
+    eventually(lambda: status_of(program).serving.number == 2, lambda: f"{status_of(program)}")
+    assert list(status_of(program).quarantined) == []
+    program.close()
+    kind.close()
+
+
+def test_the_template_that_is_killed_takes_nobody_with_it_and_workers_are_replaced_all_the_same(own: Served) -> None:
+    [template] = {*family(own.program.process.pid)} - {*own.program.workers}
+    workers = own.program.workers
+    os.kill(template, signal.SIGKILL)
+    assert own.sync(own.next()) == 2  # a version needs no new process
+    assert [is_alive(pid) for pid in workers] == [True] * WORKERS
+    os.kill(workers[0], signal.SIGKILL)
+    eventually(own.workers_up, lambda: "it to be replaced")
+    assert own.predict() == 2
+    assert own.program.end(signal.SIGTERM) == 0, "".join(own.program.lines)
+    eventually(lambda: not any(map(is_alive, workers)), lambda: f"{workers} to end")
+
+
+def test_the_end_of_a_server_is_clean_while_a_worker_starts(own: Served) -> None:
+    before = own.program.workers
+    os.kill(before[0], signal.SIGKILL)
+    eventually(lambda: {*own.program.workers} - {*before}, lambda: "another one")
+    assert own.program.end(signal.SIGTERM) == 0, "".join(own.program.lines)
+    assert "Traceback" not in "".join(own.program.lines)
+
+
+@pytest.mark.parametrize("without_template", [False, True])
+def test_when_the_supervisor_is_killed_all_ends_and_the_next_serves_the_newest_good_version(
+    own: Served, without_template: bool
+) -> None:
+    program = own.program
+    assert "tensorflow" not in Path(f"/proc/{program.process.pid}/maps").read_text()
+    below = family(program.process.pid)
+    assert len(below) == WORKERS + 1
+    stopped = program.workers[0]
+    if without_template:
+        os.kill(program.template, signal.SIGKILL)
+    os.kill(stopped, signal.SIGSTOP)  # which hears of nothing
+    os.kill(program.process.pid, signal.SIGKILL)
+    eventually(lambda: not any(map(is_alive, below)), lambda: f"{below} to end")
+    own.next()
+    own.publish_bad(3)
+    ports = [name.rpartition(":")[2] for name in (program.address, program.http_address, program.control_address)]
+    options = [word for pair in zip(("--port", "--rest-port", "--control-port"), ports, strict=True) for word in pair]
+    command = [sys.executable, "-m", "inferencer", "--model", f"m={own.path}", *options]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as again, connections(program.address, 1) as [predict]:
+
+        def answered() -> int:
+            with suppress(grpc.RpcError):
+                return version_of(predict)
+            return 0
+
+        assert eventually(answered, lambda: "the next server to answer") == 2
+        again.send_signal(signal.SIGTERM)
+        assert again.wait(LONG) == 0
+
+
+# Machines that lack things --------------------------------------------------------------------------------------------
+
+
+def test_fewer_descriptors_than_models_need_are_one_clear_line(tmp_path: Path) -> None:
+    models = [word for number in range(100) for word in ("--model", f"m{number}={tmp_path}")]
+    ports = ["--port", "0", "--control-port", "0", "--workers", "2"]
+    command = ["sh", "-c", 'ulimit -n 256; exec "$0" "$@"', sys.executable, "-m", "inferencer", *models, *ports]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=LONG)
+    assert done.returncode == 2
+    assert done.stderr == (
+        "paramsync serve: 100 models and 2 workers need at least 378 file descriptors, and this process may have 256:"
+        " raise the limit (ulimit -n), or serve fewer models\n"
+    )
+
+
+def test_without_shared_memory_of_the_system_it_serves_all_the_same(tmp_path: Path) -> None:
+    hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=0,mode=000 none /dev/shm && exec "$0" "$@"']
+    if subprocess.run([*hidden, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody hide /dev/shm")
+    publisher = Publisher(tmp_path / "m")
+    publisher.publish(1)
+    program = Process("--model", f"m={publisher.path}", "--workers", "2", before=hidden)
+    program.connect()
+    publisher.publish(2, kind=Doubled)
+    list(program.sync.Sync(pb.SyncRequest(version=2), timeout=LONG))
+    assert version_of(program.predict) == 2
+    program.close()
+    publisher.close()
+
+
+def healthy(connection: http.client.HTTPConnection) -> bool:
+    connection.request("GET", "/healthz")
+    answer = connection.getresponse()
+    return (answer.status, bool(answer.read())) == (200, True)
+
+
+def test_without_descriptors_the_log_has_a_line_and_connections_that_are_there_are_answered(echoing: Process) -> None:
+    pid, host = echoing.workers[0], echoing.http_address
+    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    assert soft == min(hard, 1 << 16)  # it took what it could have
+    kept = http.client.HTTPConnection(host, timeout=LONG)
+    assert healthy(kept)
+    before = len(echoing.lines)
+    few = max(int(file.name) for file in Path(f"/proc/{pid}/fd").iterdir()) + 4
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, hard))
+    port = int(host.rpartition(":")[2])
+    clients = [socket.create_connection(("127.0.0.1", port), LONG) for _ in range(90)]
+    eventually(lambda: "Too many open files" in "".join(echoing.lines), lambda: "".join(echoing.lines))
+    for _ in range(20):
+        assert healthy(kept)
+    said = echoing.lines[before:]
+    assert 0 < len([line for line in said if "Too many open files" in line]) <= 2, said
+    assert "Traceback" not in "".join(said)
+    for client in clients:
+        client.close()
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
+    kept.close()
+
+    def answers() -> bool:
+        fresh = http.client.HTTPConnection(host, timeout=LONG)
+        try:
+            return healthy(fresh)
+        finally:
+            fresh.close()
+
+    eventually(answers, lambda: "a new connection to be answered")

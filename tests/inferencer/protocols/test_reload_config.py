@@ -77,7 +77,7 @@ def test_models_come_and_go_and_an_empty_list_ends_all(three: Running, tmp_path:
 def test_a_model_that_is_taken_away_leaves_no_file_open_though_nobody_collects_cycles(
     three: Running, tmp_path: Path, other: Path
 ) -> None:
-    pids = [os.getpid(), *(status.pid for status in three.server._fleet.statuses() if status.pid)]
+    pids = [os.getpid(), *(status.pid for status in three.server._fleet.workers.statuses() if status.pid)]
 
     def opened() -> list[list[str]]:
         """The graphs, and the data files of the other model, that the supervisor and its worker have open."""

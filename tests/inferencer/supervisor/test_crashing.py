@@ -12,14 +12,45 @@ import grpc
 import pytest
 
 from inferencer.supervisor import crashes
+from inferencer.supervisor.crashes import QUICK_SECONDS, Crashes, CrashLoops
 from paramsync.status import State, Status
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.hostile_graphs import KillingLater
 from tests.support.programs import PATIENCE, eventually
-from tests.support.published import Publisher, Witness, proven
+from tests.support.published import Publisher, proven
 from tests.support.running import LONG, NOT_SERVING, SERVING, Running, request, seen, synced
 
-pytestmark = pytest.mark.slow
+
+def test_the_version_that_was_computed_in_three_crashes_is_the_cause() -> None:
+    found = Crashes()
+    assert found.add({1, 2}, 10.0) == []
+    assert found.add({1, 3}, 11.0) == []
+    assert found.add({1}, 12.0) == [1]
+    assert found.add({2}, 13.0) == []  # what was computed beside it is not suspected any more
+    assert found.add({2}, 14.0) == []
+
+
+def test_of_two_that_were_always_computed_together_none_is_the_cause_until_it_was_six_times() -> None:
+    found = Crashes()
+    assert [found.add({1, 2}, float(now)) for now in range(5)] == [[]] * 5
+    assert sorted(found.add({1, 2}, 5.0)) == [1, 2]
+
+
+def test_crashes_of_more_than_a_minute_ago_and_such_of_nothing_do_not_count() -> None:
+    found = Crashes()
+    assert [found.add({1}, now) for now in (0.0, 40.0, 80.0, 120.0)] == [[]] * 4
+    assert [found.add((), now) for now in (121.0, 122.0, 123.0)] == [[]] * 3
+
+
+def test_a_worker_that_ends_three_times_soon_after_its_start_is_in_a_loop_until_it_lives() -> None:
+    loops = CrashLoops()
+    assert [loops.ended(0, 1.0, "SIGSEGV") for _ in range(2)] == [1, 2]
+    assert loops.trouble == ""
+    assert loops.ended(1, QUICK_SECONDS + 1, "SIGSEGV") == 0
+    assert loops.ended(0, 1.0, "SIGSEGV") == 3
+    assert loops.trouble == "worker 0 ended 3 times in a row soon after its start (SIGSEGV)"
+    loops.calm(0)
+    assert loops.trouble == ""
 
 
 @pytest.fixture
@@ -71,32 +102,11 @@ def healths(running: Running) -> list[int]:
     return [running.health(control=control) for control in (False, True)]
 
 
-@pytest.mark.parametrize("labelled", [False, True])
-def test_a_version_on_which_workers_crash_when_they_answer_is_quarantined_and_the_one_before_serves(
-    publisher: Publisher, tmp_path: Path, labelled: bool
-) -> None:
-    publisher.publish(1)
-    running = Running(tmp_path / "m", workers=1)
-    synced(running)
-    publisher.publish(2, kind=KillingLater)  # which survives its trial, on zeros
-    synced(running)
-    if labelled:
-        running.server.models.find("m").followers[0].label("best", 2, timeout=LONG)
-    assert ask_until_quarantined(running, 2) >= crashes.CRASHES
-    assert "workers crashed while they computed it (SIG" in status(running).quarantined[0].reason
-    assert answered(running) == 1
-    assert "best" not in status(running).labels
-    assert status(running).serving is not None
-    publisher.publish(3)
-    synced(running)
-    assert answered(running) == 3
-    running.close()
-
-
-def test_the_only_version_is_quarantined_too_and_nothing_serves_until_there_is_another(
+@pytest.mark.slow
+def test_a_version_on_which_workers_crash_when_they_answer_is_quarantined_and_the_one_before_serves_or_none(
     publisher: Publisher, tmp_path: Path
 ) -> None:
-    publisher.publish(1, kind=KillingLater)
+    publisher.publish(1, kind=KillingLater)  # which survives its trial, on zeros
     running = Running(tmp_path / "m", workers=1)
     synced(running)
     ask_until_quarantined(running, 1)
@@ -110,12 +120,19 @@ def test_the_only_version_is_quarantined_too_and_nothing_serves_until_there_is_a
 
     reason = "version 1 is quarantined: workers crashed"  # which the worker that took the last one's place is told soon
     eventually(lambda: reason in str(refusal().details()), lambda: f"{reason} to be said: {refusal()}")
-    publisher.publish(2, kind=Witness)
+    publisher.publish(2)
     synced(running)
+    publisher.publish(3, kind=KillingLater)
+    synced(running)
+    running.server.models.find("m").followers[0].label("best", 3, timeout=LONG)
+    assert ask_until_quarantined(running, 3) >= crashes.CRASHES
+    assert "workers crashed while they computed it (SIG" in status(running).quarantined[-1].reason
     assert answered(running) == 2
+    assert "best" not in status(running).labels
     running.close()
 
 
+@pytest.mark.slow
 def test_workers_that_end_again_and_again_are_reported_and_fail_health_until_they_live(
     publisher: Publisher, tmp_path: Path
 ) -> None:

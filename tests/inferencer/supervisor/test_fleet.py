@@ -1,59 +1,112 @@
-"""What is asked of all workers, where one of them cannot answer, and what is told of one that starts."""
+"""Workers that do not answer: the others go on, and so do other models and whoever asks how the server is."""
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from functools import partial
+from pathlib import Path
 
+import grpc
 import pytest
+from tensorflow_serving.apis import prediction_service_pb2_grpc
 
+from inferencer.processes import shared_words
 from inferencer.processes.channel import Channel, pair
+from inferencer.processes.shared_words import SharedWords
 from inferencer.serving.worker_status import WorkerState
 from inferencer.settings.settings import Settings
-from inferencer.supervisor.fleet import Fleet, Worker
 from inferencer.supervisor.listeners import Listeners
+from inferencer.supervisor.template import Template
+from inferencer.supervisor.workers import Worker, Workers
+from paramsync.v1 import sync_pb2 as pb
+from tests.support.published import Publisher
+from tests.support.running import LONG, OPTIONS, SERVING, Running, request
 
 pytestmark = pytest.mark.slow
+NEVER = 3600.0  # seconds
 
 
 @pytest.fixture
-def fleet() -> Iterator[Fleet]:
-    """Of two processes that do not answer from versions."""
+def workers() -> Iterator[Workers]:
+    """Two processes that do not answer from versions."""
     listeners = Listeners(Settings(models=(), port=0, rest_port=0, control_port=0))
-    fleet = Fleet(2, (), {}, lambda: ((), ()), listeners)
+    template, words = Template(), SharedWords(shared_words.create())
+    workers = Workers(2, (), {}, listeners, template, words, admit=id, dismiss=id)
     try:
-        workers = [Worker(fleet.template, "trial", descriptors=[fleet._words_file]) for _ in range(2)]
-        for number, worker in enumerate(workers):
-            worker.number = number
-        fleet._workers = workers
-        yield fleet
+        files = [words.descriptor]
+        workers._workers = tuple(Worker(number, 0, template, "trial", descriptors=files) for number in range(2))
+        yield workers
     finally:
-        fleet.close()
+        workers.close()
+        template.close()
         listeners.close()
 
 
-def test_what_one_worker_refuses_costs_no_answer_of_the_others(fleet: Fleet) -> None:
-    assert fleet.ask_all("drain", 0.1, seconds=30.0) == []  # as of one that is being started
-    assert fleet.ask_all("pid", seconds=30.0) == [worker.pid for worker in fleet._workers]
+def test_what_one_worker_refuses_costs_no_answer_of_the_others(workers: Workers) -> None:
+    assert workers.ask_all("drain", 0.1, seconds=30.0) == []  # as of one that is being started
+    assert workers.ask_all("pid", seconds=30.0) == [worker.pid for worker in workers._workers]
 
 
-def test_a_worker_whose_every_request_fails_is_ended(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
-    channels = [worker.channel for worker in fleet._workers]
-    for worker, failing in zip(fleet._workers, ("", "its requests fail"), strict=True):
+def test_a_worker_whose_every_request_fails_is_ended(workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
+    channels = [worker.channel for worker in workers._workers]
+    for worker, failing in zip(workers._workers, ("", "its requests fail"), strict=True):
         ours, its = pair()
         worker.channel, worker.state = Channel(ours, {}, name="supervisor"), WorkerState.ANSWERING
         answers = Channel(its, {"alive": partial(str, failing)}, name="worker")
         for channel in (worker.channel, answers):
             channel.start()
             channels.append(channel)
-    fleet.check()
-    assert fleet._workers[1].exit_code() == -signal.SIGKILL
+    workers.check()
+    assert workers._workers[1].exit_code() == -signal.SIGKILL
     assert caplog.messages == ["worker 1 is ended: its requests fail"]
     for channel in channels:
         channel.close()
 
 
-def test_a_worker_that_comes_to_answer_is_told_of_once(fleet: Fleet) -> None:
-    fleet._starting.add(fleet._workers[1])
-    assert [status.pid for status in fleet.statuses()] == [worker.pid for worker in fleet._workers]
+def versions_that_answer(running: Running, model: str) -> set[int]:
+    """As many connections see them, of which each comes to any of the workers."""
+    versions = set()
+    for _ in range(16):
+        with grpc.insecure_channel(f"127.0.0.1:{running.port}", OPTIONS) as channel:
+            predict = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict
+            versions.add(int(predict(request(model), timeout=LONG).model_spec.version.value))
+    return versions
+
+
+def test_a_worker_that_is_stopped_keeps_nobody_waiting_and_catches_up_once_it_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferencer.supervisor.workers._ALIVE_SECONDS", NEVER)
+    monkeypatch.setattr("inferencer.supervisor.shared._MAP_SECONDS", NEVER)
+    publishers = {name: Publisher(tmp_path / name) for name in ("one", "other")}
+    running = Running(*(publisher.path for publisher in publishers.values()), workers=2)
+
+    def publish(name: str, number: int) -> None:
+        publishers[name].publish(number)
+        list(running.sync.Sync(pb.SyncRequest(model=name, version=number), timeout=LONG))
+        assert running.server.models.find(name).status().serving.number == number
+
+    try:
+        publish("one", 1)
+        publish("other", 1)
+        before = [status.pid for status in running.server._fleet.workers.statuses()]
+        assert before[1]
+        os.kill(before[1], signal.SIGSTOP)
+        try:
+            for number in (2, 3):
+                publish("one", number)
+                publish("other", number)
+            assert running.health(control=True) == SERVING
+            assert running.health("other", control=True) == SERVING
+            assert b"paramsync" in running.server._text()
+        finally:
+            os.kill(before[1], signal.SIGCONT)
+        assert versions_that_answer(running, "one") == {3}
+        assert versions_that_answer(running, "other") == {3}
+        assert [status.pid for status in running.server._fleet.workers.statuses()] == before
+    finally:
+        running.close()
+        for publisher in publishers.values():
+            publisher.close()

@@ -67,7 +67,7 @@ def serves(running: Running, model: str, version: int) -> bool:
 def test_what_hangs_kills_or_takes_all_memory_is_quarantined_and_all_else_goes_on(
     running: Running, publishers: dict[str, Publisher]
 ) -> None:
-    workers = running.server._fleet.statuses()
+    workers = running.server._fleet.workers.statuses()
     for name, (kind, _) in HOSTILE.items():
         publishers[name].publish(2, kind=kind)
     publishers["good"].publish(2)
@@ -79,4 +79,4 @@ def test_what_hangs_kills_or_takes_all_memory_is_quarantined_and_all_else_goes_o
         publisher.publish(3)
         synced(running, name, 3)
         assert serves(running, name, 3)
-    assert running.server._fleet.statuses() == workers
+    assert running.server._fleet.workers.statuses() == workers

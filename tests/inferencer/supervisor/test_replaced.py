@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,7 @@ from tensorflow_serving.apis import prediction_service_pb2_grpc
 from paramsync.cli.__main__ import main
 from paramsync.errors import ParamsyncError, SyncError
 from paramsync.rpc.client import Inferencer
-from paramsync.rpc.tls import TlsFiles
 from paramsync.v1 import sync_pb2 as pb
-from tests.support.certificates import Authority
 from tests.support.programs import eventually
 from tests.support.published import Gated, Publisher, proven
 from tests.support.running import LONG, SERVING, Running, request, seen, synced
@@ -203,15 +200,15 @@ def test_all_workers_are_replaced_twice_and_no_call_fails_nor_sees_a_version_go_
     answered = sum(caller.answered for caller in callers)
     eventually(lambda: counted(running) >= answered, lambda: f"{answered} to be counted: {counted(running)}")
     assert counted(running) <= answered + late
-    eventually(lambda: sum(running.server._fleet._words.taken) == 0, lambda: "nothing to be counted as taken")
-    assert {status.restarts for status in running.server._fleet.statuses()} == {0}
+    eventually(lambda: sum(running.server._fleet.workers._words.taken) == 0, lambda: "nothing to be counted as taken")
+    assert {status.restarts for status in running.server._fleet.workers.statuses()} == {0}
     assert running.health() == SERVING
 
 
 def test_one_whose_successor_does_not_come_up_goes_on_and_the_operator_is_told(
     running: Running, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    before, fleet = pids(running), running.server._fleet
+    before, fleet = pids(running), running.server._fleet.workers
     arguments, fleet._arguments = fleet._arguments, ("no settings",)
     with Inferencer(f"127.0.0.1:{running.control_port}") as operator:
         with pytest.raises(SyncError, match="worker 0 is not replaced, and goes on: its successor does not start"):
@@ -224,12 +221,14 @@ def test_one_whose_successor_does_not_come_up_goes_on_and_the_operator_is_told(
     assert [json.loads(line)["before"] for line in capsys.readouterr().out.splitlines()] == before
 
 
-def kill_once_another_starts(running: Running, victim: int) -> None:
-    def starts() -> bool:
-        workers = running.sync.GetStatus(pb.GetStatusRequest(), timeout=LONG).workers
-        return any(worker.state == pb.WorkerStatus.STARTING for worker in workers)
+def is_starting(running: Running) -> bool:
+    """Whether a worker is."""
+    workers = running.sync.GetStatus(pb.GetStatusRequest(), timeout=LONG).workers
+    return any(worker.state == pb.WorkerStatus.STARTING for worker in workers)
 
-    eventually(starts, lambda: "a successor")
+
+def kill_once_another_starts(running: Running, victim: int) -> None:
+    eventually(lambda: is_starting(running), lambda: "a successor")
     os.kill(victim, signal.SIGKILL)
 
 
@@ -259,23 +258,11 @@ def held_call(running: Running, publisher: Publisher, folder: Path) -> tuple[Any
     return held, gate, called
 
 
-def test_a_call_that_takes_long_is_answered_by_the_worker_that_leaves(
-    running: Running, publisher: Publisher, tmp_path: Path
-) -> None:
-    slow, gate, _ = held_call(running, publisher, tmp_path)
-    opening = threading.Timer(6.0, gate.touch)
-    opening.start()
-    with Inferencer(f"127.0.0.1:{running.control_port}") as operator:
-        assert len(list(operator.replace_workers())) == WORKERS
-    assert version_of(slow.result(LONG)) == 2
-    opening.join()
-
-
 def test_one_that_dies_while_the_one_before_it_still_leaves_has_a_successor_at_once(
     running: Running, publisher: Publisher, tmp_path: Path
 ) -> None:
     held, gate, called = held_call(running, publisher, tmp_path)
-    fleet = running.server._fleet
+    fleet = running.server._fleet.workers
     [number] = [worker.number for worker in fleet._workers if any(fleet._words.calls(worker.slot)._words)]
 
     def those(state: Any) -> list[int]:
@@ -301,42 +288,15 @@ def test_one_that_dies_while_the_one_before_it_still_leaves_has_a_successor_at_o
     assert version_of(held.result(LONG)) == 2
 
 
-def test_callers_by_tls_lose_no_call_either(publisher: Publisher, tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    files = authority.sign("server")
-    tls = TlsFiles(files.certificate, files.key, None)
-    running = Running(tmp_path / "m", workers=WORKERS, tls=tls)
-    running.server.models.follower("m").sync(timeout=LONG)
+def test_a_server_that_is_drained_while_workers_are_replaced_ends(running: Running) -> None:
+    def replace() -> None:
+        address = f"127.0.0.1:{running.control_port}"
+        with Inferencer(address) as operator, contextlib.suppress(ParamsyncError):  # the server goes away
+            list(operator.replace_workers())
 
-    def ask() -> Iterator[int]:
-        credentials = grpc.ssl_channel_credentials(authority.file.read_bytes())
-        with grpc.secure_channel(f"127.0.0.1:{running.port}", credentials, ALONE) as channel:
-            predict = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict
-            while True:
-                yield version_of(predict(request(), timeout=LONG))
-
-    callers = [Caller(ask) for _ in range(3)]
-    for number in range(WORKERS):
-        running.server._fleet.replace(number)
-    for caller in callers:
-        caller.end()
-    assert [caller.wrong for caller in callers] == [[]] * len(callers)
-    running.close()
-
-
-def test_a_server_that_is_drained_while_workers_are_replaced_ends(publisher: Publisher, tmp_path: Path) -> None:
-    for seconds in (0.05, 1.2):
-        running = Running(tmp_path / "m", workers=WORKERS)
-        synced(running)
-
-        def replace(running: Running = running) -> None:
-            address = f"127.0.0.1:{running.control_port}"
-            with Inferencer(address) as operator, contextlib.suppress(ParamsyncError):  # the server goes away
-                list(operator.replace_workers())
-
-        replacing = threading.Thread(target=replace)
-        replacing.start()
-        time.sleep(seconds)
-        running.close()
-        replacing.join(LONG)
-        assert not replacing.is_alive()
+    replacing = threading.Thread(target=replace)
+    replacing.start()
+    eventually(lambda: is_starting(running), lambda: "a successor")
+    running.drain()
+    replacing.join(LONG)
+    assert not replacing.is_alive()

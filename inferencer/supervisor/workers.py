@@ -1,0 +1,377 @@
+"""Workers: the processes that answer. Starts them, replaces those that end, and adds up what they count."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from concurrent.futures import TimeoutError as LateError
+from typing import Any
+
+from paramsync.errors import SyncError
+from paramsync.status import Status
+
+from ..processes.channel import ClosedError, Handler
+from ..processes.shared_words import SharedWords
+from ..serving.metrics import Metrics
+from ..serving.worker_status import Replaced, WorkerState, WorkerStatus
+from .child import ChildProcess, exit_text
+from .crashes import QUICK_SECONDS, Crashes, CrashLoops
+from .listeners import Listeners
+from .template import Template
+
+_log = logging.getLogger("paramsync.supervisor")
+_START_SECONDS = 30.0
+_ALIVE_SECONDS = 5.0
+_CHECK_SECONDS = 1.0  # between two times that workers are asked whether they answer
+_LEAVE_SECONDS = 60.0  # in which a worker that is replaced hands its callers over: its own limits come before
+_LEAVING_QUIET = 0.05  # and without a call by callers that do not hear
+_FIRST_PAUSE, _MOST_PAUSE = 0.05, 10.0  # back-off before another worker is started
+
+
+class Worker(ChildProcess):
+    """A process that answers."""
+
+    def __init__(self, number: int, slot: int, template: Template, role: str, *arguments: Any, **options: Any) -> None:
+        self.number = number
+        self.slot = slot  # of the shared words
+        self.state = WorkerState.STARTING
+        self.since = time.time()
+        self.over = threading.Event()
+        """Set once it is gone, or another one has taken its place."""
+        self.successor: Future[Worker | None] | None = None
+        """Set once another one is started to take its place."""
+        self.hangs = False
+        self.counted: Any = None
+        """Its last answer to a question for its counts."""
+        self.late: Future[Any] | None = None
+        """A question for its counts that it did not answer in time."""
+        self.computed: frozenset[int] = frozenset()
+        """The keys of the versions that it was computing when it ended."""
+        # What follows is for the thread of the epochs alone.
+        self.epoch = 0
+        """The last epoch that it was shown."""
+        self.owes: set[Future[Any]] = set()
+        """Answers without which it is shown nothing more."""
+        self.telling: list[Future[Any]] = []
+        """Messages about followers that it has not acknowledged."""
+        self.told: dict[str, Status] = {}
+        """The last status of each model that it was told."""
+        self.to_forget: list[int] = []
+        """Keys of versions that it is still to forget."""
+        super().__init__(template, role, *arguments, **options)
+
+    def _ended(self) -> None:
+        self.over.set()
+        super()._ended()
+
+    def become(self, state: WorkerState) -> None:
+        self.state, self.since = state, time.time()
+
+    def end(self, why: str) -> None:
+        _log.error("worker %d is ended: %s", self.number, why)
+        self.kill()
+
+
+class Workers:
+    """Any thread may call it. Its lock is for the table of workers, and never held while a process is waited for."""
+
+    def __init__(
+        self,
+        count: int,
+        arguments: tuple[Any, ...],
+        handlers: Mapping[str, Handler],
+        listeners: Listeners,
+        template: Template,
+        words: SharedWords,
+        *,
+        admit: Callable[[Worker], object],
+        dismiss: Callable[[Worker], object],
+    ) -> None:
+        """`arguments` are those of a worker; `handlers` answer its questions.
+
+        `admit` gives a new worker what the others have; `dismiss` is called with a worker that is gone.
+        """
+        self._count = count
+        self._arguments = arguments
+        self._handlers = handlers
+        self._listeners = listeners
+        self._admit = admit
+        self._dismiss = dismiss
+        self._template = template
+        self._words = words
+        self._lock = threading.Lock()
+        self._workers: tuple[Worker, ...] = ()  # in any state; replaced as a whole
+        self._slots = list(range(count + 1))  # of the shared words: those that no worker has
+        self._without_since = [time.time()] * count  # when each number came to be without a worker
+        self._restarts = [0] * count
+        self._crashes = Crashes()
+        self._loops = CrashLoops()
+        self._left = Metrics()  # what workers counted that are no more
+        self._replacing = threading.Lock()  # a flag: it is never waited for
+        self._ended = threading.Event()
+        self.trouble = ""
+        """Which workers end again and again; empty if none does."""
+        self.on_trouble: Callable[[], object] = lambda: None
+        """Called when `trouble` may be another."""
+        self.on_crashing: Callable[[int, str], object] = lambda key, reason: None
+        """Called with the key of a version on which workers crash."""
+
+    def start(self) -> None:
+        """Start the workers and return once all listen. Raises why the first one could not be started."""
+        listening: list[Future[None]] = [Future() for _ in range(self._count)]
+        for number, future in enumerate(listening):
+            threading.Thread(target=self._keep, args=(number, future), name=f"keep {number}", daemon=True).start()
+        for future in listening:
+            future.result()
+        threading.Thread(target=self._check_on, name="check", daemon=True).start()
+
+    def _keep(self, number: int, listening: Future[None]) -> None:
+        """Start a worker of this number, and another one whenever it ends, with back-off if it ends soon."""
+        pause = 0.0
+        while not self._ended.wait(pause):
+            lived, how, explained = 0.0, "it did not start", False
+            try:
+                worker: Worker | None = self._add(number)
+            except Exception as error:  # noqa: BLE001, it is tried again, unless it is the first one
+                if not listening.done():
+                    listening.set_exception(error)
+                    return
+                _log.error("worker %d does not start: %s", number, error)
+            else:
+                if not listening.done():
+                    listening.set_result(None)
+                while worker is not None:
+                    lived, how, explained = self._await_end(number, worker)
+                    successor = worker.successor  # read once: it is taken away if the successor does not start
+                    worker = None if successor is None else successor.result()
+            self._listeners.drop(number)
+            if self._ended.is_set():
+                return
+            self._restarts[number] += 1
+            times = self._count_end(number, lived, how, explained=explained)
+            pause = min(_MOST_PAUSE, _FIRST_PAUSE * 2 ** min(times - 1, 16)) if times else 0.0
+            _log.warning("worker %d ended after %.1f s (%s); another one takes its place", number, lived, how)
+            self.on_trouble()
+        if not listening.done():
+            listening.set_exception(ClosedError("the server ends before it has begun"))
+
+    def _count_end(self, number: int, lived: float, how: str, *, explained: bool) -> int:
+        """Returns how often workers of this number have ended in a row soon after their start, for no known reason."""
+        with self._lock:
+            times = 0 if explained else self._loops.ended(number, lived, how)
+            if explained:
+                self._loops.calm(number)
+            self.trouble = self._loops.trouble
+        return times
+
+    def _await_end(self, number: int, worker: Worker) -> tuple[float, str, bool]:
+        """Returns once it is over: for how long it lived, how it ended, and whether a version was the cause."""
+        began = time.monotonic()
+        if not worker.over.wait(QUICK_SECONDS):
+            with self._lock:
+                self._loops.calm(number)
+                self.trouble = self._loops.trouble
+            self.on_trouble()
+            worker.over.wait()
+        if worker.successor is None:
+            self._listeners.drop(number)  # first of all: new callers come to the other workers
+        elif not worker.gone.is_set():
+            return 0.0, "", False
+        keys = self._remove(worker)
+        if self._ended.is_set():
+            return 0.0, "", False
+        code = worker.exit_code()
+        causes: list[int] = []
+        if worker.hangs or (code is not None and code < 0 and code != -signal.SIGKILL):  # SIGKILL comes from outside
+            with self._lock:
+                causes = self._crashes.add(keys, time.monotonic())
+            how = "hung" if worker.hangs else "crashed"
+            for key in causes:
+                self.on_crashing(key, f"workers {how} while they computed it ({exit_text(code)})")
+        return time.monotonic() - began, "it hung" if worker.hangs else exit_text(code), bool(causes)
+
+    def _add(self, number: int) -> Worker:
+        """Start a worker that has all that the others have, and let it answer. Raises if that fails."""
+        with self._lock:
+            slot = self._slots.pop(0)
+        arguments = (number, slot, *self._arguments)
+        words = [self._words.descriptor]
+        try:
+            worker = Worker(
+                number, slot, self._template, "worker", *arguments, descriptors=words, handlers=self._handlers
+            )
+        except BaseException:
+            self._slots.append(slot)
+            raise
+        with self._lock:
+            self._workers = (*self._workers, worker)
+        try:
+            self._admit(worker)
+            grpc, http = self._listeners.of(number)
+            files = [listener.fileno() for listener in (*grpc, *http)]
+            started = worker.channel.ask("start", len(grpc), descriptors=files)
+            started.result(0 if self._ended.is_set() else _START_SECONDS)
+            worker.become(WorkerState.ANSWERING)
+        except BaseException:
+            worker.end("it does not start")
+            self._remove(worker)
+            raise
+        return worker
+
+    def _remove(self, worker: Worker) -> frozenset[int]:
+        """Returns the keys of the versions that it was computing. The memory of its requests is free again."""
+        self._dismiss(worker)
+        with self._lock:
+            if worker in self._workers:  # else another thread has seen its end
+                self._workers = tuple(other for other in self._workers if other is not worker)
+                if worker.counted is not None:
+                    self._left.take_in(*worker.counted[:2])
+                    self._left.fold()
+                self._without_since[worker.number] = time.time()
+                self._words.taken[worker.slot] = 0
+                self._slots.append(worker.slot)
+                worker.computed = self._words.calls(worker.slot).take()
+            return worker.computed
+
+    # Replacing --------------------------------------------------------------------------------------------------------
+
+    def replace(self, number: int) -> Replaced:
+        """Start another worker in the place of this one, which leaves once that one answers: no caller notices.
+
+        Raises SyncError while others are being replaced, if the successor does not start, and when the server ends.
+        """
+        if not self._replacing.acquire(blocking=False):
+            raise SyncError("workers are being replaced already; wait until they are")
+        try:
+            began = time.monotonic()
+            old = next((worker for worker in self._workers if worker.number == number), None)
+            if old is None or old.state is not WorkerState.ANSWERING:
+                raise SyncError(f"worker {number} is being started just now; try again in a moment")
+            successor: Future[Worker | None] = Future()
+            old.successor = successor
+            try:
+                worker = self._add(number)
+            except BaseException as error:
+                old.successor = None
+                successor.set_result(None)
+                why = "the server is stopping" if self._ended.is_set() else f"its successor does not start: {error}"
+                raise SyncError(f"worker {number} is not replaced, and goes on: {why}") from error
+            old.become(WorkerState.LEAVING)
+            successor.set_result(worker)
+            old.over.set()
+            self._leave(old)
+            return Replaced(number, old.pid, worker.pid, time.monotonic() - began)
+        finally:
+            self._replacing.release()
+
+    def _leave(self, worker: Worker) -> None:
+        """Have it hand its callers over, and end it."""
+        try:
+            worker.counted = worker.channel.ask("leave", _LEAVING_QUIET).result(_LEAVE_SECONDS)
+        except LateError:
+            worker.end("it does not leave")
+        except ClosedError:
+            pass  # it has ended
+        except Exception as error:  # noqa: BLE001, another one answers in its place
+            _log.error("worker %d, while it left: %r", worker.number, error)
+        worker.channel.close()
+        self._remove(worker)  # its slot is free for the next one
+
+    def replace_no_more(self) -> None:
+        """Do not replace workers that end from now on."""
+        self._ended.set()
+
+    def close(self) -> None:
+        """End every worker."""
+        self._ended.set()
+        for worker in self._workers:
+            worker.channel.close()
+
+    # Asking -----------------------------------------------------------------------------------------------------------
+
+    def statuses(self) -> list[WorkerStatus]:
+        """Of every worker, and of each number that is without one, in the order of their numbers."""
+        there = [
+            WorkerStatus(worker.number, worker.state, worker.since, worker.pid, self._restarts[worker.number])
+            for worker in self._workers
+        ]
+        numbers = {status.number for status in there}
+        without = [
+            WorkerStatus(
+                number,
+                WorkerState.ENDED if self._restarts[number] else WorkerState.STARTING,  # TensorFlow is imported before
+                self._without_since[number],
+                None,
+                self._restarts[number],
+            )
+            for number in range(self._count)
+            if number not in numbers
+        ]
+        return sorted([*there, *without], key=lambda status: status.number)
+
+    def counts(self, *, seconds: float) -> list[tuple[Any, Any, int]]:
+        """What each worker has counted, and those that are no more: requests, calls, and how many requests wait.
+
+        A worker that is stopped, or has not answered the last question, counts as it last said.
+        """
+        leaving = WorkerState.LEAVING  # such a worker says its counts itself, as the last that it does
+        asked_now = []
+        for worker in self._workers:
+            is_late = worker.late is not None and not worker.late.done()
+            if worker.state is not leaving and not is_late and not worker.is_stopped:
+                asked_now.append((worker, worker.channel.ask("counts")))
+        wait([answer for _, answer in asked_now], timeout=seconds)
+        for worker, answer in asked_now:
+            if not answer.done():
+                worker.late = answer
+            elif answer.exception() is None and worker.state is not leaving:
+                worker.counted = answer.result()
+        with self._lock:
+            counted = [worker.counted for worker in self._workers if worker.counted is not None]
+            return [(dict(self._left.requests), dict(self._left.calls), 0), *counted]
+
+    def ask_all(self, what: str, *arguments: Any, seconds: float) -> list[Any]:
+        """The answers that come in time. An error of one worker, such as one that is being started, is logged."""
+        answers = []
+        for worker, answer in asked(self._workers, what, *arguments, seconds=seconds):
+            try:
+                answers.append(answer())
+            except (LateError, ClosedError):
+                pass
+            except Exception as error:  # noqa: BLE001, the others answer all the same
+                _log.error("worker %d, which was asked for %s: %r", worker.number, what, error)
+        return answers
+
+    def _check_on(self) -> None:
+        while not self._ended.wait(_CHECK_SECONDS):
+            try:
+                self.check()
+            except Exception:  # noqa: BLE001, nobody would look after the workers any more
+                _log.exception("workers were not asked whether they answer; they will be")
+
+    def check(self) -> None:
+        """End workers that do not answer, such as stopped ones, and those whose every request fails."""
+        there = [worker for worker in self._workers if worker.state is not WorkerState.STARTING]
+        for worker, answer in asked(there, "alive", seconds=_ALIVE_SECONDS):
+            try:
+                if failing := answer():
+                    worker.end(failing)
+            except LateError:
+                worker.hangs = not worker.is_stopped
+                worker.end(f"it has not answered for {_ALIVE_SECONDS:g} s")
+            except ClosedError:
+                pass  # it is being replaced
+
+
+def asked(
+    workers: Iterable[Worker], what: str, *arguments: Any, descriptors: Sequence[int] = (), seconds: float
+) -> Iterator[tuple[Worker, Callable[[], Any]]]:
+    """Ask all of them at once. Yields each with its answer, which is waited for until the seconds of all are over."""
+    waiting = [(worker, worker.channel.ask(what, *arguments, descriptors=descriptors)) for worker in workers]
+    end = time.monotonic() + seconds
+    for worker, answer in waiting:
+        yield worker, lambda answer=answer: answer.result(max(0.0, end - time.monotonic()))  # type: ignore[misc]
