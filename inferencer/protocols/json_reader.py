@@ -36,9 +36,7 @@ class Body:
     """The object that a body is."""
 
     def __init__(self, content: bytes) -> None:
-        """Raises RequestError."""
-        if len(content) > MOST_BYTES:
-            raise JsonTooLargeError(len(content))
+        """`content` is at most MOST_BYTES, which `parsed_bytes` checks. Raises RequestError."""
         self.infinities = False
         """Whether infinity was written as a word; otherwise an infinite number is too large for a float."""
         value = self._parse(content.removeprefix(BOM_UTF8)) if content else None
@@ -95,7 +93,9 @@ class Body:
 
 
 def parsed_bytes(content: bytes) -> int:
-    """How many bytes a Body and the arrays made of it take at most, beside the content."""
+    """How many bytes a Body and its arrays take at most, beside the content. Raises JsonTooLargeError."""
+    if len(content) > MOST_BYTES:
+        raise JsonTooLargeError(len(content))
     containers = content.count(b"[") * _LIST + content.count(b"{") * _OBJECT
     strings = content.count(b'"') // 2 * _TEXT + content.count(b":") * _KEY
     return 2 * len(content) + containers + strings + (content.count(b",") + 1) * _VALUE
