@@ -201,7 +201,7 @@ def test_a_sequential_model_that_computes_with_its_batch_size_keeps_it() -> None
 
 
 class Wrong(keras.layers.Layer):
-    """One that multiplies by what it cannot."""
+    """Multiplies by a matrix that never fits."""
 
     def call(self, x: Any) -> Any:
         return keras.ops.matmul(x, keras.ops.ones((7, 3)))
@@ -250,7 +250,7 @@ def test_a_graph_that_computes_another_shape_than_the_model_is_refused(count: in
 
 
 class Otherwise(keras.layers.Layer):
-    """One that computes something else where it is traced."""
+    """Computes something else when it is traced."""
 
     def __init__(self, difference: float) -> None:
         super().__init__()
@@ -272,7 +272,7 @@ def test_values_that_differ_by_more_than_rounding_are_refused() -> None:
 
 
 def test_what_the_model_itself_cannot_compute_is_not_compared(caplog: pytest.LogCaptureFixture) -> None:
-    """Rows of sixteen whole squares: no size that was made up fits."""
+    """No made up size can be reshaped to rows of 17."""
     x = keras.Input((None,), name="x")
     model = keras.Model(x, Otherwise(1.0)(keras.layers.Reshape((17, -1))(x)))
     with caplog.at_level(logging.DEBUG, "paramsync.graphs"):

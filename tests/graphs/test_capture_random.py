@@ -1,4 +1,4 @@
-"""What draws random numbers when it predicts draws others in each call, for each row, and keeps nothing in between."""
+"""Models that draw random numbers draw fresh ones for each call and row, and keep no state between calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.support.captured import answers
 
 @keras.saving.register_keras_serializable("tests")
 class Sampling(keras.layers.Layer):
-    """That of Keras' example of a variational autoencoder."""
+    """The sampling layer of Keras' example of a variational autoencoder."""
 
     def __init__(self, **more: Any) -> None:
         super().__init__(**more)
@@ -58,7 +58,7 @@ def test_a_sampling_layer_draws_other_numbers_for_each_call_and_row() -> None:
 
 
 class Dropping(keras.Model):
-    """Dropout while predicting, twice by one generator, and noise from the generator that all share."""
+    """Dropout in predictions, two draws from one generator, and one from the generator that all layers share."""
 
     def __init__(self) -> None:
         super().__init__()

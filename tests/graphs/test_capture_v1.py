@@ -176,7 +176,7 @@ def test_ops_that_only_training_needs_need_not_be_known_here(tmp_path: Path) -> 
 
 
 def averaged(directory: Path) -> None:
-    """A graph that is trained with its own variables and served, by another Saver, with their moving averages."""
+    """A graph that is trained with its variables, and served with their moving averages, which another Saver saves."""
     with tf.Graph().as_default(), v1.Session() as session:
         x = v1.placeholder(tf.float32, (None, 4), name="x")
         weights = v1.get_variable("weights", (4, 2))
@@ -229,7 +229,7 @@ def test_two_variables_under_one_name_are_refused() -> None:
 
 
 def partitioned_store(path: Path, *, use_resource: bool, sharded: bool) -> npt.NDArray[Any]:
-    """What a script with a partitioned variable leaves behind; returns the whole of it."""
+    """Leave the files of a script with a partitioned variable. Returns the whole variable."""
     with tf.Graph().as_default(), v1.Session() as session:
         ids = v1.placeholder(tf.int32, (None,), name="ids")
         table = v1.get_variable(
@@ -342,7 +342,7 @@ def test_a_table_that_would_fill_the_memory_is_refused() -> None:
 
 @control_flow("v1")
 def test_a_loop_that_two_tensors_enter_is_refused_before_tensorflow_sees_it() -> None:
-    """Which would end the process."""
+    """TensorFlow would end the process."""
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, (), name="x")
         _, y = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * 2.0), [tf.constant(0), x])

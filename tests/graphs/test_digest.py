@@ -22,7 +22,7 @@ from tests.support.control_flow import control_flow
 
 
 def nested(depth: int, *, calls: str = "f", innermost: str = "Neg") -> Any:
-    """A graph that calls a function that calls the one before twice, and so on."""
+    """A chain of functions, each of which calls the function before it twice."""
     graph = tf.compat.v1.GraphDef()
     graph.node.add(name="x", op="Placeholder")
     graph.node.add(name="y", op="PartitionedCall", input=["x"]).attr["f"].func.name = f"{calls}{depth}"
@@ -197,7 +197,7 @@ def test_functions_called_are_found_through_those_that_call_them_once_each() -> 
 
 
 def calling(op: str) -> Any:
-    """A node that names functions in each way there is."""
+    """A node that names functions in every possible way."""
     node = tf.compat.v1.GraphDef().node.add(name="n", op=op)
     node.attr["a"].func.name = "one"
     node.attr["a"].func.attr["T"].func.name = "inner"

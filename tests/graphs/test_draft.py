@@ -1,4 +1,4 @@
-"""A draft becomes a graph of what its signatures need, over one set of parameters; what is missing is named."""
+"""A draft becomes a graph of the nodes that its signatures need; a missing tensor is named."""
 
 from __future__ import annotations
 
@@ -113,6 +113,8 @@ def test_loops_of_two_signatures_with_nodes_of_their_own_do_not_run_as_one() -> 
         draft = draft_of(graph, {"x": x}, {"y": y})
     draft = replace(draft, signatures={**draft.signatures, "inner": signature({"double": double}, {"y": y})})
     found = finish(draft)
+    loops = v1.GraphDef.FromString(found.message().graph_def).node
+    assert len({node.attr["frame_name"].s for node in loops if node.op == "Enter"}) == 2
     assert found([], {"x": tf.constant(2.0)})["y"] == 256
     assert found([], {"double": tf.constant(3.0)}, signature="inner")["y"] == 6561
 

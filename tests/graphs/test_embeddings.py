@@ -1,4 +1,4 @@
-"""Of which parameters a graph only looks up rows; the large ones among them come to memory as they are read."""
+"""Graphs know the parameters of which they only look up rows; large ones come to memory as they are read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SPEC = tf.TensorSpec([None], tf.int64, name="x")
 
 
 class Table(tf.Module):
-    """One table, and `read` of it; what is looked up has to be there whatever else is done with it."""
+    """A table that is read by `read`, and a bias."""
 
     def __init__(self, read: Callable[[tf.Variable, tf.Tensor], tf.Tensor], rows: int = 8) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Parameters come by name or from a checkpoint, and are refused with all that is wrong with them."""
+"""Parameters come by name or from a checkpoint; an error lists all that do not fit."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_a_call_with_other_arguments_says_what_was_expected(line: tuple[Line, Ca
 def test_a_checkpoint_whose_keys_went_by_the_optimizer_is_read_for_a_graph_captured_before_it_was_built(
     tmp_path: Path,
 ) -> None:
-    """TensorFlow calls a variable by the shortest way to it, and once a model is trained that is another one."""
+    """A key is the shortest path to a variable, and a trained model has shorter ones through its optimizer."""
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3), keras.layers.Dense(1)])
     model.compile("sgd", "mse")
     graph = capture(model).graph

@@ -298,7 +298,7 @@ def test_batches_beyond_the_rank_fail_as_they_should_also_in_functions(inside: b
 
 
 class Gathers(tf.Module):
-    """Gathers in batches, in a function within where it is told so."""
+    """A gather in batches, in a nested function if `inside`."""
 
     def __init__(self, inside: bool) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a graph prints while it computes it no longer prints once it is captured; what it checks it still checks."""
+"""A captured graph does not print any more, and still checks its inputs."""
 
 from __future__ import annotations
 

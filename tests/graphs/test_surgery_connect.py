@@ -33,7 +33,7 @@ def head(x: tf.Tensor) -> tf.Tensor:
 
 
 def trained(folder: Path, build: Callable[[tf.Tensor], tf.Tensor], width: int) -> str:
-    """A checkpoint with its .meta file, as a training script of the time left them."""
+    """A checkpoint with its .meta file, as a training script of TensorFlow 1 leaves them."""
     with tf.Graph().as_default():
         x = v1.placeholder(tf.float32, [None, width], name="x")
         loss = tf.reduce_sum(tf.square(build(x) - v1.placeholder(tf.float32, [], name="label")), name="loss")
@@ -262,7 +262,7 @@ def test_an_input_reads_a_tensor_of_the_target_or_of_a_live_source_or_an_array()
 
 
 def meta_with_an_unknown_op() -> Any:
-    """An output, with a loop before it, and behind it an op that nobody registered."""
+    """An output behind a loop, and before an unknown op."""
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [None, 4], name="x")
         weights = v1.get_variable("weights", [4, 4], initializer=v1.zeros_initializer())

@@ -1,4 +1,4 @@
-"""A gradient that somebody wrote is copied with what it belongs to, or refused; never is it that of another place."""
+"""A written gradient is copied with its operation, or refused: it never reads the tensors of the original."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ NETWORKS: dict[str, Network] = {
 
 
 def numeric(session: Any, loss: tf.Tensor, feed: dict[Any, Any], over: tf.Tensor) -> Array:
-    """The gradient of a loss over what is fed, by differences."""
+    """The gradient of a loss over a fed tensor, by finite differences."""
     found: Array = np.zeros_like(feed[over])
     for at in np.ndindex(*found.shape):
         for sign in (1, -1):
@@ -140,7 +140,7 @@ def test_a_copy_has_second_gradients_too() -> None:
 
 
 class Within:
-    """Calls of it from a function, a loop and a branch."""
+    """Calls of swish in a function, a loop and a branch."""
 
     @staticmethod
     def a_function(x: tf.Tensor) -> tf.Tensor:

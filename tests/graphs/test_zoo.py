@@ -1,4 +1,4 @@
-"""Models of every common kind: what was captured, through its file, answers bit for bit like the model itself."""
+"""Models of every common kind: the captured graph, read from its file, answers bit for bit like the model."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ MODELS = [
 
 
 def disturbed(model: keras.Model) -> keras.Model:
-    """The model with random values where those it begins with would hide a mistake: zeros, ones, moving statistics."""
+    """Give random values to variables that begin as zeros or ones, which would hide a mistake."""
     random = np.random.default_rng(1)
     for variable in model.weights:
         if variable.path.endswith(("bias", "beta", "gamma", "moving_mean", "moving_variance")):

@@ -32,7 +32,7 @@ def version(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(params=["reference", "resource"])
 def kind(request: pytest.FixtureRequest) -> bool:
-    """Whether variables are resources."""
+    """True for resource variables, False for reference variables."""
     return bool(request.param == "resource")
 
 
@@ -68,7 +68,7 @@ def looping(resource: bool) -> tuple[Tensors, Tensors]:
 
 
 def recurrent(resource: bool) -> tuple[Tensors, Tensors]:
-    """A dynamic RNN as v1 wrote it: time first, TensorArrays, a while loop."""
+    """A dynamic RNN as in TensorFlow 1: time first, TensorArrays, a while loop."""
     x = v1.placeholder(tf.float32, (None, 5, 3), name="x")
     kernel = variable("rnn/kernel", (3 + 6, 4 * 6), resource)
     bias = variable("rnn/bias", (4 * 6,), resource)
@@ -124,7 +124,7 @@ def words(resource: bool) -> tuple[Tensors, Tensors]:
 
 
 def middle(resource: bool) -> tuple[Tensors, Tensors]:
-    """What is fed is computed by an input pipeline that serving knows nothing of."""
+    """The fed tensor comes from an input pipeline, which is not captured."""
     raw = tf.data.Dataset.from_tensors(np.ones((2, 8), np.float32)).repeat()
     batch = v1.data.make_one_shot_iterator(raw).get_next() * 2.0
     features = tf.identity(batch, name="features")
@@ -133,7 +133,7 @@ def middle(resource: bool) -> tuple[Tensors, Tensors]:
 
 
 def trained(resource: bool) -> tuple[Tensors, Tensors]:
-    """A loop in a branch, both trained through; how often it turns is fed, where it has a default."""
+    """A loop in a branch, with gradients; the number of turns is fed, in place of a default."""
     x = v1.placeholder(tf.float32, (None, 4), name="x")
     times = v1.placeholder_with_default(3, (), name="times")
     weights = variable("weights", (4, 4), resource)
@@ -166,7 +166,7 @@ def save(session: Any, folder: Path, inputs: Tensors, outputs: Tensors) -> None:
 
 
 def draft(handed: str, folder: Path, inputs: Tensors, outputs: Tensors) -> tuple[Draft, Path]:
-    """The graph from one of the forms it is in, and the checkpoint that goes with it."""
+    """The draft of one form of the graph, and its checkpoint."""
     if handed == "tensors":
         return draft_of_tensors(inputs, outputs), folder / "model"
     if handed == "meta graph":
