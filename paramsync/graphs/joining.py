@@ -101,13 +101,13 @@ class _Half:
 
 
 def _rename(graph_def: Any, prefix: str) -> None:
-    name_by_content(graph_def)  # so that a name in both graphs means the same function
+    for node in every_node(graph_def):
+        node.attr.pop("_gradient_op_type", None)
+    name_by_content(graph_def)  # which has changed: TensorFlow refuses another function under a known name
     for node in graph_def.node:
         node.name = f"{prefix}/{node.name}"
         prefix_frame(node, f"{prefix}/")
         node.input[:] = [prefixed(tensor, f"{prefix}/") for tensor in node.input]
-    for node in every_node(graph_def):
-        node.attr.pop("_gradient_op_type", None)
 
 
 def _connect(graph_def: Any, sources: Mapping[str, str]) -> None:

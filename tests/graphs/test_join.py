@@ -86,6 +86,16 @@ def test_functions_and_loops_of_both_stay_apart() -> None:
     assert found["second/y"].numpy().tolist() == [64.0, 192.0]
 
 
+def test_functions_with_written_gradients_are_joined() -> None:
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
+    def swish(x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"y": tf.while_loop(lambda at, _: at < 2, lambda at, y: (at + 1, tf.nn.swish(y)), [0, x])[1]}
+
+    x = tf.constant([0.5, 2.0])
+    graph = capture(swish).graph
+    np.testing.assert_array_equal(join(graph, graph, {"x": "y"})([], {"x": x})["y"], swish(swish(x)["y"])["y"])
+
+
 def test_old_loops_of_both_stay_apart() -> None:
     rounds = old_loop()
     whole = join(rounds, rounds, {"x": "y"}, outputs=["y"])
