@@ -289,7 +289,7 @@ class UpView:
             parts += [f"step {training.step}", f"loss {loss}", f"{training.steps_per_second:.0f} steps/s"]
         for model in () if answer is None else answer.models:
             parts += [f"published {model.published.number}", f"serving {model.serving.number}", f"lag {lag(model)}"]
-        yield "  ".join([*parts, f"accuracy {share(self.summary().last_accuracy)}", f"failed {self.prober.failed}"])
+        yield ", ".join([*parts, f"accuracy {share(self.summary().last_accuracy)}", f"failed {self.prober.failed}"])
 
     def objects(self) -> Iterator[object]:
         yield from ()  # --json prints the summary, at the end

@@ -86,7 +86,7 @@ def test_the_view_shows_training_serving_and_accuracy_within_its_terminal(tmp_pa
     assert max(map(len, text.splitlines())) <= width
     for fact in ("step 7", "412.0 steps/s", "digits", "420", "3 predictions, 0 failed", "accuracy 80.0%"):
         assert fact in re.sub(r"\s+", " ", text)
-    assert "step 7  loss –  412 steps/s  published 421  serving 420  lag 12 s, 1 step  accuracy 80.0%  failed 0" in line  # noqa: RUF001
+    assert "step 7, loss –, 412 steps/s, published 421, serving 420, lag 12 s, 1 step, accuracy 80.0%, failed 0" in line  # noqa: RUF001
 
 
 def test_temporary_files_go_to_disk_if_memory_has_no_room(tmp_path: Path) -> None:

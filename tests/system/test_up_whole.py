@@ -91,9 +91,9 @@ def _becomes_program(pid: int) -> str:
 
 def test_versions_flow_and_answers_become_better() -> None:
     with running("--json") as run:
-        shown = [run.read_until_match(r"serving (\d+) .* accuracy (9\d|100)\.\d%")[1]]
+        shown = [run.read_until_match(r"serving (\d+), .* accuracy (9\d|100)\.\d%")[1]]
         while len(shown) < 5:  # two of which have answered at least: it asks once between two lines
-            shown.append(run.read_until_match(rf"serving (?!(?:{'|'.join(shown)}) )(\d+) ")[1])
+            shown.append(run.read_until_match(rf"serving (?!(?:{'|'.join(shown)}),)(\d+),")[1])
         ready = re.search(r"control (\S+:\d+), HTTP", (run.folder / "inferencer.log").read_text())
         assert ready is not None
         fresh = [sys.executable, "-m", "paramsync.cli", "sync", "digits", "--fresh", "--server", ready[1], "--json"]

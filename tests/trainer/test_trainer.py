@@ -22,10 +22,10 @@ from paramsync.errors import SettingsError
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
-from tests.support.programs import ROOT, refused
+from tests.support.programs import PATIENCE, ROOT, refused
 from trainer import settings
 
-TIMEOUT = 120  # TensorFlow takes its time to be imported on a busy machine
+TIMEOUT = 3 * PATIENCE  # ends a trainer that hangs; a busy machine takes minutes to import TensorFlow
 
 
 def test_settings_say_what_the_command_line_says() -> None:
@@ -220,24 +220,3 @@ def test_a_signal_during_tensorflows_import_ends_well(tmp_path: Path) -> None:
         assert process.end() == 0, process.text
     assert "Traceback" not in process.text
     assert "trainer ready" not in process.text
-
-
-@pytest.mark.slow
-def test_after_kill_9_training_resumes_and_versions_keep_rising(tmp_path: Path) -> None:
-    with trainer(tmp_path, "--steps", "300") as process:
-        assert process.end() == 0, process.text
-    with trainer(tmp_path, "--every-steps", "50") as process:
-        seen = versions(control_of(process), 5)
-        process.send(signal.SIGKILL)
-        assert process.end() == -signal.SIGKILL
-    latest = Store(tmp_path).latest()
-    assert latest is not None
-    assert latest.number >= seen[-1] > 300
-    with trainer(tmp_path, "--every-steps", "50") as process:
-        stub = control_of(process)
-        assert "resumed at step 300" in process.text
-        after = versions(stub, 3)
-        process.send(signal.SIGTERM)
-        assert process.end() == 0, process.text
-    assert [*seen, *after] == sorted({*seen, *after})
-    assert min(after) > latest.number
