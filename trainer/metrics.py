@@ -104,7 +104,7 @@ class MetricsPort:
         access: Access | None = None,
         tls: ServerTls | None = None,
     ) -> None:
-        """`access` decides who may read; by default everybody who reaches `host`. Port 0 is any free port.
+        """`access` decides which callers may read; by default all that reach `host`. Port 0 is any free port.
 
         Raises SettingsError if the port is taken or the address cannot be used.
         """

@@ -87,7 +87,7 @@ class TrainingState:
         return False
 
     def save(self, step: int) -> bool:
-        """Begin to save the present values of all variables as those of this step.
+        """Begin to save the present values of all variables as the values of this step.
 
         Does nothing and returns False while the previous save is being written.
         """
@@ -164,7 +164,7 @@ class TrainingState:
 
 
 def _has_diverged(name: str, value: npt.NDArray[np.generic]) -> bool:
-    """Whether it is a parameter of the model with NaN or infinite values. Other state may have such values."""
+    """Whether a parameter of the model has NaN or infinite values, which other state may have."""
     sound = soundness(value.dtype) if name.startswith(_MODEL) and value.size else None
     return sound is not None and not sound(np.ascontiguousarray(value).view(np.uint8).reshape(-1).data)
 

@@ -100,9 +100,9 @@ def show(
     screen: Console | None = None,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Show the view every so many seconds while it `goes_on`, once all programs have answered or failed.
+    """Show the view every `seconds` while `goes_on()`, beginning once all programs have answered or failed.
 
-    Raises the RequestError of a program: what was asked for does not exist there.
+    Raises the RequestError of a program that does not know the model.
     """
     screen = screen or console()
     pause = threading.Event()

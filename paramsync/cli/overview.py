@@ -79,7 +79,7 @@ def _rows(server: str, last: Last[pb.GetStatusResponse], *, several: bool) -> It
 
 
 def _cells(model: pb.ModelStatus, seconds: float) -> dict[str, Text]:
-    """One row, of a status that is so many seconds old."""
+    """The row of a model. `seconds` is the age of the status."""
     state = pb.ModelStatus.State.Name(model.state).lower()
     died = model.publisher == pb.ModelStatus.DIED and model.state == pb.ModelStatus.SERVING
     failing = model.reason and model.state == pb.ModelStatus.SERVING
@@ -153,7 +153,7 @@ def _model_notes(model: pb.ModelStatus, server: str, seconds: float, now: float,
 
 
 def publishing(model: pb.ModelStatus, now: float) -> str:
-    """What the publisher of the model's store does; empty where the store does not say."""
+    """The state of the publisher of the model's store; empty if unknown."""
     since = duration(max(0.0, now - model.publisher_since))
     return {
         pb.ModelStatus.TRAINING: f"training for {since}",
@@ -197,7 +197,7 @@ def _facts(model: pb.ModelStatus, seconds: float, now: float) -> list[str]:
 
 
 def _workers(server: str, answer: pb.GetStatusResponse, now: float, *, several: bool) -> Iterator[Text]:
-    """A line about the workers of a server; of several servers, only where not all workers answer."""
+    """A line about the workers of a server. If `several` servers are shown, only workers that do not answer matter."""
     numbers = {worker.number for worker in answer.workers}
     answering = {worker.number for worker in answer.workers if worker.state == pb.WorkerStatus.ANSWERING}
     if not numbers or (several and answering == numbers):

@@ -26,7 +26,7 @@ _WITH_PARENT = """
 import ctypes, os, signal, sys
 parent, *command = sys.argv[1:]
 try:
-    ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)  # PR_SET_PDEATHSIG: what it becomes has it too
+    ctypes.CDLL(None).prctl(1, int(signal.SIGTERM), 0, 0, 0)  # PR_SET_PDEATHSIG, which exec keeps
 except AttributeError:  # another system than Linux
     pass
 if os.getppid() != int(parent):  # it ended before
@@ -104,7 +104,7 @@ class Child:
         self._process.terminate()
 
     def wait(self, seconds: float) -> str | None:
-        """Wait for its end, and kill it after so many seconds. Returns what went wrong, if anything."""
+        """Wait for its end, and kill it after `seconds`. Returns what went wrong, if anything."""
         try:
             code = self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:

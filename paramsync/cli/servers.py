@@ -1,4 +1,4 @@
-"""The servers that a command asks, all at the same time, and how their answers are told: in words or as JSON."""
+"""Asks all servers of a command at the same time, and prints their answers, in words or as JSON."""
 
 from __future__ import annotations
 

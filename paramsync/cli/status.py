@@ -50,7 +50,7 @@ def run(arguments: Namespace) -> bool | int:
         with importing():  # after the calls: --json does without
             from paramsync.cli.overview import status_view
         screen = console()
-        # The errors are told below.
+        # without errors, which are printed below
         shown = {server: Last(last.answer, last.at) for server, last in zip(servers, lasts, strict=True)}
         screen.print(status_view(publisher.answer, shown, time.time()))
         screen.file.flush()
@@ -61,7 +61,7 @@ def run(arguments: Namespace) -> bool | int:
 
 
 class _Watch:
-    """`--watch`: tells of each model that is another than before, and of each server that is lost or back."""
+    """The view of `--watch`. Lines and objects are new if a model has changed, or a server is lost or back."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class _Watch:
         *,
         expected: bool,
     ) -> None:
-        """The trainer is at `address`. Its absence is told if it is `expected`."""
+        """The trainer is at `address`. If it is `expected`, its absence is shown."""
         self._address = address
         self._training = training
         self._servers = servers

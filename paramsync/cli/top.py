@@ -108,7 +108,7 @@ class ServerSamples:
 
 
 def run(arguments: Namespace) -> bool:
-    """Until Ctrl-C, or for so many seconds. Raises RequestError if the model is not known."""
+    """Show the view until Ctrl-C or the end of `--seconds`. Raises RequestError if the model is not known."""
     until = float("inf") if arguments.seconds is None else time.monotonic() + arguments.seconds
     with connected(arguments) as inferencers:
         top = Top([ServerSamples(inferencer, arguments.model) for inferencer in inferencers])

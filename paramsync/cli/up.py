@@ -39,7 +39,7 @@ _END_SECONDS = 15.0
 _SHOW_SECONDS = 0.25
 _LINE_SECONDS = 2.0
 _READY_LOOK_SECONDS = 0.05  # so that the first version is asked before the second comes
-_SAMPLE, _BATCH = 500, 100  # examples that each version is asked about, and those of one request
+_SAMPLE, _BATCH = 500, 100  # held-out examples: for each version, and in one request
 _ASK_SECONDS = 0.05  # between two requests
 _BARS = 40  # accuracies that a sparkline shows
 
@@ -78,7 +78,7 @@ def run(arguments: Namespace) -> bool:
                 show(view, view.programs, seconds=_SHOW_SECONDS, screen=people, goes_on=goes_on)
                 view.prober.close()
         except _EndedError:
-            pass  # what was wrong with a child is told below
+            pass  # `end_all` returns what was wrong
         except ParamsyncError as error:
             faults.append(str(error))
         finally:
@@ -232,7 +232,7 @@ class Prober:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What the run came to; the fields are those of `paramsync up --json`."""
+    """The result of a run, with the fields of `paramsync up --json`."""
 
     published: int = 0
     served: int = 0
