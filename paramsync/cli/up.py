@@ -194,27 +194,35 @@ class Prober:
         self._closed = False
 
     def run_once(self) -> None:
-        """One request."""
-        batch = self._batch
+        """Ask about the next batch; of a version that is new, about the whole sample before the next version comes."""
+        while self._ask():
+            pass
+
+    def _ask(self) -> bool:
+        """One request. True if the version that answered has not answered the whole sample."""
+        batch, batches = self._batch, len(self._held_out.labels)
         try:
             prediction = self._predictor.predict(_MODEL, {_INPUT: self._held_out.images[batch]})
         except ParamsyncError as error:
             if not self._closed:
                 self.failed += 1
                 self.last_failure = str(error)
-            return
+            return False
         answered_at = time.time()
         self.predictions += 1
+        self._batch = (batch + 1) % batches
         version = self.versions.get(prediction.version)
         if version is None:
             version = AnsweredVersion(self._freshness(prediction.version, answered_at))
             self.versions[prediction.version] = version
+        if len(version.right) == batches:
+            return False
         (scores,) = prediction.outputs.values()
-        whole = len(version.right) == len(self._held_out.labels)
         version.right[batch] = int((scores.argmax(axis=1) == self._held_out.labels[batch]).sum())
-        if not whole and len(version.right) == len(self._held_out.labels):
-            self.accuracies.append(sum(version.right.values()) / sum(map(len, self._held_out.labels)))
-        self._batch = (batch + 1) % len(self._held_out.labels)
+        if len(version.right) < batches:
+            return True
+        self.accuracies.append(sum(version.right.values()) / sum(map(len, self._held_out.labels)))
+        return False
 
     def close(self) -> None:
         """Calls that fail from now on were cancelled."""
