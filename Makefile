@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # pip where uv is not to be had, or finds no index: it reads no pip.conf
 install = $(BIN)/uv pip install --python $(BIN)/python $(1) || $(PIP) $(1)
 
-.PHONY: up test test-all check lint types imports generated docs fast promises memory slow browser vendor compose-test campaign bench tf-serving-test proto manifests sbom lock format clean
+.PHONY: up test test-all check lint types imports generated docs fast promises memory slow browser vendor compose-test campaign bench tf-serving-test fuzz h2spec proto manifests sbom lock format clean
 
 up: $(RUNS)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
@@ -98,6 +98,10 @@ fuzz: $(READY)  ## coverage-guided, for a minute, OF=index, which is read, or OF
 	@test -d $(FUZZ) || $(BIN)/uv pip install --quiet --python $(BIN)/python --target $(FUZZ) --group fuzz || \
 		{ rm -rf $(FUZZ); echo "make: atheris is not to be had for this Python; set PYTHON to another, 3.11 to 3.13" >&2; exit 2; }
 	PYTHONPATH=$(FUZZ) $(BIN)/python -m tests.hostile.fuzz.fuzz_$(OF) $(ARGS)
+
+h2spec: $(READY)  ## h2spec against our HTTP/2: H2SPEC=/path/to/h2spec; ARGS="http2/6.5" are its own
+	@test -x "$(H2SPEC)" || { echo "make: H2SPEC=/path/to/h2spec, see github.com/summerwind/h2spec" >&2; exit 2; }
+	$(BIN)/python -m tests.http2.h2spec "$(H2SPEC)" $(ARGS)
 
 proto: $(READY)  ## generate paramsync/v1 and paramsync/kserve from proto/
 	$(call generate,.)

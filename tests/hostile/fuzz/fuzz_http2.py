@@ -1,6 +1,7 @@
 """Coverage-guided fuzzing of HTTP/2, with atheris: make fuzz OF=http2 ARGS=-max_total_time=300.
 
-Finds its own beginnings; arguments are libFuzzer's. What it finds is left in crash-* files; each becomes a test.
+Begins with the conversations and the corpus of this folder; arguments are libFuzzer's. What it finds is left in crash-*
+files: each goes into the corpus, which tests/http2 replays.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ with atheris.instrument_imports(include=["paramsync.http2", "tests.hostile.fuzz.
     from tests.hostile.fuzz import http2
 
 _WHOLE = 1 << 20
+_CORPUS = Path(__file__).parent / "corpus"
 
 
 def _one(content: bytes) -> None:
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str]) -> None:
         for number, beginning in enumerate(http2.beginnings()):
             (Path(corpus) / f"seed-{number}").write_bytes(beginning)
         limits = ["-max_len=65536", "-timeout=10", "-rss_limit_mb=1024", "-max_total_time=60"]
-        atheris.Setup([sys.argv[0], *limits, *arguments, corpus], _one, custom_mutator=_mutated)
+        atheris.Setup([sys.argv[0], *limits, *arguments, corpus, str(_CORPUS)], _one, custom_mutator=_mutated)
         atheris.Fuzz()
 
 
