@@ -99,13 +99,14 @@ def _show_swap(figures: Mapping[str, Any], screen: Console) -> None:
 
 
 def _show_serve(figures: Mapping[str, Any], screen: Console) -> None:
-    columns = ("callers x rows", "a second", "plain gRPC", "quotient", "p50 ms", "plain", "p99 ms", "plain")
+    columns = ("callers x rows", "a second", "plain gRPC", "quotient", "grpcio's", "p50 ms", "plain", "p99 ms", "plain")
     rows = [
         (
             f"{case['concurrency']} x {case['batch']}",
             f"{case['ours_per_second']:.0f}",
             f"{case['floor_per_second']:.0f}",
             f"{case['of_floor_rate']:.2f}",
+            f"{case['grpcio_per_second']:.0f}",
             *(f"{case[f'{name}_p{percent}_ms']:.2f}" for percent in (50, 99) for name in ("ours", "floor")),
         )
         for case in figures["cases"].values()

@@ -1,4 +1,4 @@
-"""`python -m bench serve`: predictions over gRPC beside grpcio that answers at once, at several concurrencies."""
+"""`python -m bench serve`: predictions over gRPC by our server and by grpcio's, beside grpcio that answers at once."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from paramsync.rpc import tensor_proto
 
 CONCURRENCIES = (1, 8, 64)
 BATCHES = (1, 32)
+ENDS = ("floor", "ours", "grpcio")  # the last is an inferencer with --grpc-server grpcio
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
@@ -35,8 +36,10 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         version = publications.publish(values).number
     rows = {batch: np.random.default_rng(0).random((batch, 784), np.float32) for batch in BATCHES}
     requests = {batch: request({"x": array}) for batch, array in rows.items()}
-    with Served.inferencer(folder / "store") as ours, Progress() as progress:
+    by_grpcio = Served.inferencer(folder / "store", "--grpc-server", "grpcio")
+    with Served.inferencer(folder / "store") as ours, by_grpcio as grpcio, Progress() as progress:
         ours.ask_until(requests[1], version)
+        grpcio.ask_until(requests[1], version)
         sizes = {}
         for batch, array in rows.items():
             answer = ours.ask(requests[batch])
@@ -50,16 +53,17 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
                 for name, address, method in (
                     ("floor", floor.addresses["predictions"], f"/{SERVICE}/{sizes[batch]}"),
                     ("ours", ours.addresses["predictions"], PREDICT),
+                    ("grpcio", grpcio.addresses["predictions"], PREDICT),
                 )
             }
             cases = [(batch, concurrency) for batch in BATCHES for concurrency in CONCURRENCIES]
             samples: dict[tuple[int, int], dict[str, list[Answers]]] = {
-                case: {"floor": [], "ours": []} for case in cases
+                case: {name: [] for name in ENDS} for case in cases
             }
             order = random.Random(0)
             for _ in progress.track(range(settings.runs), settings.runs):
                 for batch, concurrency in order.sample(cases, len(cases)):
-                    for name in order.sample(("floor", "ours"), 2):
+                    for name in order.sample(ENDS, len(ENDS)):
                         answers = h2load.closed(targets[batch, name], concurrency, settings.seconds)
                         samples[batch, concurrency][name].append(answers)
     figures = {
@@ -83,12 +87,13 @@ def _network() -> keras.Model:
 
 
 def _figures(concurrency: int, batch: int, samples: dict[str, list[Answers]]) -> dict[str, Any]:
-    """Medians of the rounds; the quotient is that of two medians."""
+    """Medians of the rounds; quotients are those of two medians."""
     figures: dict[str, Any] = {"concurrency": concurrency, "batch": batch}
     for name, rounds in samples.items():
         figures[f"{name}_per_second"] = statistics.median(answers.rate for answers in rounds)
         for percent in (50, 99):
             figures[f"{name}_p{percent}_ms"] = statistics.median(answers.percentile(percent) for answers in rounds)
     figures["of_floor_rate"] = figures["ours_per_second"] / figures["floor_per_second"]
+    figures["of_grpcio_rate"] = figures["ours_per_second"] / figures["grpcio_per_second"]
     figures["samples_per_second"] = {name: [answers.rate for answers in rounds] for name, rounds in samples.items()}
     return figures

@@ -1,1 +1,1 @@
-"""How gRPC calls come in: dispatch, limits of time and memory, streams, health, drain."""
+"""The gRPC ports: connections, calls, limits of time and memory, streams, health, drain."""

@@ -1,4 +1,4 @@
-"""How a servicer's methods become those of a port: bytes to messages and back."""
+"""Makes the methods of a port out of servicers: bytes to messages and back."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from .streams import Slots, each
 if TYPE_CHECKING:
     from .predictions import PredictionMethod, Predictions
 
-_MOST = 1 << 18  # bytes of a request that does not predict: it is read on the event loop
-_MOST_STREAMS = 512  # which their callers keep open for as long as they please, for each port
-_MOST_WAITING = 256  # of each method that does not predict: some of them wait for a version to serve
+_MOST = 1 << 18  # bytes of a request that does not predict, which is parsed on the event loop
+_MOST_STREAMS = 512  # of each port, which callers may keep open for ever
+_MOST_WAITING = 256  # calls of each method that does not predict; a call may wait for a version to serve
 
 Run: TypeAlias = "Callable[[Call], Awaitable[None]]"
 Respond: TypeAlias = "Callable[[Call], AsyncGenerator[bytes, None]]"
-"""Gives any number of answers to a call."""
+"""Yields any number of answers to a call."""
 
 
 def methods_of(
@@ -52,14 +52,14 @@ def methods_of(
 
 
 class Dispatch:
-    """The methods of servicers, each answered by the servicer's attribute of that name.
+    """Finds a handler for each method of a service: the servicer's attribute of the same name.
 
-    A coroutine, or an asynchronous generator where responses are a stream, lives on the event loop and gets the request
-    and the call. A Prediction is answered by Predictions. What a servicer lacks is unimplemented.
+    The attribute is a coroutine or, if responses are a stream, an asynchronous generator, which gets the request and
+    the call; or it is a PredictionMethod, which Predictions answers. A method without attribute is unimplemented.
     """
 
     def __init__(self, predictions: Predictions | None, streams: Slots, access: Access) -> None:
-        self._predictions: Any = predictions  # which a port without any needs not
+        self._predictions: Any = predictions  # unused by a port that predicts nothing
         self._streams = streams
         self._access = access
 
@@ -73,7 +73,7 @@ class Dispatch:
                 yield f"/{name}", Method(run, admission, is_stream=is_stream, predicts=predicts)
 
     def stream(self, respond: Respond) -> Run:
-        """A call with any number of answers, which takes one of the streams."""
+        """Handle a call with any number of answers, which takes one of the places for streams."""
 
         async def run(call: Call) -> None:
             with self._streams.one(call.peer):
@@ -117,7 +117,7 @@ class Dispatch:
         return run
 
     def _responses(self, method: Any, described: MethodDescriptor, admission: Admission) -> Respond:
-        """Answers one request."""
+        """Handle a call with one request and any number of answers."""
         parsed = _parser(described, most=_MOST)
 
         async def respond(call: Call) -> AsyncGenerator[bytes, None]:

@@ -1,4 +1,4 @@
-"""From error to gRPC status, where TensorFlow's own errors are among them. Servicers themselves catch nothing."""
+"""Turns errors, TensorFlow's among them, into gRPC statuses. Servicers catch nothing themselves."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from paramsync.rpc.server import CODES, UNFORESEEN, code_of, one_line
 
 _log = logging.getLogger("paramsync.services")
 
-_TENSORFLOW = {  # by the codes of its errors; this module does not import it
+_TENSORFLOW = {  # by its error codes; this module does not import TensorFlow
     3: grpc.StatusCode.INVALID_ARGUMENT,  # inputs that a kernel refused
     8: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
 
 
 def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
-    """The code and the one line that a client gets. What nobody foresaw is INTERNAL, and only the log has it."""
+    """Return code and text for the client. An unforeseen error is INTERNAL, and only the log has its text."""
     code = code_of(error, CODES) or _TENSORFLOW.get(getattr(error, "error_code", None) or 0)
     return (grpc.StatusCode.INTERNAL, UNFORESEEN) if code is None else (code, one_line(_text(error)))
 
 
 def is_unforeseen(error: BaseException) -> bool:
-    """Whether this process is at fault: no table has the error, and no graph raised it."""
+    """Whether this process is at fault: the error is in no table, and no graph raised it."""
     return code_of(error, CODES) is None and not hasattr(error, "error_code")
 
 
 def logged_status(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """As `status_of`; what nobody foresaw is logged."""
+    """Return `status_of` the error, and log an unforeseen one."""
     code, text = status_of(error)
     if code is grpc.StatusCode.INTERNAL:
         _log.error("a request failed in a way nobody foresaw", exc_info=error)
@@ -39,5 +39,5 @@ def logged_status(error: Exception) -> tuple[grpc.StatusCode, str]:
 def _text(error: BaseException) -> str:
     if not hasattr(error, "error_code"):
         return str(error)
-    # TensorFlow names the functions that it made of a call before its text, and nodes on further lines
+    # TensorFlow puts names of its functions before the text, and names of nodes on further lines
     return re.sub(r"^(\{\{[^{}]*\}\}\s*)+", "", str(getattr(error, "message", error)).partition("\n")[0])

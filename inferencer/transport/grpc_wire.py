@@ -1,4 +1,4 @@
-"""gRPC as HTTP/2 carries it: what the headers of a call say, messages behind their lengths, statuses as trailers."""
+"""gRPC as HTTP/2 carries it: headers of a call, messages behind their lengths, statuses as trailers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,17 @@ from .errors import status_of
 from .trailers import Trailers
 
 PREFIX = struct.Struct(">BI")
-"""Before each message: whether it is compressed, and its size."""
+"""Stands before each message: whether it is compressed, and its size."""
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _WINDOWS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _OURS = frozenset({"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "accept-encoding"})
 _ONCE = frozenset({"content-type", "grpc-timeout", "grpc-encoding"})
 _TYPE = "application/grpc"
-_SMALL = 1 << 12  # bytes, below which parts of a message are joined: as objects each would take many times its size
-_SAFE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")  # of a status text, RFC 3986 for all else
+_SMALL = 1 << 12  # bytes, below which parts of a message are joined: a small object takes many times its content
+_SAFE = "".join(
+    chr(code) for code in range(0x20, 0x7F) if chr(code) != "%"
+)  # characters of a status text that are not percent-encoded
 
 BEGINNING = STATUS_200 + encoded(b"content-type", _TYPE.encode())
 """The headers of a response that has messages."""
@@ -42,18 +44,18 @@ Metadata = tuple[tuple[str, "str | bytes"], ...]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the headers of a call say."""
+    """A call's headers, parsed."""
 
     path: str
     timeout: float | None
     """Seconds."""
     window: int
-    """Of zlib, by which compressed messages are read; 0 where none may be."""
+    """zlib's `wbits` for compressed messages; 0: messages may not be compressed."""
     metadata: Metadata
 
 
 class Refusal(NamedTuple):
-    """The headers that a call is answered with whose own are none, or not of gRPC."""
+    """The headers that answer a call whose own headers are wrong, or not of gRPC."""
 
     block: bytes
 
@@ -76,7 +78,7 @@ def asked(head: Head) -> Asked | Refusal:
 
 
 MOST_HEADERS = 16 << 10
-"""Bytes, as RFC 9113 counts them."""
+"""Bytes of a call's headers, as RFC 9113 counts them."""
 
 
 def _check_once(fields: Iterable[tuple[str, str]]) -> None:
@@ -110,7 +112,7 @@ def _binary(name: str, value: str) -> str | bytes:
         return value
     try:
         return b"".join(base64.b64decode(part + "=" * (-len(part) % 4), validate=True) for part in value.split(","))
-    except ValueError as error:  # what is not ASCII is no error of base64
+    except ValueError as error:  # which binascii.Error is, and what base64 raises for text that is not ASCII
         raise RequestError(f"{name[:50]}: expected base64, found what is none") from error
 
 
@@ -125,19 +127,19 @@ def ending(code: grpc.StatusCode, text: str = "", trailers: Trailers = ()) -> by
 
 
 def unknown(said: Asked) -> bytes:
-    """What a call of a method that is not here is answered."""
+    """The headers that answer a call of an unknown method."""
     text = f"there is no method {one_line(said.path)}"
     return BEGINNING + ending(grpc.StatusCode.UNIMPLEMENTED, text)
 
 
 class Message(NamedTuple):
-    """One as it came."""
+    """A message as it came."""
 
     content: bytes
     compressed: bool
 
     def unpacked(self, window: int, *, most: int) -> bytes:
-        """Any thread. Raises RequestError for what is not compressed like that, and TooLargeError."""
+        """Decompress. Any thread. Raises RequestError if it is not compressed like that, and TooLargeError."""
         try:
             zipped = zlib.decompressobj(window)
             content = zipped.decompress(self.content, most + 1)
@@ -151,7 +153,7 @@ class Message(NamedTuple):
 
 
 class Messages:
-    """Cuts messages out of what comes of a call."""
+    """Cuts a call's content into messages."""
 
     __slots__ = ("_is_compressed", "_missing", "_most", "_parts", "_prefix", "held")
 
@@ -159,10 +161,10 @@ class Messages:
         self._most = most
         self._prefix = b""
         self._parts: list[bytes | bytearray] = []
-        self._missing = -1  # bytes of the message that is coming; below 0 before its prefix has come
+        self._missing = -1  # bytes of the current message that are to come; -1 until its prefix is whole
         self._is_compressed = False
         self.held = 0
-        """Bytes of a message that has not come whole."""
+        """Bytes that are here of the message that is coming."""
 
     @property
     def is_within(self) -> bool:
@@ -170,7 +172,7 @@ class Messages:
         return self._missing >= 0 or bool(self._prefix)
 
     def came(self, content: bytes, *, ended: bool, most: int | None = None) -> list[Message]:
-        """Those that are whole now; of `most` messages or more the first ones, after which nothing else may come.
+        """Return the messages that are whole now, at most `most`, after which nothing more may come.
 
         Raises TooLargeError, RequestError.
         """
@@ -182,7 +184,7 @@ class Messages:
         return found
 
     def _is_whole(self, content: bytes) -> bool:
-        """Whether that is exactly one message, which most calls send at once: it need not be cut."""
+        """Whether the content is exactly one message, as in most calls, which needs no cutting."""
         if self.is_within or len(content) < PREFIX.size:
             return False
         flag, size = PREFIX.unpack_from(content)

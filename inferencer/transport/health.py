@@ -16,16 +16,16 @@ from ..serving.served import Models
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-_CHANGING = (EventKind.SWAPPED,)  # nothing else begins to serve; to hear of each other event would cost all requests
+_CHANGING = (EventKind.SWAPPED,)  # a swap alone makes a model serve; hearing of every event would cost all requests
 _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class Health:
     """Overall under "", each model under its name, and each service under its own. Lives on one event loop.
 
-    Overall it serves once all models do that were there from the start.
+    Overall the server serves once all models serve that were there from the start.
 
-    The servicer that comes with grpcio loses watchers when one of several leaves, and waits for those that do not read.
+    grpcio's own servicer loses watchers when one of several leaves, and waits for watchers that do not read.
     """
 
     def __init__(self, models: Models, services: Iterable[str]) -> None:
@@ -36,7 +36,7 @@ class Health:
         self._changed = asyncio.Event()
 
     async def follow(self) -> None:
-        """Keep it true, whatever the models are, until cancelled. Nothing serves before."""
+        """Keep health up to date with the models until cancelled. Before this call nothing serves."""
         self._follows = True
         while True:
             others = self._models.changed
@@ -46,7 +46,7 @@ class Health:
                     await _first(feed.changed(), others.wait())
 
     def drain(self) -> None:
-        """NOT_SERVING from now on; the watchers are told, and their streams end."""
+        """Answer NOT_SERVING from now on, tell the watchers, and end their streams."""
         self._draining = True
         self.look()
 
@@ -64,7 +64,7 @@ class Health:
             changed, code, draining = self._changed, self._code(request.service), self._draining
             if code != last:
                 yield health_pb2.HealthCheckResponse(status=code)
-            if draining:  # and not what became so while that was sent
+            if draining:  # as it was before that message was sent
                 return
             last = code
             await changed.wait()
@@ -79,13 +79,13 @@ class Health:
         return int(_SERVING if serves and self._follows and not self._draining else _NOT_SERVING)
 
     def look(self) -> None:
-        """Tell watchers what has become of it."""
+        """Wake the watchers, which look for themselves."""
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 async def _first(*awaited: Coroutine[Any, Any, object]) -> None:
-    """Returns once one of them has; nothing of the others is left."""
+    """Wait for the first of these coroutines, and cancel the others."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in awaited]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Listeners: the sockets that callers come to, at every address of a host or at a path, and how they are accepted."""
+"""Listening sockets, at every address of a host or at a path, and how connections are accepted from them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ from paramsync.rpc.addresses import refused
 
 from .rare_errors import RareErrors
 
-WAITING = 4096  # whom the kernel keeps until they are accepted
-_AT_ONCE = 4  # are accepted, before others have their turn
-_ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # a name may have addresses of a family that is switched off
+WAITING = 4096  # connections that the kernel keeps until they are accepted
+_AT_ONCE = 4  # connections that are accepted in one turn of the event loop
+_ABSENT = (
+    errno.EADDRNOTAVAIL,
+    errno.EAFNOSUPPORT,
+)  # a name may have addresses of a family that this machine has switched off
 
 
 def listeners_at(host: str, port: int, option: str, *, shared: bool = False) -> list[socket.socket]:
-    """At every address of the host that this machine has, all at one port, which others may have too where it is
-    `shared`. Raises SettingsError where it cannot be had."""
+    """Listen at one port, at every address of the host that this machine has. Other processes may listen there too if
+    the port is `shared`. Raises SettingsError."""
     found: list[socket.socket] = []
     absent: OSError | None = None
     with ExitStack() as until_failure:
@@ -48,7 +51,7 @@ def listeners_at(host: str, port: int, option: str, *, shared: bool = False) -> 
 
 
 def listener_on(path: Path) -> socket.socket:
-    """A UNIX socket. Another process that listens there keeps its connections, and gets no new ones.
+    """Listen on a UNIX socket. A process that listened there before keeps its connections and gets no new ones.
 
     Raises SettingsError.
     """
@@ -68,29 +71,31 @@ def listener_on(path: Path) -> socket.socket:
 
 
 def port_of(listeners: Iterable[socket.socket]) -> int:
-    """At which they listen; 0 where there are none."""
+    """The port of these listeners; 0 if there are none."""
     return next((int(one.getsockname()[1]) for one in listeners), 0)
 
 
 class Acceptor:
-    """Makes a protocol of each connection that comes to its listeners. Lives on one event loop."""
+    """Accepts connections, and makes a protocol for each. Lives on one event loop."""
 
     def __init__(self, protocol: Callable[[], asyncio.BaseProtocol], *, handshake_seconds: float) -> None:
-        """By TLS a connection has so many seconds to agree on it."""
+        """A TLS handshake may take `handshake_seconds`."""
         self._protocol = protocol
         self._handshake_seconds = handshake_seconds
         self._listeners: list[tuple[socket.socket, ssl.SSLContext | None]] = []
         self._servers: list[asyncio.Server] = []
 
     def take(self, listeners: Iterable[socket.socket], context: ssl.SSLContext | None) -> None:
-        """Takes them over. Before `start`. A UNIX socket speaks no TLS."""
+        """Own these listeners; call this before `start`. A UNIX socket speaks no TLS."""
         for one in listeners:
             tls = None if one.family == socket.AF_UNIX else context
             self._listeners.append((_Listener(fileno=one.detach()), tls))
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        if loop.get_exception_handler() is None:  # asyncio's own logs a traceback for each that it cannot accept
+        if (
+            loop.get_exception_handler() is None
+        ):  # asyncio's own logs a traceback for each connection that cannot be accepted
             loop.set_exception_handler(RareErrors())
         for listener, context in self._listeners:
             create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
@@ -105,8 +110,8 @@ class Acceptor:
             self._servers.append(server)
 
     def stop(self, *, handed_on: bool = False) -> None:
-        """Whoever waits to be accepted is refused, unless another process goes on with the same listeners. By a UNIX
-        socket they are once all processes have closed it."""
+        """Refuse connections that wait to be accepted, unless another process goes on with the same listeners. Those at
+        a UNIX socket are refused once all processes have closed it."""
         for listener, _ in self._listeners:
             with suppress(OSError):
                 if not handed_on:
@@ -119,7 +124,7 @@ class Acceptor:
 
 
 class _Listener(socket.socket):
-    """So many wait, whatever is asked: of asyncio that is the number of those that are accepted at a time, too."""
+    """Keeps the kernel's queue long: for asyncio the backlog is also how many connections to accept in one turn."""
 
     def listen(self, backlog: int = WAITING) -> None:
         super().listen(WAITING)

@@ -1,4 +1,4 @@
-"""How much memory messages may take at once, by whatever protocol: as they come, as values, computed, and unread."""
+"""A budget for the memory of messages by every protocol: as they come, as values, computed, and unread."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from paramsync.host import memory
 
 _log = logging.getLogger("paramsync.services")
 
-SHARES = 12  # of the largest message
-_STRING = 40  # bytes that one takes beside its own
-_GIVEN_BACK = 8  # times while as much is freed as there may be
-_SOON = 0.1  # seconds: who leaves a share lets go of it in a moment
-LARGE = 1 << 20  # bytes of a share that leaves a gap in the heap; small ones fill each other's
-BRIEF = 4096  # bytes, below which what a request takes is bounded by how many requests there may be
+SHARES = 12  # times the largest message is the budget
+_STRING = 40  # bytes that a string takes beside its content
+_GIVEN_BACK = 8  # times the heap is trimmed while as much as the budget is freed
+_SOON = 0.1  # seconds, in which the memory of a share that was left is freed
+LARGE = 1 << 20  # bytes of a share that leaves a gap in the heap; small shares fill each other's gaps
+BRIEF = 4096  # bytes, below which requests need no share: their number is limited
 
 
 class MemoryBudget:
-    """Lives on one event loop, but for `left`. Every request that is more than brief has a share of it, and so have
-    messages that come. What is taken is the sum of the shares, which nothing else changes: no share is below zero, and
-    one that is dropped with a size gives it back."""
+    """Lives on one event loop; any thread may call `left` and `dropped`. Every request that is more than brief has a
+    share, and so have messages that come. The memory taken is the sum of all shares: no share is below zero, and a
+    share that is garbage-collected gives its size back."""
 
     def __init__(self, most: int, all_taken: memoryview | None = None, slot: int = 0) -> None:
-        """The processes of one server have one budget: in memory that they share, `all_taken` has what each of them
-        takes, this one in its `slot`."""
+        """The processes of one server share a budget: `all_taken` is shared memory with what each of them takes, this
+        process in its `slot`."""
         self.most = most
         self.taken = 0
         self._all_taken = memoryview(bytearray(8)).cast("Q") if all_taken is None else all_taken
         self._slot = slot
-        self._all_taken[slot] = 0  # of one that had it before
+        self._all_taken[slot] = 0  # an earlier process may have used the slot
         self._freed = 0
         self._trimming = False
-        self._dropped: deque[int] = deque()  # sizes of shares that were not left; any thread collects garbage
+        self._dropped: deque[int] = deque()  # sizes of shares that were garbage-collected, by whichever thread
         self._said = False
 
     def share(self) -> MemoryShare:
         return MemoryShare(self)
 
     def left(self, size: int) -> None:
-        """So much was freed: after much of it, what lies between other memory is given back too, by another thread."""
+        """Count freed bytes. After many, another thread returns the gaps in the heap to the system."""
         self._freed += size
         if self._freed > self.most // _GIVEN_BACK and not self._trimming:
             self._freed, self._trimming = 0, True
@@ -56,23 +56,23 @@ class MemoryBudget:
 
     @property
     def over(self) -> bool:
-        """Whether there is more than may be."""
+        """Whether more is taken than the budget."""
         return self.used > self.most
 
     @property
     def used(self) -> int:
-        """What requests and messages take, in all processes."""
+        """Bytes that requests and messages take, in all processes."""
         if self._dropped:
             self._give_back()
         return sum(self._all_taken)
 
     def take(self, size: int) -> None:
-        """Take so much more, or less. For shares alone."""
+        """Add to the memory taken; `size` may be negative. For shares alone."""
         self.taken += size
         self._all_taken[self._slot] = self.taken
 
     def dropped(self, size: int) -> None:
-        """A share of this size is gone without being left. Any thread."""
+        """A share of this size was garbage-collected. Any thread."""
         self._dropped.append(size)
 
     def _give_back(self) -> None:
@@ -82,14 +82,14 @@ class MemoryBudget:
             self.mended(f"{size} bytes belonged to a request that is gone")
 
     def mended(self, found: str) -> None:
-        """Log a fault in how memory was counted, the first of this process."""
+        """Log the first fault of this process in how memory was counted."""
         if not self._said:
             self._said = True
             _log.error("the memory of requests was counted wrong, and is put right: %s; please report this", found)
 
 
 class MemoryShare:
-    """What one request takes now. It is left when the request is over, and its answer was read."""
+    """The memory of one request. Leave it when the request is over and the kernel has taken its answer."""
 
     __slots__ = ("_budget", "size")
 
@@ -98,7 +98,7 @@ class MemoryShare:
         self.size = 0
 
     def need(self, size: int) -> None:
-        """Have so much from now on. Raises TooLargeError for what never fits, BusyError for what does not fit now."""
+        """Set the size. Raises TooLargeError if it never fits, BusyError if it does not fit now."""
         budget = self._budget
         if size > budget.most:
             raise TooLargeError("request, with all that is made of it", limit=budget.most, found=size)
@@ -110,18 +110,18 @@ class MemoryShare:
         self.keep(size)
 
     def lacks(self, size: int) -> int:
-        """How many bytes others would have to leave, so that this may have so much."""
+        """How many bytes others must leave before this share can have the size."""
         budget = self._budget
         if size <= self.size:
             return 0
         return max(0, budget.used - self.size + size - budget.most)
 
     def more(self, size: int) -> None:
-        """Have so much beside what it has. Raises the same."""
+        """Grow by the size. Raises the same errors as `need`."""
         self.need(self.size + size)
 
     def keep(self, size: int) -> None:
-        """Have so much, whether there is room or not: what is there is there."""
+        """Set the size whether there is room or not, for memory that is taken already."""
         if size < 0:
             self._budget.mended(f"a request was to have {size} bytes")
             size = 0
@@ -139,7 +139,7 @@ class MemoryShare:
 
 
 def weight(arrays: Mapping[str, Any]) -> int:
-    """What arrays take, in bytes. Of strings each is an object."""
+    """Bytes that arrays take. Each string is an object of its own."""
     return sum([array.nbytes + _of_strings(array) for array in arrays.values()])
 
 

@@ -1,6 +1,6 @@
-"""Large messages parsed in pieces, so that no single step holds Python's interpreter lock for long.
+"""Parses large messages in pieces, so that no step holds the GIL for long.
 
-To parse 60 MB of tiny fields at once takes seconds in which no other thread of Python runs, and gigabytes of memory.
+Parsing 60 MB of tiny fields at once takes gigabytes of memory, and seconds in which no other thread of Python runs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _M = TypeVar("_M", bound=Message)
 
 PIECE = 1 << 17  # bytes: at worst a dozen milliseconds
 MOST_FIELDS = 1 << 20
-"""Of what is larger than a piece, and of what is in it: values that are packed are one field, strings one each."""
+"""Fields of a message above a piece, and of its parts: packed values are one field, each string is one."""
 _DEEPEST = 64  # messages in messages; protobuf itself allows 100
 _VARINTS = {
     Field.TYPE_INT32,
@@ -30,12 +30,12 @@ _VARINTS = {
     Field.TYPE_BOOL,
     Field.TYPE_ENUM,
 }
-_FIRST = 64  # fields that are looked at for what a message is about
-_BRIEF = 4096  # bytes of such a field
+_FIRST = 64  # fields in which `beginning` looks
+_BRIEF = 4096  # bytes, above which `beginning` leaves a field out
 
 
 def read(kind: type[_M], content: bytes) -> _M:
-    """A request. Any thread. Raises RequestError for what is none, and InputError for one of too many fields."""
+    """Parse a request. Any thread. Raises RequestError for bytes that are none, InputError for too many fields."""
     try:
         return parse(kind, content)
     except DecodeError as error:
@@ -44,9 +44,9 @@ def read(kind: type[_M], content: bytes) -> _M:
 
 
 def beginning(kind: type[_M], content: bytes) -> _M:
-    """What short fields among the first ones say, such as which model a request asks; it takes no time.
+    """Parse the short ones of the first fields, which name the model that a request asks. Takes no time.
 
-    Raises DecodeError for bytes that are none.
+    Raises DecodeError for bytes that are no message.
     """
     fields, parts, at = Fields(content, _FIRST), [], 0
     while at < len(content) and fields.left:
@@ -58,10 +58,10 @@ def beginning(kind: type[_M], content: bytes) -> _M:
 
 
 def parse(kind: type[_M], content: bytes) -> _M:
-    """What `kind.FromString` gives. Any thread.
+    """Return what `kind.FromString` returns. Any thread.
 
-    Raises DecodeError for bytes that are none, or where there are groups, which no message of ours has, and InputError
-    for a large message of too many fields.
+    Raises DecodeError for bytes that are no message or contain groups, which our messages have not, and InputError for
+    a large message of too many fields.
     """
     if len(content) <= PIECE:
         return kind.FromString(content)
@@ -71,18 +71,18 @@ def parse(kind: type[_M], content: bytes) -> _M:
 
 
 class _Merge:
-    """One message's bytes. Only fields of what is larger than a piece are looked at, all others are passed over."""
+    """Walks one message's bytes. Only fields above a piece are looked into; all others are passed to protobuf whole."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
         self._fields = Fields(content, MOST_FIELDS)
 
     def merge(self, message: Message, at: int, end: int, depth: int) -> None:
-        """Add the fields from here to there, as many as fit into a piece at a time."""
+        """Add the fields between two positions to the message, a piece at a time."""
         if depth > _DEEPEST:
             raise DecodeError("messages in messages, too deep")
         fields = message.DESCRIPTOR.fields_by_number
-        begin = at  # of what is to be parsed next
+        begin = at  # of the next piece
         while at < end:
             if short := self._short(at, end):
                 at = short
@@ -102,7 +102,7 @@ class _Merge:
     def _parts(
         self, message: Message, field: Field | None, at: int, begin: int, body: int, end: int, depth: int
     ) -> bool:
-        """Whether one large field was added, in parts, and all that was to be parsed before it."""
+        """Add a large field in parts, after the piece before it. False: the field has no parts."""
         if field is None or not (field.message_type or field.type in _VARINTS):
             return False
         self._parse(message, begin, at)
@@ -120,7 +120,7 @@ class _Merge:
         return True
 
     def _entry(self, entries: object, kind: object, at: int, end: int, depth: int) -> bool:
-        """One of a map from strings to messages; whether it is."""
+        """Add an entry of a map from strings to messages. False: the map is of another kind."""
         key, value = kind.fields_by_number[1], kind.fields_by_number[2]  # type: ignore[attr-defined]
         if key.type != Field.TYPE_STRING or not value.message_type:
             return False
@@ -131,14 +131,14 @@ class _Merge:
                 name = _text(self._content[body:at])
             elif number == 2:
                 values.append((body, at))
-        entries.pop(name, None)  # type: ignore[attr-defined]  # the last one of a name counts
+        entries.pop(name, None)  # type: ignore[attr-defined]  # the last entry of a name counts
         inner = entries[name]  # type: ignore[index]
         for body, after in values:
             self.merge(inner, body, after, depth + 1)
         return True
 
     def _numbers(self, message: Message, field: Field, at: int, end: int) -> None:
-        """Packed ones, each of which takes some bytes of which the last is below 128."""
+        """Add packed varints. A varint ends with the first byte below 128."""
         tag = varint(field.number << 3 | SIZED)
         while at < end:
             after = min(at + PIECE, end)
@@ -159,7 +159,7 @@ class _Merge:
             message.MergeFromString(self._content[begin:end])
 
     def _short(self, at: int, end: int) -> int:
-        """Where short fields with a size end that begin here: of many strings, most are; as many as are a piece."""
+        """Skip short sized fields, such as many strings are, up to a piece. Returns where they end."""
         content, left, most, last = self._content, self._fields.left, at + PIECE, end - 1
         begin = at
         while at < last and content[at] & 0x87 == SIZED and content[at + 1] < 0x80 and at < most and left > 0:

@@ -1,4 +1,4 @@
-"""How a request that predicts is answered: read, asked, written; each where it is best, and counted."""
+"""Answers a prediction request: parses it, computes, writes the response, each on the event loop or a thread."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ from .partial_parsing import beginning, read
 from .trailers import Trailers, trailers
 from .unfolding import unfolded
 
-_LARGE = 1 << 17  # bytes of a message that is read or written on a thread: on the event loop it would take milliseconds
-_LOOKED_AT = 1000  # fields of a message that is read on the event loop, for what it takes
-_BESIDE = 2  # a parsed message's values as arrays, and as TensorFlow has them
-_WRITTEN = 3  # an answer as it is written, as bytes, and as they are sent
+_LARGE = (
+    1 << 17
+)  # bytes above which a message is parsed or written on a thread: on the event loop that would take milliseconds
+_LOOKED_AT = 1000  # fields by which the memory of a small message is estimated
+_BESIDE = 2  # copies of a parsed message's values: as arrays, and as TensorFlow has them
+_WRITTEN = 3  # copies of an answer: as a message, as bytes, and as sent
 _UNREAD = 2  # the last two
 
 
@@ -35,19 +37,19 @@ _T = TypeVar("_T")
 
 
 class PredictionMethod(Protocol):
-    """A method that predicts, as two plain functions, which any thread may call."""
+    """A prediction method as plain functions, which any thread may call."""
 
     protocol: str
-    """By which requests are counted: "tfs" or "kserve"."""
+    """The label of its requests in the metrics: "tfs" or "kserve"."""
 
     def asked(self, request: Any) -> tuple[str, str]:
-        """The model and the signature that a request names, which may be none of ours."""
+        """The model and the signature that a request names, whether or not they exist."""
 
     def read(self, request: Any) -> list[Question]:
-        """What is asked for. Raises an error of paramsync.errors."""
+        """Turn a request into questions. Raises an error of paramsync.errors."""
 
     def write(self, request: Any, questions: Sequence[Question], answers: Sequence[Answer]) -> bytes:
-        """The response, serialised; the answers come in the order of the questions."""
+        """Serialise the response; the answers are in the order of the questions."""
 
 
 class Predictions:
@@ -59,14 +61,14 @@ class Predictions:
         self._budget = budget
         self._most = message_bytes
         self.awaited: Callable[[], int] = lambda: 1
-        """How many requests may come at any moment: whoever waits for them says so here."""
+        """How many requests may come at any moment; the gRPC port sets this."""
 
     def share(self) -> MemoryShare:
-        """For one request, until its answer was read."""
+        """A share for one request, until its answer is sent."""
         return self._budget.share()
 
     def answering(self, method: PredictionMethod, kind: type[Message], path: str) -> Answering:
-        """`path` is the method's, as gRPC has it, without the first slash."""
+        """`path` is the method's gRPC path without the first slash."""
         return partial(self._answered, method, kind, path)
 
     async def _answered(
@@ -94,7 +96,9 @@ class Predictions:
                 share.need(_taken(size, size))
                 share.need(_taken(size, await self._aside(partial(unfolded, kind.DESCRIPTOR, content))))
                 request, questions = await self._aside(partial(_read, method, kind, content))
-            if (values := weight(questions[0].inputs)) > BRIEF:  # what one value stands for is seen only now
+            if (
+                values := weight(questions[0].inputs)
+            ) > BRIEF:  # one value may stand for many, which only `method.read` shows
                 share.need(max(share.size, size + _BESIDE * values))
             if len(questions) == 1:
                 answer = None if self.awaited() else self._batcher.at_once(questions[0])
@@ -138,21 +142,21 @@ class Predictions:
         return response, trailers(questions[0].resident, time.time())
 
     def close(self) -> None:
-        """Waits for nothing."""
+        """End the threads, without waiting."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _aside(self, work: Callable[[], _T]) -> _T:
-        """What takes long, on another thread."""
+        """Run long work on another thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _check_size(self, found: int, *, most: int | None = None) -> None:
-        """Raise TooLargeError for an answer above what a message may have, or that takes more than may be."""
+        """Raise TooLargeError if an answer exceeds the largest message, or `most`."""
         if found > (self._most if most is None else most):
             raise TooLargeError("answer", limit=self._most, found=found)
 
 
 def _named(method: PredictionMethod, kind: type[Message], found: list[Question] | bytes) -> tuple[str, str, str]:
-    """Model, signature and version, of questions or of a message that became none."""
+    """Model, signature and version for the metrics, from questions or from a message that could not be read."""
     if isinstance(found, bytes):
         try:
             return *method.asked(beginning(kind, found)), ""
@@ -167,5 +171,5 @@ def _read(method: PredictionMethod, kind: type[Message], content: bytes) -> tupl
 
 
 def _taken(size: int, unfolded: int) -> int:
-    """What a request takes: the message as it came, as it is parsed, and its values."""
+    """Memory of a request: the message as it came, parsed, and its values."""
     return size + unfolded + _BESIDE * min(size, unfolded)

@@ -1,4 +1,4 @@
-"""Logs errors of an event loop that nobody waits for, the same one again only after a while."""
+"""Logs an event loop's unhandled errors, each at most once every ten seconds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import logging
 from typing import Any
 
 _log = logging.getLogger("paramsync.loop")
-_AGAIN = 10.0  # seconds until the same error is worth another line
+_AGAIN = 10.0  # seconds until the same error is logged again
 
 
 class RareErrors:
-    """An exception handler of one event loop: without file descriptors asyncio has hundreds of errors a second."""
+    """An exception handler: when file descriptors run out, asyncio reports hundreds of errors a second."""
 
     def __init__(self) -> None:
         self._logged: dict[tuple[str, str], float] = {}
@@ -28,7 +28,7 @@ class RareErrors:
         self._logged[key] = now
         more = f" ({self._left_out} more like this were left out)" if self._left_out else ""
         self._left_out = 0
-        if isinstance(error, OSError):  # the machine's, whose traceback says nothing
+        if isinstance(error, OSError):  # the traceback of a fault of the machine says nothing
             _log.error("%s: %s%s", key[0], error, more)
         else:
             _log.error("%s%s", key[0], more, exc_info=error)

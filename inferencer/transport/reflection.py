@@ -1,4 +1,4 @@
-"""Server reflection that ends when the server drains: callers keep its stream open for as long as they please."""
+"""Server reflection whose streams end when the server drains; otherwise callers could keep them open for ever."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METHOD = f"{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
 
 class Reflection:
-    """Tells which services there are, itself among them."""
+    """Lists the services of a port, and itself."""
 
     def __init__(self, services: Iterable[str], draining: asyncio.Event) -> None:
         self._draining = draining

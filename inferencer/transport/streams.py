@@ -1,4 +1,4 @@
-"""Streams that callers keep open for as long as they please: one request after another, until the server drains."""
+"""Streams that callers may keep open for ever: a limit on their number, and their end when the server drains."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ T = TypeVar("T")
 
 
 class Slots:
-    """For what callers hold for as long as they please, so that whoever holds many takes no room from other calls.
+    """A limited number of places, shared fairly between addresses and connections. Lives on one event loop.
 
-    Where all are taken, the address that holds most gives one up for another address that holds fewer, and where it is
-    its own, as behind a proxy, the connection that holds most for another connection that holds fewer. So one of them
-    may have all as long as nobody else asks. Lives on one event loop.
+    When all places are taken, the address that holds most loses a place to an address that holds fewer. Within one
+    address, as behind a proxy, the connection that holds most loses one to a connection that holds fewer. A single
+    caller may hold all places while nobody else asks.
     """
 
     def __init__(self, most: int, what: str) -> None:
-        """`what` is what there is one of in each place: "streams"."""
+        """`what` names the places in errors, such as "streams"."""
         self._most = most
         self._what = what
         self._taken = 0
@@ -34,7 +34,7 @@ class Slots:
 
     @contextmanager
     def one(self, connection: str) -> Iterator[None]:
-        """For as long as it is held, by the task that asks. Raises BusyError where there is none left, or no more.
+        """Hold a place for the current task within this context. Raises BusyError if there is none, or once it is lost.
 
         `connection` is as gRPC names it, such as ipv4:127.0.0.1:1234.
         """
@@ -96,22 +96,22 @@ def _count(held: dict[str, list[_Place]]) -> int:
 
 
 class PredictionStream(Protocol):
-    """A method that answers each request of a stream, in their order, as `prediction` does."""
+    """A method that answers each request of a stream as `prediction` does, in order."""
 
     prediction: Any
     draining: asyncio.Event
 
     def answered(self, response: bytes) -> bytes:
-        """What a caller is sent who is answered."""
+        """The message that carries a response."""
 
     def refused(self, request: bytes, text: str) -> bytes:
-        """What a caller is sent who is not. The stream goes on."""
+        """The message that carries an error. The stream goes on."""
 
 
 def each(
     method: PredictionStream, answer: Answering, share: Callable[[], MemoryShare]
 ) -> Callable[[Call], AsyncGenerator[bytes, None]]:
-    """Answers all requests of a stream, in their order. One that is refused ends none of the others."""
+    """Answer the requests of a stream in order. A refused request does not end the stream."""
 
     async def respond(call: Call) -> AsyncGenerator[bytes, None]:
         async with aclosing(until(method.draining, call.read)) as requests:
@@ -119,7 +119,7 @@ def each(
                 taken = share()
                 try:
                     try:
-                        # without trailing metadata: it names its version itself
+                        # the response itself names the version, so trailing metadata are left out
                         response = method.answered((await answer(request, taken, call))[0])
                     except Exception as error:  # noqa: BLE001, the edge
                         response = method.refused(request, logged_status(error)[1])
@@ -132,7 +132,7 @@ def each(
 
 
 async def until(ended: asyncio.Event, read: Callable[[], Coroutine[Any, Any, T | None]]) -> AsyncGenerator[T, None]:
-    """What is read before this event, up to None."""
+    """Yield what `read` returns, until it returns None or the event is set."""
     end = asyncio.ensure_future(ended.wait())
     try:
         while True:
@@ -148,6 +148,6 @@ async def until(ended: asyncio.Event, read: Callable[[], Coroutine[Any, Any, T |
             del reading
             kept = [message]
             del message
-            yield kept.pop()  # and is not kept here until the next one comes
+            yield kept.pop()  # so that this frame keeps no reference to a large message while it waits
     finally:
         end.cancel()

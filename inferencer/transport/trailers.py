@@ -1,4 +1,4 @@
-"""Which version answered, and how old it is, as the trailing metadata that every answer carries."""
+"""The trailing metadata of every answer: which version answered, and how old it is."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Trailers = tuple[tuple[str, str], ...]
 
 
 def trailers(resident: Resident, now: float) -> Trailers:
-    """`now` is in seconds since the epoch. The age is left out where nobody knows when the step was done."""
+    """`now` is in seconds since the epoch. The age is absent if the time of the step is unknown."""
     parts = resident.parts
     if not parts:
         said, done = str(resident.version.number), _done_at(resident.version)
@@ -30,5 +30,5 @@ def trailers(resident: Resident, now: float) -> Trailers:
 
 
 def _done_at(version: Version) -> float | None:
-    """When its step was done; where nobody recorded that, when it became visible."""
+    """When its step was done or, if that was not recorded, when the version became visible."""
     return version.step_done_at if version.step_done_at > 0 else version.committed_at

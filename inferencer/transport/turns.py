@@ -1,4 +1,4 @@
-"""Whose input is taken next: the time of an event loop is shared between connections by what each of them cost."""
+"""Shares the time of an event loop between connections: the cheapest connection's input is taken first."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Protocol
 
 _TURN_SECONDS = 0.001  # of a turn of the event loop, for input of connections that cost much
 _FULL_SECONDS = 0.01  # of a turn, after which input of all connections waits for the next one
-ANSWER_SECONDS = 0.0002  # of cost that an answered call makes up for: about what reading it takes
-READ_SECONDS = 0.00005  # that a read of few frames is expected to take
-READ_BYTES = 1 << 15  # of a message: its answer makes up for one more read for each
-NEWCOMER_SECONDS = 0.002  # that a new connection has cost: it comes after connections whose calls were answered
+ANSWER_SECONDS = 0.0002  # by which an answer lowers the cost: about what reading its call takes
+READ_SECONDS = 0.00005  # that reading a few frames is expected to take
+READ_BYTES = 1 << 15  # of a message, for each of which its answer lowers the cost by one more read
+NEWCOMER_SECONDS = 0.002  # the cost of a new connection: it comes after connections whose calls were answered
 _READ = 1 << 18  # bytes at a time
-_READ_UNDER_LOAD = 1 << 12  # of a connection that waits for its turn with them
+_READ_UNDER_LOAD = 1 << 12  # for a connection that has to wait: its input takes memory meanwhile
 
 
 class Served(Protocol):
@@ -22,18 +22,18 @@ class Served(Protocol):
 
     @property
     def cost(self) -> float:
-        """Seconds of the event loop that reading it took lately, less what its answered calls make up for."""
+        """Seconds that the event loop lately spent on its input, less what its answers earned."""
 
     def serve(self) -> None:
-        """Take a bounded part of its input. It may wait again."""
+        """Take a bounded part of its input, and wait again for the rest."""
 
 
 class Turns:
     """Lives on one event loop.
 
-    Input is taken as it comes until it took its part of a turn of the event loop. Then connections that cost more than
-    their answers make up for wait, and their sockets are not read; in the next turns those that cost least go first.
-    Once a turn is full, all wait: many may begin to cost much at the same moment.
+    Input is taken as it comes until one millisecond of a turn is spent. Then connections at or above a newcomer's cost
+    wait, and their sockets are not read; in the next turns the cheapest go first. After ten milliseconds all
+    connections wait, because many may become expensive at the same moment.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -42,27 +42,27 @@ class Turns:
         self._waiting: list[tuple[float, int, int, Served]] = []
         self._order = itertools.count()
         self.is_busy = False
-        """Whether `has_time` and `room` need be asked: much of this turn is spent, or connections wait."""
+        """Whether `has_time` and `room` must be asked: much of this turn is spent, or connections wait."""
         self.buffer = memoryview(bytearray(_READ))
-        """All connections read into it; each takes what it read out at once."""
+        """Shared by all connections: each copies its input out at once."""
 
     def room(self, connection: Served) -> memoryview:
-        """The part of the buffer that it may fill: what waits for its turn takes memory."""
+        """Return the part of the buffer that a connection may fill: little if its input will wait in memory."""
         is_small = self._waiting and connection.cost >= NEWCOMER_SECONDS
         return self.buffer[:_READ_UNDER_LOAD] if is_small or not self.has_time(connection) else self.buffer
 
     def has_time(self, connection: Served) -> bool:
-        """Whether its input may be taken at once."""
+        """Whether a connection's input may be taken in this turn."""
         return self._spent < (_FULL_SECONDS if connection.cost < NEWCOMER_SECONDS else _TURN_SECONDS)
 
     def spend(self, seconds: float) -> None:
-        """Count so many seconds of this turn as spent."""
+        """Count these seconds of the current turn as spent."""
         self._spent += seconds
         if self._spent >= _TURN_SECONDS:
             self._serve_soon()
 
     def wait(self, connection: Served, size: int = 0) -> None:
-        """With so many bytes: of connections that cost the same, such as new ones, those with few go first."""
+        """Queue a connection for the next turn. Of equal costs, such as newcomers have, small input goes first."""
         heappush(self._waiting, (connection.cost, size, next(self._order), connection))
         self._serve_soon()
 

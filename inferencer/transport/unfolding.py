@@ -1,4 +1,4 @@
-"""How much memory a message takes once it is parsed, found before it is: tiny fields take many times their bytes."""
+"""Estimates the memory of a message before it is parsed: tiny fields take many times their bytes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from google.protobuf.message import DecodeError
 
 from paramsync.rpc.wire_fields import Fields
 
-_NEAR = 4096  # bytes of a field that is not looked into
+_NEAR = 4096  # bytes of a field that is too small to look into
 _ALL = 1 << 20  # fields that are looked at
 _DEEPEST = 64
 _OF_MESSAGE = 224  # bytes that a message or an entry of a map takes by itself
 _OF_STRING = 40
-_TIMES = 25  # what a byte may become where nobody looked: measured, at worst 22 in messages, 86 of empty entries
-_GROWN = 2  # a list that grows leaves behind what it was
+_TIMES = 25  # bytes that an unseen byte may become: measured, at worst 22 in messages, 86 in empty entries of maps
+_GROWN = 2  # a list that grows is copied, and its old memory is left behind
 _WIDTHS = {
     FieldDescriptor.TYPE_INT64: 8,
     FieldDescriptor.TYPE_UINT64: 8,
@@ -30,11 +30,11 @@ _WIDTHS = {
 
 
 def unfolded(kind: Any, content: bytes, *, fields: int = _ALL) -> int:
-    """At most so many bytes, as far as can be seen in so many fields. Any thread; for bytes that are no message too."""
+    """An upper bound in bytes, found by looking at most at as many fields. Any thread; any bytes."""
     reading = Fields(content, fields)
     try:
         return _size(reading, kind, 0, len(content), 0)
-    except DecodeError:  # that is found again, by whoever parses it
+    except DecodeError:  # the parser will report it
         return len(content)
 
 
@@ -62,5 +62,5 @@ def _size(reading: Fields, kind: Any, at: int, end: int, depth: int) -> int:
 
 
 def _count(content: bytes) -> int:
-    """How many numbers end in these bytes."""
+    """How many varints end in these bytes."""
     return int(np.count_nonzero(np.frombuffer(content, np.uint8) < 0x80))

@@ -1,4 +1,4 @@
-"""Checks of single frames, which need no more of a connection than they are given."""
+"""Checks of single frames that need nothing else of the connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from paramsync.http2.frames import LARGEST_NUMBER, PADDED
 from paramsync.http2.sending import Stream
 
 _ANY_SETTING = (0, (1 << 32) - 1, ErrorCode.NO_ERROR)
-_SETTINGS = {  # least, most, and the error that others are
+_SETTINGS = {  # least and most value, and the error for any other
     frames.ENABLE_PUSH: (0, 1, ErrorCode.PROTOCOL_ERROR),
     frames.INITIAL_WINDOW_SIZE: (0, LARGEST_NUMBER, ErrorCode.FLOW_CONTROL_ERROR),
     frames.MAX_FRAME_SIZE: (frames.DEFAULT_FRAME, frames.LARGEST_FRAME, ErrorCode.PROTOCOL_ERROR),
@@ -34,7 +34,7 @@ def check_setting(name: int, value: int) -> None:
 
 
 def without_padding(number: int, flags: int, payload: bytes) -> bytes:
-    """The block that a HEADERS frame carries."""
+    """Return the block of a HEADERS frame, without padding and priority."""
     padding = 0
     if flags & PADDED:
         padding, payload = payload[0] if payload else 1, payload[1:]

@@ -19,38 +19,38 @@ __all__ = [
 ]  # fmt: skip
 
 _DEFAULTS = Limits()
-_AT_ONCE = 256  # frames that are read before others have their turn; a block of headers that is decoded is as many as
-_WEIGHED = 8  # so many bytes of it
-_CONTINUATIONS = 64  # frames of a block
-_TINY = 16  # bytes of DATA that is not the last: less is little more than nothing, and costs as much
-_RESET_COST = 5  # frames of the budget, for a request that was begun in vain
-_ANSWER_GAIN = 10
-_SETTINGS_AT_ONE = 10
-_STREAMS_AT_ONE = 16
+_AT_ONCE = 256  # frames that one `receive` reads, so that other connections have their turn
+_WEIGHED = 8  # bytes of a decoded block of headers that count as a frame
+_CONTINUATIONS = 64  # frames of one block of headers
+_TINY = 16  # bytes, below which DATA that is not the last counts as a frame that carries nothing
+_RESET_COST = 5  # of the budget, for a request that is reset unanswered
+_ANSWER_GAIN = 10  # of the budget
+_SETTINGS_AT_ONE = 10  # settings that cost as much as a frame
+_STREAMS_AT_ONE = 16  # streams whose windows change at the cost of a frame
 
 
 class ServerConnection:
-    """One client's streams. For one thread. Methods for a stream that is over do nothing."""
+    """One client's connection. For one thread. Methods for a stream that is over do nothing."""
 
     def __init__(self, limits: Limits = _DEFAULTS) -> None:
-        self.last = 0  # the highest stream that was taken up
+        self.last = 0  # the highest stream that was not refused
         self._limits = limits
         self._out = Outbox()
         self._streams = self._out.streams
         self._lost = False
-        self._rest = bytearray()  # of a frame, which is read once there are `_wanted` bytes
+        self._rest = bytearray()  # the beginning of a frame, which is read once `_wanted` bytes are here
         self._wanted = 0
         self.work = 0
-        """Frames that the last `receive` read, and what was as much work."""
+        """Work of the last `receive`, in frames."""
         self._begun = False
         self._expects = frames.SETTINGS  # the only type that may come next, or -1
         self._highest = 0
-        self._most = LARGEST_NUMBER  # streams above it are refused
+        self._most = LARGEST_NUMBER  # streams above this number are refused
         self._reader = HeaderReader(limits.header_list, limits.header_block)
         self._block: list[bytes] = []
         self._block_stream = 0
         self._block_ends = False
-        self._data_stream = 0  # of the DATA frame of which a part is to come
+        self._data_stream = 0  # of the DATA frame that has not come whole
         self._data_left = 0
         self._data_ends = False
         self._padding_left = 0
@@ -82,29 +82,29 @@ class ServerConnection:
 
     @property
     def has_more(self) -> bool:
-        """Whether `receive` left frames for another turn, in which it goes on with them."""
+        """Whether `receive` has frames left to read, and should be called again."""
         return self.work >= _AT_ONCE and not self._lost
 
-    # For whoever answers ----------------------------------------------------------------------------------------
+    # What the application sends ---------------------------------------------------------------------------------
 
     @property
     def streams(self) -> Mapping[int, object]:
-        """Those that are open."""
+        """Open streams by number."""
         return self._streams
 
     @property
     def unsent(self) -> int:
-        """Bytes that wait for windows, or for `release`."""
+        """Bytes that wait for the peer's windows or for `release`."""
         return self._out.unsent
 
     @property
     def takes_answers(self) -> bool:
-        """Whether the peer lets new streams send it anything."""
+        """Whether the peer's windows let an answer be sent on a new stream."""
         return self._out.initial_window > 0
 
     @property
     def held(self) -> bool:
-        """Set while the kernel takes nothing: responses queue then, and time adds nothing to the budget."""
+        """Set this while the kernel takes nothing: responses queue, and time refills no budget."""
         return self._out.held
 
     @held.setter
@@ -112,39 +112,39 @@ class ServerConnection:
         self._out.held = held
 
     def release(self) -> list[Event]:
-        """End `held`: what the windows allow goes into the output."""
+        """End `held`, and put into the output what the windows allow."""
         events: list[Event] = []
         self._out.release(events)
         return events
 
     def output(self) -> bytes:
-        """Take what is to be written."""
+        """Take the bytes that are to be written."""
         return self._out.take()
 
     def respond(self, stream: int, headers: bytes, content: bytes, trailers: bytes) -> bool:
-        """Send a whole response. False: some of it waits, and a Sent event will come."""
+        """Send a whole response. False: a part waits, and a Sent event will come."""
         opened = self._streams.get(stream)
         return opened is None or self._out.respond(opened, headers, content, trailers)
 
     def headers(self, stream: int, block: bytes, *, end: bool = False) -> None:
-        """Send a block of headers or, with `end`, the last one, once what is queued is sent."""
+        """Send a block of headers behind what is queued; with `end` it ends the stream."""
         opened = self._streams.get(stream)
         if opened is not None:
             self._out.headers(opened, block, end=end)
 
     def data(self, stream: int, content: bytes) -> bool:
-        """Send content. False: some of what was queued waits, and a Sent event will come."""
+        """Send content. False: a part of the queue waits, and a Sent event will come."""
         opened = self._streams.get(stream)
         return opened is None or self._out.data(opened, content)
 
     def reset(self, stream: int, code: ErrorCode) -> None:
-        """End a stream at once; what is queued for it is not sent."""
+        """End a stream at once, without sending what is queued."""
         opened = self._streams.get(stream)
         if opened is not None:
             self._out.reset(opened, code)
 
     def consumed(self, stream: int, size: int) -> None:
-        """So many bytes of Data events were let go of. Must be told of streams that are over, too."""
+        """Open the windows by bytes of Data events that were processed. Call this for streams that are over, too."""
         self._credit += size
         if self._credit >= self._lot:
             self._out.parts.append(frames.window_update(0, self._credit))
@@ -162,15 +162,15 @@ class ServerConnection:
         self._out.parts.append(frames.frame(frames.PING, 0, 0, payload))
 
     def goaway(self, last: int, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
-        """Refuse streams above `last` from now on, and tell the peer."""
+        """Refuse streams above `last`, and tell the peer."""
         self._most = min(self._most, last)
         self._out.parts.append(frames.goaway(self._most, code))
 
     # What comes -------------------------------------------------------------------------------------------------
 
     def receive(self, content: bytes, now: float) -> list[Event]:
-        """What these bytes mean, or as many of them as are little work: see `has_more`. Never raises; nothing comes
-        after Lost."""
+        """Return the events of these bytes, or of a turn's work of them, see `has_more`. Never raises. After Lost there
+        are no events."""
         events: list[Event] = []
         self.work = 0
         if self._lost:
@@ -204,7 +204,7 @@ class ServerConnection:
         return self._read(content, events, len(PREFACE)) if self._begun else 0
 
     def _read(self, content: bytes, events: list[Event], at: int = 0) -> int:
-        """Read frames that are whole, and parts of DATA. Returns where the rest begins."""
+        """Read whole frames, and parts of DATA. Returns where the rest begins."""
         end = len(content)
         if self._data_left or self._padding_left:
             at = self._read_data(content, at, events)
@@ -259,7 +259,7 @@ class ServerConnection:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"CONTINUATION of stream {number}")
 
     def _begin_data(self, number: int, flags: int, size: int, padding: int, events: list[Event]) -> None:
-        """Check a DATA frame as far as its header tells, before its content comes."""
+        """Check the header of a DATA frame before its content comes."""
         content = size - padding
         if content < 0 or (flags & PADDED and not size):
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, "more padding than frame")
@@ -290,7 +290,7 @@ class ServerConnection:
             raise StreamError(number, ErrorCode.STREAM_CLOSED, "DATA after the end")
 
     def _read_data(self, content: bytes, at: int, events: list[Event]) -> int:
-        """Give out what came of a DATA frame's content; skip what came of its padding."""
+        """Give out the content of a DATA frame that is here, and skip its padding."""
         size = min(self._data_left, len(content) - at)
         if size:
             self._data_left -= size
@@ -454,7 +454,7 @@ class ServerConnection:
         self._out.flush(events)
 
     def _take_unknown(self, number: int, flags: int, payload: bytes, events: list[Event]) -> None:
-        """RFC 9113 wants such frames ignored."""
+        """Ignore the frame, as RFC 9113, 4.1 demands."""
 
     def _check_began(self, number: int) -> None:
         if number > self._highest or not number & 1:
@@ -466,7 +466,7 @@ class ServerConnection:
         self._budget.spend(cost, self._now, grows=not self._out.held)
 
     def _break(self, error: StreamError, events: list[Event]) -> None:
-        """End a stream for the peer's fault."""
+        """Reset a stream for a fault of the peer."""
         stream = self._streams.get(error.stream)
         if stream is None:
             self._out.parts.append(frames.rst_stream(error.stream, error.code))
@@ -479,14 +479,14 @@ class ServerConnection:
 
 class _Rule(NamedTuple):
     take: Callable[[ServerConnection, int, int, bytes, list[Event]], None]
-    size: int | None = None  # of the payload, where it has to be one
-    of_stream: bool | None = None  # whether it must name a stream, or must not
+    size: int | None = None  # of the payload; None: any
+    of_stream: bool | None = None  # whether the frame must name a stream or must not; None: either
     cost: int = 1  # of the budget
 
 
 _UNKNOWN = _Rule(ServerConnection._take_unknown)
 _RULES = (  # by type
-    _UNKNOWN,  # DATA is read apart, as it need not be whole
+    _UNKNOWN,  # DATA, which `_read` handles because it need not be whole
     _Rule(ServerConnection._take_headers, of_stream=True, cost=0),
     _Rule(ServerConnection._take_priority, size=frames.PRIORITY_SIZE, of_stream=True),
     _Rule(ServerConnection._take_rst_stream, size=4, of_stream=True),

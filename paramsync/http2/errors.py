@@ -1,4 +1,4 @@
-"""Codes and exceptions of HTTP/2: what ends a connection, and what ends one stream of it."""
+"""Error codes of HTTP/2, and exceptions that end a connection or one stream."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ErrorCode(IntEnum):
 
 
 class Http2Error(Exception):
-    """Ends a connection: the peer broke the protocol, or spent a limit."""
+    """Ends the connection: the peer broke the protocol or exceeded a limit."""
 
     def __init__(self, code: ErrorCode, text: str) -> None:
         super().__init__(f"{code.name}: {text}")
@@ -43,4 +43,4 @@ class StreamError(Exception):
 
 
 class MalformedHeadError(Exception):
-    """A field section that decodes, and that RFC 9113 forbids."""
+    """A field section that can be decoded, but that RFC 9113 forbids."""

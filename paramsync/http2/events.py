@@ -1,4 +1,4 @@
-"""What a connection tells whoever uses it, and the limits it keeps."""
+"""The events and limits of a connection."""
 
 from __future__ import annotations
 
@@ -16,9 +16,11 @@ class Limits:
     stream_window: int = 1 << 20
     connection_window: int = 1 << 24
     header_list: int = 16 << 10  # bytes of a head; one with more is marked `too_large`
-    header_block: int = 32 << 10  # bytes of a block, with its continuations, and of its fields: a few milliseconds
-    control: int = 10_000  # frames that carry nothing: so many may come at once
-    control_per_second: int = 2_000  # and so many for as long as it pleases
+    header_block: int = (
+        32 << 10
+    )  # bytes of a block with its continuations, and of its fields: a few milliseconds of work
+    control: int = 10_000  # frames that carry nothing, at once
+    control_per_second: int = 2_000  # and on average
 
 
 class Headers(NamedTuple):
@@ -30,7 +32,7 @@ class Headers(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Content of a request, in the parts in which it came; `consumed` must be told of all of it."""
+    """Content of a request, in the parts in which it came; call `consumed` for all of it."""
 
     stream: int
     content: bytes
@@ -38,14 +40,14 @@ class Data(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """The stream is over, by the peer's will or fault."""
+    """The stream is over: the peer reset it, or broke the protocol on it."""
 
     stream: int
     code: int
 
 
 class Sent(NamedTuple):
-    """All that was queued for the stream is in the output."""
+    """Everything that was queued for the stream is in the output."""
 
     stream: int
 
@@ -55,7 +57,7 @@ class Pong(NamedTuple):
 
 
 class GoingAway(NamedTuple):
-    """The peer wants no streams of ours above `last`: for a server, that it will leave."""
+    """The peer will leave. (`last` is about streams that a server would begin.)"""
 
     last: int
     code: int

@@ -1,11 +1,11 @@
-"""One field of a header or trailer section, and why RFC 9113 would forbid it."""
+"""One field of a header or trailer section, and whether RFC 9113 forbids it."""
 
 from __future__ import annotations
 
 import re
 from typing import NamedTuple
 
-OVERHEAD = 32  # bytes that are counted for each field beside its name and value
+OVERHEAD = 32  # bytes that count for each field beside its name and value, RFC 7541, 4.1
 
 _PSEUDO = frozenset([":method", ":scheme", ":path", ":authority"])
 _OF_CONNECTIONS = frozenset(["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"])
@@ -17,11 +17,11 @@ class Field(NamedTuple):
     name: str
     value: str
     size: int
-    fault: str  # empty where there is none
+    fault: str  # why it is forbidden; empty: it is allowed
 
 
 def field(name: bytes, value: bytes) -> Field:
-    """A field as it came, checked once for as long as the peer's table remembers it."""
+    """Check a field; the result is kept as long as the peer's table keeps the field."""
     text, content = name.decode("latin-1"), value.decode("latin-1")
     return Field(text, content, len(name) + len(value) + OVERHEAD, _fault(text, content))
 

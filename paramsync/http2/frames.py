@@ -1,4 +1,4 @@
-"""The layout of HTTP/2's frames: numbers, and functions that make frames."""
+"""The layout of HTTP/2's frames, and functions that make frames."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def goaway(last: int, code: ErrorCode, text: str = "") -> bytes:
 
 
 def header_block(stream: int, block: bytes, ended: bool, largest: int) -> bytes:
-    """HEADERS, and as many CONTINUATION frames as a block needs whose frames have at most `largest` bytes."""
+    """Make HEADERS and as many CONTINUATION frames as the block needs at `largest` bytes a frame."""
     end = END_STREAM if ended else 0
     if len(block) <= largest:
         return HEADER.pack(len(block) << 8 | HEADERS, end | END_HEADERS, stream) + block

@@ -1,4 +1,4 @@
-"""The header sections of requests: decoded, checked by RFC 9113, and cached, as most are like one before."""
+"""Decodes and checks the header sections of requests, and caches them, as most equal an earlier one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CACHED_BYTES = 64 << 10
 
 
 class Head:
-    """The header section of a request. Requests with the same block share it."""
+    """The header section of a request. Requests with equal blocks share a Head."""
 
     __slots__ = ("authority", "fields", "length", "method", "parsed", "path", "scheme", "size", "too_large")
 
@@ -27,26 +27,26 @@ class Head:
         self.scheme = pseudo.get(":scheme", "")
         self.authority = pseudo.get(":authority", "")
         self.fields = fields
-        self.length = _content_length(fields)  # of the content, or -1 where the head does not say it
+        self.length = _content_length(fields)  # content-length; -1 if there is none
         self.size = size
         self.too_large = size > largest
-        self.parsed: Any = None  # a place for whoever uses the head to keep what it means
+        self.parsed: Any = None  # for the application, to keep what the head means to it
 
 
 class HeaderReader:
-    """The sections that one peer sends, in their order, as each can change what later ones mean."""
+    """Reads one peer's sections in their order, because each can change what later ones mean."""
 
     def __init__(self, largest: int, most: int) -> None:
-        """A head of more than `largest` bytes is marked; one that decodes to more than `most` ends the connection."""
+        """A head above `largest` bytes is marked `too_large`; above `most` decoded bytes it ends the connection."""
         self.decoded = 0
-        """Bytes of blocks that were none of those in the cache."""
+        """Bytes of blocks that were not in the cache."""
         self._largest = largest
         self._decoder = Decoder(most)
         self._heads: dict[bytes, Head] = {}
         self._cached_bytes = 0
 
     def read(self, block: bytes) -> Head:
-        """The head of a request. Raises MalformedHeadError and Http2Error."""
+        """Read the head of a request. Raises MalformedHeadError and Http2Error."""
         head = self._heads.get(block)
         if head is None:
             before = self._decoder.changes
@@ -62,7 +62,7 @@ class HeaderReader:
                 raise MalformedHeadError(fault or f"{name} in trailers")
 
     def skip(self, block: bytes) -> None:
-        """Decode a section for the sake of those after it. Raises Http2Error."""
+        """Decode a section that is ignored, because it may change the table. Raises Http2Error."""
         if block not in self._heads:
             self._decode(block)
 

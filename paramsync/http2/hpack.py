@@ -1,4 +1,4 @@
-"""HPACK (RFC 7541): decodes the blocks of one peer; encodes fields so that no peer has to remember them."""
+"""HPACK (RFC 7541): decodes the blocks of one peer, and encodes fields without a dynamic table."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from paramsync.http2.errors import ErrorCode, Http2Error
 from paramsync.http2.fields import OVERHEAD, Field, field
 
-_TABLE_SIZE = 4096  # bytes of the dynamic table: the default, and our SETTINGS say no other
-_LONGEST_INTEGER = 5  # octets
+_TABLE_SIZE = 4096  # bytes of the dynamic table, the default
+_LONGEST_INTEGER = 5  # octets behind the first
 _STATIC_NAMES_AND_VALUES = (
     ":authority;:method=GET;:method=POST;:path=/;:path=/index.html;:scheme=http;:scheme=https;:status=200;"
     ":status=204;:status=206;:status=304;:status=400;:status=404;:status=500;accept-charset;"
@@ -23,7 +23,7 @@ _STATIC_NAMES_AND_VALUES = (
 _STATIC_PAIRS = [tuple(entry.encode().partition(b"=")[::2]) for entry in _STATIC_NAMES_AND_VALUES.split(";")]
 _STATIC = [field(name, value) for name, value in _STATIC_PAIRS]
 _STATIC_INDICES = {name: index for index, (name, _) in reversed([*enumerate(_STATIC_PAIRS, 1)])}
-_HUFFMAN_LENGTHS = {  # bits of the code: symbols in order; the codes follow from them, as they are canonical
+_HUFFMAN_LENGTHS = {  # bits of the code: symbols in order. The code is canonical, so this determines it
     5: b"012aceiost",
     6: b" %-./3456789=A_bdfghlmnpru",
     7: b":BCDEFGHIJKLMNOPQRSTUVWYjkqvwxyz",
@@ -46,23 +46,23 @@ _HUFFMAN_LENGTHS = {  # bits of the code: symbols in order; the codes follow fro
     28: bytes.fromhex("020304050607080b0c0e0f1011121314151718191a1b1c1d1e1f7fdcf9"),
     30: bytes.fromhex("0a0d16"),
 }
-_SINK = 1 << 20  # the state after a code that there is not: beyond the table, so that what follows is not read
-_LONGEST_PADDING = 7  # bits, all of them 1
+_SINK = 1 << 20  # the state after an invalid code: beyond the table, so that reading on fails
+_LONGEST_PADDING = 7  # bits, all 1
 
 
 class Decoder:
     """Decodes the blocks of one peer in their order."""
 
     def __init__(self, most: int) -> None:
-        """A block whose fields have more than `most` bytes ends the connection."""
-        self.changes = 0  # of the table: while there are none, equal blocks mean equal fields
+        """A block with more than `most` bytes of fields ends the connection."""
+        self.changes = 0  # of the table: while this number stays, equal blocks mean equal fields
         self._most = most
-        self._table: list[Field] = []  # the latest is the last
+        self._table: list[Field] = []  # the newest entry is the last
         self._size = 0
         self._limit = _TABLE_SIZE
 
     def decode(self, block: bytes) -> list[Field]:
-        """The fields of a block. Raises Http2Error, after which the peer's blocks cannot be understood."""
+        """Return the fields of a block. Raises Http2Error; after it, no further block can be decoded."""
         try:
             return self._decode(block)
         except IndexError:
@@ -79,7 +79,7 @@ class Decoder:
             elif first & 0xE0 == 0x20:
                 size, at = _integer(block, at, 5)
                 self._resize(size, late=bool(fields))
-                left -= OVERHEAD  # it is as much work as a field
+                left -= OVERHEAD  # as much work as a field
                 continue
             else:
                 decoded, at = self._literal(block, at, 6 if first & 0x40 else 4)
@@ -128,7 +128,7 @@ class Decoder:
 
 
 def encoded(name: bytes, value: bytes) -> bytes:
-    """A field as a literal, which has the same meaning on all connections."""
+    """Encode a field as a literal, whose bytes mean the same on all connections."""
     index = _STATIC_INDICES.get(name, 0)
     return _encoded_integer(index, 4) + (b"" if index else _encoded_string(name)) + _encoded_string(value)
 
@@ -154,7 +154,7 @@ def _encoded_integer(number: int, bits: int) -> bytes:
 
 
 def _integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
-    """An integer that begins in the lower bits of an octet, and where the next thing begins."""
+    """Read an integer that begins in the lower bits of an octet. Returns it, and the position behind it."""
     most = (1 << bits) - 1
     number = block[at] & most
     at += 1
@@ -198,7 +198,7 @@ def _without_huffman(content: bytes) -> bytes:
 
 @functools.cache
 def _huffman_table() -> tuple[list[tuple[int, bytes]], frozenset[int]]:
-    """What four bits do: (state, symbol) at `state + bits`. And the states in which a string may end."""
+    """A state machine: (next state, symbol) at `state + four bits`; and the states in which a string may end."""
     codes = _huffman_codes()
     prefixes = sorted({(size, code >> length - size) for length, code in codes for size in range(length)})
     states = {prefix: 16 * number for number, prefix in enumerate(prefixes)}
@@ -216,7 +216,7 @@ def _huffman_table() -> tuple[list[tuple[int, bytes]], frozenset[int]]:
 
 
 def _huffman_codes() -> dict[tuple[int, int], bytes]:
-    """The symbols by length and code."""
+    """Symbols by length and code."""
     codes: dict[tuple[int, int], bytes] = {}
     code = before = 0
     for length, symbols in _HUFFMAN_LENGTHS.items():

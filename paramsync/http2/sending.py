@@ -1,4 +1,4 @@
-"""The open streams of a connection, and what is sent on them as far as the peer's windows allow."""
+"""The open streams of a connection, and what is sent on them within the peer's windows."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ _REMEMBERED = 1024
 
 
 class Stream:
-    """A stream that is open, or half closed."""
+    """An open or half-closed stream."""
 
     __slots__ = ("answered", "credit", "ended", "finished", "missing", "number", "queue", "room", "waiting", "window")
 
     def __init__(self, number: int, ended: bool, missing: int, room: int, window: int) -> None:
         self.number = number
         self.ended = ended  # by the peer
-        self.missing = missing  # bytes of content that the head promised and that did not come; -1: it promised nothing
-        self.room = room  # bytes that the peer may send
-        self.credit = 0  # bytes that were consumed and that `room` does not have again yet
-        self.window = window  # bytes that we may send; negative where the peer took some back
+        self.missing = missing  # bytes of content-length that did not come yet; -1: there is no content-length
+        self.room = room  # the window for the peer's content
+        self.credit = 0  # consumed bytes by which `room` was not opened yet
+        self.window = window  # bytes that we may send; negative after SETTINGS that shrink it
         self.answered = False
-        self.finished = False  # the end of the answer is sent or queued
-        self.waiting = False  # for a Sent event
-        self.queue: deque[tuple[int, bytes | memoryview]] | None = None  # frame type, or _END; and what it carries
+        self.finished = False  # the last headers are sent or queued
+        self.waiting = False  # whether a Sent event is due
+        self.queue: deque[tuple[int, bytes | memoryview]] | None = None  # frame type or _END, and payload
 
 
-_END = -1  # HEADERS that end the stream
+_END = -1  # in place of a frame type: HEADERS that end the stream
 
 
 class Outbox:
-    """Bytes to be written, and what waits for windows or for `release`. Streams take turns, a frame each."""
+    """The output, and queues that wait for windows or for `release`. Streams take turns, a frame each."""
 
     def __init__(self) -> None:
         self.parts: list[bytes] = []
@@ -45,8 +45,8 @@ class Outbox:
         self.largest = frames.DEFAULT_FRAME
         self.answers = 0
         self._window = frames.DEFAULT_WINDOW
-        self._ready: dict[int, Stream] = {}  # streams with a queue that their own windows let go on
-        self._left_early: dict[int, None] = {}  # streams that ended here first: the peer may not know it yet
+        self._ready: dict[int, Stream] = {}  # streams with a queue whose own windows are open
+        self._left_early: dict[int, None] = {}  # streams that we ended first, which the peer may not know yet
 
     def take(self) -> bytes:
         parts = self.parts
@@ -55,7 +55,7 @@ class Outbox:
         return content
 
     def respond(self, stream: Stream, headers: bytes, content: bytes, trailers: bytes) -> bool:
-        """True where all of it went into the output."""
+        """Queue a response. True: all of it is in the output."""
         size = len(content)
         at_once = 0 < size <= min(stream.window, self._window, self.largest) and not (self.held or stream.queue)
         if at_once and len(headers) <= self.largest >= len(trailers):
@@ -86,7 +86,7 @@ class Outbox:
         self._queue(stream, _END if end else HEADERS, block)
 
     def data(self, stream: Stream, content: bytes) -> bool:
-        """True where all that was queued for the stream went into the output."""
+        """Queue content. True: the stream's queue is empty."""
         if content and not stream.finished:
             self._queue(stream, DATA, memoryview(content))
         stream.waiting = bool(stream.queue)
@@ -100,27 +100,27 @@ class Outbox:
         self.flush(events)
 
     def flush(self, events: list[Event]) -> None:
-        """Send what the windows allow."""
+        """Move as much from the queues to the output as the windows allow."""
         while self._ready and self._window > 0 and not self.held:
             stream = self._ready.pop(next(iter(self._ready)))
             self._send_turn(stream)
             self._settle(stream, events)
 
     def grow(self, more: int) -> None:
-        """The peer opened the connection's window. Raises Http2Error."""
+        """Open the connection's window. Raises Http2Error."""
         self._window += more
         if not more or self._window > LARGEST_NUMBER:
             raise Http2Error(*_bad_window(more))
 
     def grow_stream(self, stream: Stream, more: int) -> None:
-        """The peer opened a stream's window. Raises StreamError."""
+        """Open a stream's window. Raises StreamError."""
         stream.window += more
         if not more or stream.window > LARGEST_NUMBER:
             raise StreamError(stream.number, *_bad_window(more))
         self._offer(stream)
 
     def change_initial_window(self, window: int) -> None:
-        """The peer changed the windows of all streams, open ones too. Raises Http2Error."""
+        """Change the windows of all streams, also of open ones. Raises Http2Error."""
         more, self.initial_window = window - self.initial_window, window
         for stream in self.streams.values():
             stream.window += more
@@ -152,11 +152,11 @@ class Outbox:
             del self._left_early[next(iter(self._left_early))]
 
     def left_early(self, number: int) -> bool:
-        """Whether a stream ended here before it ended there: what still comes for it is no error of the peer's."""
+        """Whether we ended a stream first, so that frames that still come for it are no fault of the peer."""
         return number in self._left_early
 
     def _queue(self, stream: Stream, kind: int, content: bytes | memoryview) -> None:
-        """Send at once where nothing is in the way, else queue."""
+        """Send at once if nothing waits before it, else queue."""
         if stream.queue is None:
             stream.queue = deque()
         stream.queue.append((kind, content))
@@ -172,7 +172,7 @@ class Outbox:
             self._ready[stream.number] = stream
 
     def _settle(self, stream: Stream, events: list[Event]) -> None:
-        """After a turn: the next one, or none, or the end."""
+        """After a stream's turn: queue the stream again if it has more to send, or tell that all is sent."""
         self._ready.pop(stream.number, None)
         self._offer(stream)
         if stream.waiting and not stream.queue:
@@ -180,7 +180,7 @@ class Outbox:
             events.append(Sent(stream.number))
 
     def _send_turn(self, stream: Stream) -> None:
-        """Headers that are first, a frame of content, headers behind it."""
+        """Send the headers at the front, a frame of content, and headers behind it."""
         self._send_blocks(stream)
         if not stream.queue:
             return

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,33 +75,3 @@ def test_with_few_descriptors_quiet_clients_shut_nobody_out(few: Process) -> Non
     for client in clients:
         client.close()
     assert "Traceback" not in "".join(few.lines)
-
-
-@pytest.mark.slow
-def test_one_client_that_holds_all_connections_shuts_nobody_out(echoing: Process) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
-    clients: list[socket.socket] = []
-    try:
-        for _ in range(5000):
-            clients.append(connected(port(echoing.address), address="127.0.0.2"))
-        for _ in range(5):
-            eventually(lambda: predicted(echoing.address), lambda: "a prediction by a new connection")
-        still = [client for client in clients if not _is_over(client)]
-        assert len(still) < 4096
-    finally:
-        for client in clients:
-            client.close()
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def _is_over(client: socket.socket) -> bool:
-    client.setblocking(False)
-    try:
-        while client.recv(1 << 12):
-            pass
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True

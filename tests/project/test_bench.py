@@ -218,6 +218,7 @@ def test_serve_reports_every_case_beside_plain_grpc(capsys: pytest.CaptureFixtur
     assert set(cases) == {f"concurrency_{many}_batch_{batch}" for many in (1, 8, 64) for batch in (1, 32)}
     for case in cases.values():
         assert case["of_floor_rate"] == case["ours_per_second"] / case["floor_per_second"]
+        assert case["of_grpcio_rate"] == case["ours_per_second"] / case["grpcio_per_second"]
         assert 0 < case["ours_p50_ms"] <= case["ours_p99_ms"]
     assert figures["of_floor_rate_c64"] == cases["concurrency_64_batch_1"]["of_floor_rate"]
     assert "callers x rows" in text

@@ -19,7 +19,6 @@ from tensorflow_serving.apis import model_service_pb2_grpc, predict_pb2, predict
 from inferencer.settings.settings import ModelSettings, Ports, Settings
 from inferencer.supervisor.server import Server
 from inferencer.supervisor.template import Template
-from inferencer.transport.read_timeout import ReadTimeouts
 from paramsync.graphs.graph import Graph
 from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2 as pb
@@ -109,11 +108,6 @@ class LocalRunning(Running):
     async def _start(self) -> tuple[Any, Ports]:
         server = LocalServer(self.settings)
         return server, await server.start()
-
-    @property
-    def read_timeouts(self) -> list[ReadTimeouts]:
-        """Of both ports for gRPC."""
-        return [self.server.predicting.grpc.calls.read_timeouts, self.server.control.calls.read_timeouts]
 
 
 @cache

@@ -1,7 +1,7 @@
-"""Hostile connections of one kind, made by a process of low weight.
+"""Hostile connections of one kind, made by a process of low priority.
 
 `python -m tests.hostile.campaigns.flood PORT CONNECTIONS SECONDS FILE THEN`: each connection sends FILE; THEN says what
-it does after that. With `sink` as its only argument the process listens, prints its port, and discards what comes.
+it does after that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import selectors
 import socket
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 _AT_ONCE = 64  # connections that are begun, before others send
@@ -94,38 +93,9 @@ FRAME = 400
 """Bytes of what FILE ends with many times, for REPEAT and DEAF: a multiple of any frame's size that is used."""
 
 
-def sink() -> None:
-    """Accept, read and discard, until it is killed."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
-    listener.setblocking(False)
-    selector = selectors.DefaultSelector()
-    selector.register(listener, selectors.EVENT_READ)
-    sys.stdout.write(f"{listener.getsockname()[1]}\n")
-    sys.stdout.flush()
-    while True:
-        for key, _ in selector.select():
-            one = key.fileobj
-            assert isinstance(one, socket.socket)
-            with suppress(BlockingIOError):
-                if one is listener:
-                    taken, _ = one.accept()
-                    taken.setblocking(False)
-                    selector.register(taken, selectors.EVENT_READ)
-                    continue
-                try:
-                    content = one.recv(_PORTION)
-                except ConnectionResetError:
-                    content = b""
-                if not content:
-                    selector.unregister(one)
-                    one.close()
-
-
 def main(arguments: list[str]) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    if arguments == ["sink"]:
-        sink()
     os.nice(19)
     port, connections, seconds, file, then = arguments
     flood = Flood(int(port), int(connections), Path(file).read_bytes(), then)

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import random
-from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import grpc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
@@ -22,10 +20,6 @@ from inferencer.transport.methods import Admission, Call, Method
 from inferencer.transport.streams import until
 from paramsync.rpc.access import Access
 from tests.support import http2_client as http2
-from tests.support.http import call as ask
-from tests.support.programs import eventually
-from tests.support.published import Publisher
-from tests.support.running import LocalRunning, synced
 from tests.support.wires import Clock, Wire, feed
 
 MOST = 3 << 20
@@ -287,26 +281,3 @@ def test_a_message_for_which_there_is_no_thread_gives_its_turn_back() -> None:
 
     with port() as (loop, made):
         loop.run_until_complete(run(made))
-
-
-def test_callers_with_gzip_and_short_deadlines_leave_nothing_behind(
-    running: LocalRunning, publisher: Publisher
-) -> None:
-    publisher.publish(7)
-    synced(running)
-    codes: Counter[grpc.StatusCode] = Counter()
-
-    def stream(seconds: float) -> None:
-        channel = grpc.insecure_channel(f"127.0.0.1:{running.port}", compression=grpc.Compression.Gzip)
-        with channel:
-            method = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer", bytes, bytes)
-            with pytest.raises(grpc.RpcError) as raised:
-                list(method(iter([bytes(4_000_000)] * 50), timeout=seconds))
-            codes[raised.value.code()] += 1
-
-    with ThreadPoolExecutor(4) as threads:
-        list(threads.map(stream, [0.05 + at / 400 for at in range(60)]))
-    assert codes == {grpc.StatusCode.DEADLINE_EXCEEDED: 60}
-    budget = running.server.predicting.budget
-    eventually(lambda: budget.used == 0, lambda: f"{budget.used} bytes to be given back")
-    assert ask(running.rest_port, "POST", "/v1/models/m:predict", b'{"inputs": {"x": [[1.0, 2.0]]}}').status == 200

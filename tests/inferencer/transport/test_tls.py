@@ -304,29 +304,6 @@ def test_handshakes_that_fail_leave_nothing_and_keep_nobody_out(authority: Autho
             connection.close()
 
 
-def test_quiet_connections_are_closed_for_new_ones_and_those_with_calls_stay(plainly: Secured) -> None:
-    port, connections = plainly.running.control_port, plainly.running.server.control.connections
-    with ExitStack() as stack, pytest.MonkeyPatch.context() as patch:
-        eventually(lambda: not len(connections), lambda: "those of other tests to be gone")
-        patch.setattr("inferencer.transport.connections._NEW_SECONDS", 0.0)
-        patch.setattr(connections, "_most", 6)  # from three quarters of which on they are closed
-        first = stack.enter_context(Inferencer(f"127.0.0.1:{port}", Credentials(tls=plainly.tls)))
-        watched = first.watch("m")
-        stack.callback(watched.close)
-        watching = iter(watched)
-        eventually(lambda: any(one.calls for one in connections), lambda: "the stream to begin")
-        clients = [Inferencer(f"127.0.0.1:{port}", Credentials(tls=plainly.tls)) for _ in range(6)]
-        for client in clients:
-            stack.callback(client.close)
-            assert client.status()
-        eventually(lambda: len(connections) <= 4, lambda: "quiet connections to be closed")
-        assert clients[0].pin("m", 7).pinned == 7  # by a new connection, unnoticed
-        clients[0].unpin("m")
-        assert any(connection.calls for connection in connections)
-        watched.close()
-        assert list(watching) == []
-
-
 def test_of_messages_that_were_answered_nothing_counts_as_coming(plainly: Secured) -> None:
     """Records of TLS are cut elsewhere than messages."""
     calls = plainly.running.server.predicting.grpc.calls
