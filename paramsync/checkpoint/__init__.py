@@ -1,1 +1,1 @@
-"""One checkpoint: the writer and its pool of files, held data files, the reader, work on the bytes of tensors."""
+"""A checkpoint: its writer with a pool of files, its reader with locked data files, work on the bytes of tensors."""

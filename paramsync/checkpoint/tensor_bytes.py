@@ -228,7 +228,7 @@ def soundness(dtype: DType) -> Test | None:
     except ValueError:
         return None  # integers, quantized ones too
     infinity = np.array(np.inf).astype(number)
-    if not np.isinf(infinity):  # a dtype of one byte that has NaN only
+    if not np.isinf(infinity):  # a dtype of one byte, with NaN but no infinity
         return lambda content: _is_finite(np.frombuffer(content, number))
     # Read as integers, infinities and NaNs are the largest of their sign. Looking for the largest integers is several
     # times as fast as isfinite, and warns of nothing.
@@ -268,7 +268,7 @@ def write(
     tests = [None if dtype is None else soundness(dtype) for dtype in dtypes]
     parts: list[list[tuple[Piece, Finding]]] = [[] for _ in tensors]
     counts = Counter(piece.tensor for portion in layout.portions for piece in portion)
-    done = [itertools.count(1) for _ in tensors]  # asked for the next number, each gives it to one thread only
+    done = [itertools.count(1) for _ in tensors]  # `next` is atomic: one thread alone gets the last number
     before, misses = file.take_known(), 0
 
     def unchanged(start: int, source: Array, test: Test | None) -> Finding | None:

@@ -242,12 +242,12 @@ class CheckpointWriter:
         """Write a data file with these tensors."""
         names = tuple(sources)
         layout = arrange(tuple([source.size for source in sources.values()]))
-        looked_at = [source.numbers if finite else None for source in sources.values()]
+        checked = [source.numbers if finite else None for source in sources.values()]
         with self._pool.writing(path, layout.end) as file:
             contents = [source.content() for source in sources.values()]
             kept = list(contents) if self._digested else []
             let_go = (lambda at: None) if kept else (lambda at: copied(names[at]))
-            findings = tensor_bytes.write(file, layout, contents, looked_at, let_go)
+            findings = tensor_bytes.write(file, layout, contents, checked, let_go)
             if wrong := [name for name, finding in zip(names, findings, strict=True) if not finding.sound]:
                 raise NotFiniteError(wrong)
         made: dict[str, bytes] = {}

@@ -218,7 +218,7 @@ class Source(Generic[R]):
             versions = saved_models.versions(self.path)
         except OSError as error:
             problem = StoreError(self.path, f"cannot be read: {error.strerror}")
-            problem.__cause__ = error  # tells a fault of the file from one of the machine
+            problem.__cause__ = error  # by which a fault of the file differs from a fault of the machine
             return Look(problem=problem)
         published = [Candidate(version, self.identity(version)) for version in versions]
         return Look(latest=versions[-1] if versions else None, published=published)

@@ -155,7 +155,7 @@ class WatchedFolder(FileSystemEventHandler):
     @classmethod
     def join(cls, path: Path, hear: Hear) -> WatchedFolder:
         """Raises OSError, RuntimeError if the system has no thread left, and whatever watchdog raises."""
-        if path.exists() and not os.access(path, os.R_OK):  # the one error that watchdog does not raise
+        if path.exists() and not os.access(path, os.R_OK):  # watchdog itself would not raise this error
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         with cls._lock:
             folder = cls._folders.get(str(path))

@@ -139,7 +139,7 @@ class StoreWriter:
         that the caller knows to have the values of this writer's last commit that did not raise; others are compared.
         `copied` is called, on any thread, with the name of each parameter that changed, once nothing here refers to it
         any more. Raises StoreError, CorruptCheckpointError if `checkpoint` was damaged meanwhile, ParameterError for a
-        tensor that a checkpoint cannot hold, and NotFiniteError if values are to be `finite`. The previous version is
+        tensor that TensorFlow cannot store, and NotFiniteError if values are to be `finite`. The previous version is
         then still the latest, and nothing of this one is left, unless the StoreError says that it was published.
         """
         self._keep_lock()
@@ -152,7 +152,7 @@ class StoreWriter:
             with self._faults(f"version {version.number} was not published"):
                 self._mark(name, version.graph)
                 unlisted = set(listed) - set(names)
-                for dropped in unlisted - self._state.find_gone(unlisted):  # those leave nothing to clear away
+                for dropped in unlisted - self._state.find_gone(unlisted):  # which leave no file to remove
                     self._mark(dropped, self._state.graph(dropped) or "")
                 written = self._checkpoints.write(self._path / name, tensors, unchanged, finite=finite, copied=copied)
                 version = replace(

@@ -89,7 +89,7 @@ class StateFile:
         self._state: store.CheckpointState | None = None  # what `checkpoint` said last
         self._names: tuple[str, ...] | None = None  # listed names, and our unlisted ones; None before the first look
         self._text: str | None = None  # that this object wrote: parsing a thousand names takes a while
-        self._records: dict[str, _Record | None] = {}  # by version; None where there is no record
+        self._records: dict[str, _Record | None] = {}  # by version; None without a record
 
     def read_names(self) -> tuple[str, ...]:
         """The listed names, and our unlisted ones. Raises StoreError."""

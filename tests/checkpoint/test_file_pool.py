@@ -13,6 +13,7 @@ import pytest
 from paramsync.checkpoint.file_pool import SPARES, FilePool
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
+from tests.support.disks import run_on_small_disk
 from tests.support.spare_files import SIZE, held, listing, write
 from tests.support.written import tensors, version
 
@@ -109,6 +110,26 @@ def test_a_spare_that_fails_is_still_one(spares: FilePool, tmp_path: Path) -> No
             file.content[:10] = (1, 2)
         assert listing(tmp_path) == [".spare-ckpt-1.data"]
     assert write(spares, tmp_path / "ckpt-2.data", 2) == first
+
+
+FULL = """
+import sys
+from pathlib import Path
+from paramsync.checkpoint.file_pool import FilePool
+path, mb = Path(sys.argv[1]), 1 << 20
+pool = FilePool(path)
+for number, size in ((1, 3 * mb), (2, 3 * mb), (3, 4 * mb)):
+    with pool.writing(path / f"ckpt-{number}.data", size) as file:
+        file.allocate(0, size)
+    if number == 2:
+        pool.retire(path / "ckpt-1.data")
+assert not list(path.glob(".spare-*"))
+"""
+
+
+@pytest.mark.slow
+def test_spares_that_are_too_small_make_room_for_a_new_file(tmp_path: Path) -> None:
+    run_on_small_disk(FULL, tmp_path)
 
 
 def mapped(path: Path) -> int:
