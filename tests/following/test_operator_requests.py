@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paramsync.errors import NotServingError, SyncError, UnknownVersionError
 from paramsync.following.follower import Follower
-from paramsync.following.operator_requests import Action
-from paramsync.status import EventKind, State, Status
+from paramsync.following.operator_requests import Action, OperatorRequest
+from paramsync.following.pins_file import Change
+from paramsync.status import EventKind, Quarantined, State, Status
+from paramsync.version import Version
 from tests.support.followers import LONG, serving
 from tests.support.published import Publisher, ask, proven
 
@@ -103,3 +106,52 @@ def test_draining_refuses_what_is_asked_and_goes_on_serving(working: Follower, p
             answer.result(LONG)
     assert working.status().state is State.DRAINING
     assert proven(*ask(working))
+
+
+# When a request is fulfilled -----------------------------------------------------------------------------------------
+
+
+def number(at: int) -> Version:
+    return Version(number=at, step=at, prefix=f"ckpt-{at}", step_done_at=1.0, snapshot_at=1.0)
+
+
+def status(serving: int | None = None, *, bad: tuple[int, ...] = (), **more: Any) -> Status:
+    cases = tuple(Quarantined(number=at, reason="NaN", since=0.0) for at in bad)
+    served = None if serving is None else number(serving)
+    return Status(model="m", store=Path("/s"), serving=served, quarantined=cases, **more)
+
+
+BRINGS = Change(pinned=2, labels={"stable": 1})
+
+
+@pytest.mark.parametrize(
+    ("request_", "now", "published", "expected"),
+    [
+        (OperatorRequest(Action.PREPARE, change=BRINGS), status(resident=(2, 1)), [1, 2], True),
+        (OperatorRequest(Action.PREPARE, change=BRINGS), status(resident=(2,)), [1, 2], False),
+        (OperatorRequest(Action.PREPARE, change=BRINGS), status(resident=(2,), bad=(1,)), [1, 2], SyncError),
+        (OperatorRequest(Action.PREPARE, change=BRINGS), status(resident=(2,)), [2], UnknownVersionError),
+        (OperatorRequest(Action.PREPARE, change=Change(latest=2)), status(resident=(3,)), [1, 2, 3], False),
+        (OperatorRequest(Action.PREPARE, change=Change(latest=2)), status(resident=(3, 1), bad=(2,)), [1, 2, 3], True),
+        (OperatorRequest(Action.PREPARE, change=Change(latest=2)), status(store_lost=True), None, True),
+        (OperatorRequest(Action.PREPARE, change=Change(latest=2)), status(), None, False),
+        (OperatorRequest(Action.BEGIN), status(3), [3], True),
+        (OperatorRequest(Action.BEGIN), status(reason="/s: is empty"), [], True),
+        (OperatorRequest(Action.BEGIN), status(), None, False),
+        (OperatorRequest(Action.BEGIN), status(bad=(3,)), [2, 3], False),  # 2 may come to serve
+        (OperatorRequest(Action.BEGIN), status(bad=(2, 3)), [2, 3], SyncError),
+        (OperatorRequest(Action.BEGIN), status(reason="no memory"), [3], SyncError),
+        (OperatorRequest(Action.BEGIN), status(reason="cannot be read", store_lost=True), None, SyncError),
+        (OperatorRequest(Action.CHANGE, change=BRINGS), status(1, pinned=2), [1, 2], False),
+        (OperatorRequest(Action.CHANGE, change=BRINGS), status(2, pinned=2), [1, 2], True),
+        (OperatorRequest(Action.CHANGE, change=BRINGS), status(1, pinned=1), [1, 2], True),  # another pin came
+    ],
+)
+def test_what_a_change_waits_for(
+    request_: OperatorRequest, now: Status, published: list[int] | None, expected: bool | type[Exception]
+) -> None:
+    outcome = request_.outcome(now, published, whole=True)
+    if isinstance(expected, bool):
+        assert outcome is (now if expected else None)
+    else:
+        assert isinstance(outcome, expected)

@@ -13,7 +13,7 @@ from paramsync.following.operator_requests import Action
 from paramsync.following.policy import Publications
 from paramsync.following.replica import Replica
 from paramsync.following.report import Report, SwapLog
-from paramsync.store.store import record_file
+from paramsync.store.store import LastPublisher, PublisherState, record_file
 from paramsync.version import Version
 from tests.support.followers import quarantined, serving
 from tests.support.published import Publisher
@@ -142,3 +142,25 @@ def test_trouble_that_differs_by_its_version_alone_is_logged_once(caplog: pytest
     report.set_error("")
     report.set_error("version 4 is tried again: Cannot allocate memory")
     assert caplog.messages == [f"m: version {number} is tried again: Cannot allocate memory" for number in (1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        (None, 40.0),  # it was dead at the first look: since its latest version
+        (LastPublisher(PublisherState.TRAINING, 10.0, 10.0), 100.0),  # it lived at the look before
+        (LastPublisher(PublisherState.FINISHED, 30.0, 5.0), 40.0),
+    ],
+)
+def test_a_publisher_died_since_its_last_sign_of_life(before: LastPublisher | None, expected: float) -> None:
+    report = Report("m", Path("store"), pinned=None, clock=lambda: 100.0)
+    latest = Version(number=1, step=1, prefix="ckpt-1", step_done_at=1.0, snapshot_at=1.0, committed_at=40.0)
+    report.set_published(latest, [latest])
+    if before is not None:
+        report.set_publisher(before)
+    report.set_publisher(LastPublisher(PublisherState.DIED, 10.0, 10.0))
+    for _ in range(2):
+        report.set_publisher(LastPublisher(PublisherState.DIED, 10.0, 10.0))
+        publisher = report.now().publisher
+        assert publisher is not None
+        assert publisher.since == expected

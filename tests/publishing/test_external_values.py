@@ -53,6 +53,15 @@ def test_tensorflow_reads_them_into_the_object_that_the_graph_is_of(store: Path)
     assert (model.shift.numpy() == 5).all()
 
 
+def test_keras_variables_go_by_their_paths(tmp_path: Path) -> None:
+    model = keras.Sequential([keras.Input((4,), name="x"), keras.layers.Dense(3, name="hidden"), keras.layers.Dense(1)])
+    put(tmp_path, model)
+    with Publisher.of_graph(tmp_path, schedule=EVERY_STEP) as publisher:
+        publisher.publish(1, values=lambda: {one.path: one for one in model.variables}, wait=True)
+    expected = model(np.ones([1, 4], np.float32)).numpy().reshape(-1)
+    np.testing.assert_allclose(answer(tmp_path), expected, rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

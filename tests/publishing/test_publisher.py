@@ -175,3 +175,9 @@ def test_the_speed_of_a_training_that_goes_on_counts_from_its_first_step() -> No
     assert meter.steps_per_second == 0
     meter.advance(1_000_020, None, 52.0)
     assert (meter.step, meter.steps_per_second) == (1_000_020, 10.0)
+
+
+def test_a_loss_that_is_no_number_is_absent() -> None:
+    meter = Meter()
+    meter.advance(1, "low", 0.0)  # type: ignore[arg-type]
+    assert meter.loss is None
