@@ -12,7 +12,7 @@ from paramsync.following.operator_requests import Action
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.kserve import open_inference_pb2 as pb
 from paramsync.program.process import release
-from paramsync.status import Stage, State
+from paramsync.status import Stage, State, nothing_serves
 
 from ...serving.metrics import Metrics, Statistics
 from ...serving.served import Models
@@ -95,7 +95,7 @@ class KServe:
                 if state == "READY" or not request.ready:
                     response.models.add(name=model.name, version=str(course.number), state=state, reason=course.reason)
             if not courses and not request.ready:
-                reason = status.reason or f"store {status.store} has no version yet"
+                reason = nothing_serves(status.store, status.short_reason)
                 response.models.add(name=model.name, state="UNAVAILABLE", reason=reason)
         return response
 
@@ -114,8 +114,7 @@ class KServe:
             await asyncio.wait({synced}, timeout=_LOOK_SECONDS)
             empty = [follower.status() for follower in followers if follower.status().published is None]
             if empty and not synced.done():
-                why = empty[0].reason or f"store {empty[0].store} has no version yet"
-                raise NotServingError(request.model_name, why)
+                raise NotServingError(request.model_name, nothing_serves(empty[0].store, empty[0].short_reason))
             await synced
         finally:
             synced.cancel()

@@ -59,7 +59,7 @@ def test_what_there_is_is_described(said: dict[str, Any]) -> None:
     assert [(one["name"], one.get("version"), one["state"]) for one in found["index"]] == [
         ("m", "4", "READY"), ("m", "3", "READY"), ("empty", None, "UNAVAILABLE")
     ]  # fmt: skip
-    assert "has no version yet" in found["index"][-1]["reason"]
+    assert "no version from store" in found["index"][-1]["reason"]
 
 
 def test_answers_come_back_whole_and_name_their_version(said: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ def test_statistics_count_requests_rows_and_calls_of_each_version(said: dict[str
     ("shared input", "UNIMPLEMENTED", "'x': shared memory is not offered"),
     ("classes", "UNIMPLEMENTED", "'y': classification is not offered"),
     ("load other", "NOT_FOUND", "model 'other' is not served here"),
-    ("load empty", "UNAVAILABLE", "has no version yet"),
+    ("load empty", "UNAVAILABLE", "no version from store"),
     ("load config", "INVALID_ARGUMENT", "parameters: expected none"),
     ("unload", "UNIMPLEMENTED", "model 'm' stays: callers do not remove models"),
     ("config", "UNIMPLEMENTED", "ModelConfig is not offered: ModelMetadata has the inputs"),
