@@ -18,7 +18,7 @@ from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.tensor_bytes import soundness
 from paramsync.errors import CorruptCheckpointError, NotFiniteError, ParamsyncError, SettingsError, UnreadableError
 from paramsync.graphs.sources.objects import object_graph, parts, variable_keys
-from paramsync.host.repeats import Repeats
+from paramsync.host.files import Repeats
 from paramsync.publishing.job import Job
 from paramsync.publishing.live_variables import VariableReader
 from paramsync.publishing.write_behind import Snapshot

@@ -15,7 +15,7 @@ from typing import Any
 
 from paramsync.following.policy import Publications
 from paramsync.following.residents import Residents
-from paramsync.host.repeats import Repeats
+from paramsync.host.files import Repeats
 from paramsync.sources.source import Progress
 from paramsync.status import EVERY_KIND, Event, EventKind, Quarantined, State, Status
 from paramsync.store.store import LastPublisher, PublisherState

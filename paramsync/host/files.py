@@ -1,10 +1,11 @@
-"""Writes files that are complete or absent; reads files and shows text of strangers without trusting them."""
+"""Files that are complete or absent, files of strangers, and text that people read, such as repeated failures."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
 import os
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ _TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBL
 # a disk fails, a server is away, permission is missing.
 _OF_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 _OF_THE_FILE |= {errno.ENAMETOOLONG, errno.EINVAL, errno.EFBIG, errno.EOVERFLOW}
+_NUMBER = re.compile(r"\d+")  # such as that of a version, which differs each time
 _IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device"}
 
 
@@ -188,6 +190,9 @@ def has(path: Path, expected: bytes) -> bool:
         return False
 
 
+# Text that people read ----------------------------------------------------------------------------------------------
+
+
 def shown(found: object) -> str:
     """A value from a file as one line of a message: shortened, and with nothing that a terminal would execute."""
     text = line(repr(found) if isinstance(found, str | bytes) else str(found))
@@ -204,3 +209,26 @@ def harmless(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
+
+
+class Repeats:
+    """Failures of one kind in a row: texts that differ only in numbers are of one kind. For one thread."""
+
+    def __init__(self) -> None:
+        self._kind: str | None = None
+        self._count = 0
+
+    def text(self, failure: str) -> str | None:
+        """What to log: the failure the first time, with its count the 10th, 100th, 1000th time, else None."""
+        kind = _NUMBER.sub("#", failure)
+        self._count = self._count + 1 if kind == self._kind else 1
+        self._kind = kind
+        if self._count == 1:
+            return failure
+        is_told = self._count == 10 ** (len(str(self._count)) - 1)
+        return f"{failure} (failure {self._count} of this kind in a row)" if is_told else None
+
+    def over(self) -> int:
+        """Start over after a success. Returns the number of failures of the last kind."""
+        count, self._kind, self._count = self._count, None, 0
+        return count

@@ -22,7 +22,7 @@ import numpy as np
 from paramsync.dtypes import Array
 from paramsync.errors import NotFiniteError, ParamsyncError, PublishError, StructureError
 from paramsync.host import files
-from paramsync.host.repeats import Repeats
+from paramsync.host.files import Repeats
 from paramsync.store.commit import StoreWriter
 from paramsync.version import Version
 

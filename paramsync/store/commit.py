@@ -17,7 +17,7 @@ from paramsync.checkpoint.file_pool import NO_ROOM, FilePool
 from paramsync.checkpoint.writer import CheckpointWriter, Tensor
 from paramsync.errors import CorruptCheckpointError, StoreError, UnreadableError
 from paramsync.host import files
-from paramsync.host.repeats import Repeats
+from paramsync.host.files import Repeats
 from paramsync.store import store
 from paramsync.store.signing import Signer, graph_digest
 from paramsync.store.state_file import Retention, StateFile, mark_file, marked_name, write_text

@@ -11,8 +11,7 @@ from paramsync.cli.formatting import console
 from paramsync.cli.live import Last
 from paramsync.cli.overview import status_view
 from paramsync.errors import SettingsError
-from paramsync.host.files import harmless, line
-from paramsync.host.repeats import Repeats
+from paramsync.host.files import Repeats, harmless, line
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.programs import refused
 

@@ -14,7 +14,5 @@ def test_the_ways_of_a_version_and_of_a_predict_do_not_grow() -> None:
     )
     heads = [line.split(":") for line in done.stdout.splitlines() if not line.startswith(" ")]
     modules = {name: int(counted.split()[0]) for name, counted in heads}
-    # 31, and what each publication now asks beside: kept_values (was something adapted again?), retention (what may
-    # go?) and repeats (did this failure come before?)
     assert modules["from publish to swap"] <= 34
     assert modules["from a Predict to its answer"] <= 34
