@@ -255,13 +255,14 @@ def kept(before: list[Finding], after: list[Finding]) -> list[int]:
 
 
 @pytest.mark.parametrize("changed", [(0,), (3, 4), (_PIECES - 1,), ()])
-def test_only_what_changed_is_copied(rewritten: Rewritten, changed: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("place", [0, tensor_bytes.PORTION - 1])
+def test_only_what_changed_is_copied(rewritten: Rewritten, changed: tuple[int, ...], place: int) -> None:
     table = a_table()
     rewritten.write(table)
     before = rewritten.known()
     assert len(before) == _PIECES
     for at in changed:
-        table[at * tensor_bytes.PORTION] ^= 1
+        table[at * tensor_bytes.PORTION + place] ^= 1
     rewritten.write(table)
     assert kept(before, rewritten.known()) == [at for at in range(_PIECES) if at not in changed]
 
