@@ -1,6 +1,6 @@
 """Break the product on purpose, promise by promise, and see that a test fails: `python -m tests.project.mutations`.
 
-Each mutation of mutations.toml is made in a copy of the tree, where its tests run and have to fail. An argument selects
+Each mutation of mutations.toml is made in a copy of the tree, where one of its tests has to fail. An argument selects
 the mutations whose promise or file contains it.
 """
 
@@ -11,10 +11,12 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
@@ -48,19 +50,24 @@ def read() -> list[Mutation]:
     return [Mutation(**{**entry, "tests": tuple(entry["tests"])}) for entry in entries]
 
 
-def survives(mutation: Mutation) -> str | None:
-    """None if a test fails, as it has to; else the end of what pytest printed."""
-    with tempfile.TemporaryDirectory(prefix="paramsync-mutation-") as name:
-        tree = Path(name)
-        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        for file in listed.split("\0"):
-            if file.endswith((".py", ".toml", ".proto", ".js", ".html", ".css", ".md", ".yml", ".sh", ".json")):
-                (tree / file).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(ROOT / file, tree / file)
-        mutation.apply(tree)
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *mutation.tests]
+def copy_tree(tree: Path) -> None:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for file in filter(None, listed.split("\0")):
+        (tree / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / file, tree / file)
+
+
+def survives(mutation: Mutation, tree: Path) -> str | None:
+    """None if a test fails, as it has to; else the end of what pytest printed. Leaves the tree as it was."""
+    mutation.apply(tree)
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "-p", "no:cacheprovider", *mutation.tests]
+    try:
         done = subprocess.run(command, cwd=tree, capture_output=True, text=True, check=False)
-        return None if done.returncode == pytest.ExitCode.TESTS_FAILED else done.stdout[-2000:] + done.stderr[-2000:]
+    finally:
+        shutil.copy2(
+            ROOT / mutation.file, tree / mutation.file
+        )  # with its time, by which Python knows what it compiled
+    return None if done.returncode == pytest.ExitCode.TESTS_FAILED else done.stdout[-2000:] + done.stderr[-2000:]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,12 +76,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, metavar="N", help="mutations at a time (default %(default)s)")
     arguments = parser.parse_args(argv)
     chosen = [mutation for mutation in read() if arguments.part in mutation.promise or arguments.part in mutation.file]
-    with ThreadPoolExecutor(arguments.jobs) as pool:
+    with tempfile.TemporaryDirectory(prefix="paramsync-mutations-") as name, ThreadPoolExecutor(arguments.jobs) as pool:
+        trees: SimpleQueue[Path] = SimpleQueue()
+        for number in range(arguments.jobs):
+            copy_tree(Path(name, str(number)))
+            trees.put(Path(name, str(number)))
+
+        def run(mutation: Mutation) -> tuple[str | None, float]:
+            began, tree = time.monotonic(), trees.get()
+            try:
+                return survives(mutation, tree), time.monotonic() - began
+            finally:
+                trees.put(tree)
+
         survivors = 0
-        for mutation, end in zip(chosen, pool.map(survives, chosen), strict=True):
-            sys.stdout.write(
-                f"{'caught' if end is None else 'SURVIVED'}  {mutation.file}: {mutation.promise}\n{end or ''}"
-            )
+        for mutation, (end, seconds) in zip(chosen, pool.map(run, chosen), strict=True):
+            outcome = "caught  " if end is None else "SURVIVED"
+            sys.stdout.write(f"{outcome} {seconds:4.0f} s  {mutation.promise} ({mutation.file})\n{end or ''}")
             sys.stdout.flush()
             survivors += end is not None
     sys.stdout.write(f"{len(chosen) - survivors} of {len(chosen)} mutations were caught\n")

@@ -11,6 +11,8 @@ from tests.project import mutations
 from tests.project.mutations import Mutation
 from tests.support.programs import ROOT
 
+MUTATIONS = mutations.read()
+
 
 def _promises() -> list[str]:
     section = (ROOT / "docs" / "guarantees.md").read_text().partition("## What you get")[2].partition("\n## ")[0]
@@ -20,10 +22,10 @@ def _promises() -> list[str]:
 
 
 def test_every_promise_has_a_mutation() -> None:
-    assert {mutation.promise for mutation in mutations.read()} == set(_promises())
+    assert {mutation.promise for mutation in MUTATIONS} == set(_promises())
 
 
-@pytest.mark.parametrize("mutation", mutations.read(), ids=lambda mutation: mutation.file)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=[f"{at} {known.file}" for at, known in enumerate(MUTATIONS)])
 def test_a_mutation_applies_and_names_tests(mutation: Mutation, tmp_path: Path) -> None:
     copy = tmp_path / mutation.file
     copy.parent.mkdir(parents=True)
