@@ -100,9 +100,7 @@ def test_an_asset_that_a_link_or_a_name_leads_out_of_is_refused(
     shutil.copytree(written / "words", tmp_path / "base" / "1")
     shutil.copytree(written / "words", tmp_path / "base" / "2")
     harm(tmp_path / "base" / "2", outside)
-    with pytest.raises(
-        GraphError, match=r"base/2: expected assets in its own folder|base/2/assets.*found a symbolic link"
-    ):
+    with pytest.raises(GraphError, match=r"expected a file in the folder assets|base/2/assets.*found a symbolic link"):
         capture(tmp_path / "base" / "2")
     follower = Follower(Replica("m", tmp_path / "base"))
     follower.run_once()
