@@ -14,10 +14,9 @@ from paramsync.rpc.access import Caller
 from .calls import RUNNING, SILENT, VOID, Calls, State
 from .errors import logged_status
 from .grpc_connection import Connection
-from .grpc_wire import BEGINNING, PREFIX, Asked, Message, Messages, Metadata, ending
+from .grpc_wire import BEGINNING, PREFIX, Asked, Message, Messages, Metadata, Trailers, ending
 from .memory_budget import MemoryShare
 from .methods import Method
-from .trailers import Trailers
 from .turns import NEWCOMER_SECONDS
 
 _SMALL = 1 << 16  # bytes of an answer that is copied to go in one piece

@@ -35,6 +35,8 @@ class GrpcPort:
         """`methods` are by path, see `methods_of`. Connections older than `connection_seconds` take no new calls."""
         self.connections = Connections(most_seconds=connection_seconds)
         self.calls = Calls(methods, budget, self.connections, message_bytes=message_bytes)
+        self.awaited = self.calls.awaited
+        """How many calls may bring a message at any moment."""
         self._turns = Turns(self.connections.loop)
         self._acceptor = Acceptor(self.protocol, handshake_seconds=SILENT_SECONDS)
 
@@ -48,10 +50,6 @@ class GrpcPort:
 
     async def start(self) -> None:
         await self._acceptor.start()
-
-    def awaited(self) -> int:
-        """How many calls may bring a message at any moment."""
-        return self.calls.awaited()
 
     def stop_listening(self, *, handed_on: bool = False) -> None:
         """See Acceptor.stop."""

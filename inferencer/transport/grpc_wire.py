@@ -19,7 +19,6 @@ from paramsync.http2.headers import STATUS_200, Head, encoded
 from paramsync.rpc.server import one_line
 
 from .errors import status_of
-from .trailers import Trailers
 
 PREFIX = struct.Struct(">BI")
 """Stands before each message: whether it is compressed, and its size."""
@@ -40,6 +39,7 @@ _ACCEPTS = encoded(b"grpc-accept-encoding", ",".join(_WINDOWS).encode())
 _OK = encoded(b"grpc-status", b"0")
 
 Metadata = tuple[tuple[str, "str | bytes"], ...]
+Trailers = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,10 +23,9 @@ from paramsync.rpc.tls import ServerTls
 from .calls import until_quiet
 from .errors import logged_status
 from .grpc_port import MOST_ANSWERING
-from .grpc_wire import Metadata
+from .grpc_wire import Metadata, Trailers
 from .memory_budget import MemoryBudget, MemoryShare
 from .methods import Method
-from .trailers import Trailers
 
 _MOST_LEAVING = 20.0  # seconds in which a worker that was replaced answers open calls
 

@@ -12,9 +12,8 @@ from google.protobuf.message import Message
 from paramsync.rpc.access import Access, Caller, Effect, effect_of
 from paramsync.rpc.server import request_text
 
-from .grpc_wire import Metadata
+from .grpc_wire import Metadata, Trailers
 from .memory_budget import MemoryShare
-from .trailers import Trailers
 
 Answering: TypeAlias = Callable[[bytes, MemoryShare, Any], Awaitable[tuple[bytes, Trailers]]]
 """Turns a prediction request, its share and its call into the response and the trailing metadata.

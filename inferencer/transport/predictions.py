@@ -15,13 +15,15 @@ from google.protobuf.message import DecodeError, Message
 
 from paramsync.errors import TooLargeError
 from paramsync.inference.questions import Answer, Question
+from paramsync.inference.resident import Resident
+from paramsync.version import Version
 
 from ..batching.batcher import Batcher
 from .errors import is_unforeseen, status_of
+from .grpc_wire import Trailers
 from .memory_budget import BRIEF, MemoryBudget, MemoryShare, weight
 from .methods import Answering
 from .partial_parsing import beginning, read
-from .trailers import Trailers, trailers
 from .unfolding import unfolded
 
 _LARGE = (
@@ -32,6 +34,9 @@ _BESIDE = 2  # copies of a parsed message's values: as arrays, and as TensorFlow
 _WRITTEN = 3  # copies of an answer: as a message, as bytes, and as sent
 _UNREAD = 2  # the last two
 
+
+VERSION = "paramsync-version"
+AGE = "paramsync-age-ms"
 
 _T = TypeVar("_T")
 
@@ -168,6 +173,28 @@ def _named(method: PredictionMethod, kind: type[Message], found: list[Question] 
 def _read(method: PredictionMethod, kind: type[Message], content: bytes) -> tuple[Any, list[Question]]:
     request = read(kind, content)
     return request, method.read(request)
+
+
+def trailers(resident: Resident, now: float) -> Trailers:
+    """The trailing metadata of an answer: which version answered, and how old it is.
+
+    `now` is in seconds since the epoch. The age is absent if the time of the step is unknown.
+    """
+    parts = resident.parts
+    if not parts:
+        said, done = str(resident.version.number), _done_at(resident.version)
+    else:
+        said = ",".join(f"{name}={version.number}" for name, version in parts)
+        times = [_done_at(version) for _, version in parts]
+        done = None if None in times else min(time for time in times if time is not None)
+    if done is None:
+        return ((VERSION, said),)
+    return ((VERSION, said), (AGE, str(max(0, int((now - done) * 1000)))))
+
+
+def _done_at(version: Version) -> float | None:
+    """When its step was done or, if that was not recorded, when the version became visible."""
+    return version.step_done_at if version.step_done_at > 0 else version.committed_at
 
 
 def _taken(size: int, unfolded: int) -> int:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from inferencer.transport.trailers import AGE, trailers
+from inferencer.transport.predictions import AGE, trailers
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica

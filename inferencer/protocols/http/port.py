@@ -28,7 +28,7 @@ from ...serving.prometheus import CONTENT_TYPE
 from ...serving.served import Models
 from ...transport.errors import is_unforeseen, logged_status, status_of
 from ...transport.memory_budget import MemoryBudget, MemoryShare, weight
-from ...transport.trailers import trailers
+from ...transport.predictions import trailers
 from ..json_arrays import is_small
 from ..json_reader import parsed_bytes
 from ..kserve.http import JSON_LENGTH, SERVICE, Infer, add_body, body_of, request_of

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tensorflow.core.framework import tensor_pb2
 
 from inferencer.protocols.tfs.predict import encoded
-from inferencer.transport.trailers import trailers
+from inferencer.transport.predictions import trailers
 from paramsync.rpc import tensor_proto
 from tests.support.published import Publisher
 from tests.support.questions import resident
