@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # pip where uv is not to be had, or finds no index: it reads no pip.conf
 install = $(BIN)/uv pip install --python $(BIN)/python $(1) || $(PIP) $(1)
 
-.PHONY: up test test-all check lint types imports generated docs fast promises memory slow browser vendor compose-test campaign bench tf-serving-test fuzz h2spec proto manifests sbom lock format clean
+.PHONY: up test test-all check lint types imports generated docs fast promises memory slow browser vendor compose-test campaign mutations bench tf-serving-test fuzz h2spec proto manifests sbom lock format clean
 
 up: $(RUNS)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
@@ -93,6 +93,9 @@ bench: $(READY)  ## every benchmark against all peers, which it installs; the fi
 campaign: $(READY) browser  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions, bad requests, workers
 	$(BIN)/pytest tests/page tests/hostile/test_campaigns.py tests/hostile/test_mutated_requests.py tests/hostile/test_serving_campaigns.py --campaign -s $(ARGS)
 	$(BIN)/python -m tests.hostile.campaigns.attacks
+
+mutations: $(READY)  ## breaks each promise on purpose and sees that a test fails; ARGS="damaged --jobs 4" selects
+	$(BIN)/python -m tests.project.mutations $(ARGS)
 
 fuzz: $(READY)  ## coverage-guided, for a minute, OF=index, which is read, or OF=http2; ARGS="-max_total_time=600" are libFuzzer's
 	@test -d $(FUZZ) || $(BIN)/uv pip install --quiet --python $(BIN)/python --target $(FUZZ) --group fuzz || \

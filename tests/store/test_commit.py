@@ -74,13 +74,13 @@ def test_a_publication_that_failed_is_not_what_the_next_is_compared_with(tmp_pat
 def test_a_version_that_is_held_stays_as_it_is_while_others_go_round(tmp_path: Path) -> None:
     store = Store(tmp_path)
     with StoreWriter(tmp_path, keep=1) as writer:
-        writer.commit(version(1), tensors(1))
+        writer.commit(version(1), changing(1))
         held = store.open(store.find(1))
         for number in range(2, 12):
-            writer.commit(version(number), tensors(number))
+            writer.commit(version(number), changing(number))
             held.verify(held.entries)
-            assert np.array_equal(held.array("kernel"), tensors(1)["kernel"])
-    assert assert_whole(tmp_path) == 11
+            assert np.array_equal(held.array("kernel"), changing(1)["kernel"])
+    assert_serves(tmp_path, 11)
 
 
 def test_closing_leaves_nothing_open(tmp_path: Path) -> None:
