@@ -62,6 +62,7 @@ class Tree:
         self.path = path
         self.mutation: Mutation | None = None
         self._log = path.with_suffix(".log")
+        self._before = path.with_suffix(".before")  # the file without the mutation
         self._began = 0.0
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         for file in filter(None, listed.split("\0")):
@@ -70,6 +71,7 @@ class Tree:
 
     def start(self, mutation: Mutation) -> int:
         """Run the tests of a mutation in another process, whose id is returned."""
+        shutil.copy2(self.path / mutation.file, self._before)
         mutation.apply(self.path)
         self.mutation, self._began = mutation, time.monotonic()
         process = os.fork()
@@ -85,8 +87,7 @@ class Tree:
         mutation = self.mutation
         assert mutation is not None
         self.mutation = None
-        # with its time, by which Python knows what it has compiled
-        shutil.copy2(ROOT / mutation.file, self.path / mutation.file)
+        shutil.copy2(self._before, self.path / mutation.file)  # and its time, by which Python knows what is compiled
         outcome = "caught  " if code == pytest.ExitCode.TESTS_FAILED else "SURVIVED"
         said = f"{outcome} {time.monotonic() - self._began:4.0f} s  {mutation.promise} ({mutation.file})\n"
         return said if outcome != "SURVIVED" else f"{said}{self._log.read_text()[-2000:]}"

@@ -46,8 +46,7 @@ def test_the_installer_is_the_one_that_is_locked(tmp_path: Path) -> None:
     assert all(line.strip().startswith("--hash=sha256:") for line in hashes)
 
 
-def test_the_tests_that_run_once_more_in_memory_are_there() -> None:
-    """pytest runs none of them where one is missing."""
+def test_the_tests_that_commands_name_are_there() -> None:
     named = [word for word in (ROOT / "Makefile").read_text().split() if word.startswith("tests/") and "*" not in word]
-    assert len(named) > 20
+    assert named
     assert [name for name in named if not (ROOT / name).exists()] == []
