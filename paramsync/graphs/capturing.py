@@ -16,9 +16,8 @@ from paramsync.errors import GraphError
 from paramsync.graphs.draft import finish
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources import functions, keras_models, own_calls
-from paramsync.graphs.sources.kept_values import KeptValues
 from paramsync.graphs.sources.meta_graphs import draft_of_meta, read_meta
-from paramsync.graphs.sources.objects import object_graph, parts, variable_keys, variable_names
+from paramsync.graphs.sources.objects import KeptValues, object_graph, parts, variable_keys, variable_names
 from paramsync.graphs.sources.saved_models import SavedModel
 from paramsync.graphs.sources.traces import Trace, draft_of_traces, only
 from paramsync.graphs.sources.v1_graphs import draft_of_tensors
@@ -62,10 +61,6 @@ class Origin:
     parts: tuple[Any, ...]
     kept: KeptValues
     again: Callable[[bool], Capture]
-
-    def now(self) -> tuple[Any, ...]:
-        """Its variables and layers now."""
-        return parts(self.root)
 
 
 def capture(

@@ -15,7 +15,7 @@ from tensorflow.core.protobuf import config_pb2, rewriter_config_pb2
 from paramsync.errors import SettingsError, StructureError
 from paramsync.graphs.capturing import Capture, Origin
 from paramsync.graphs.graph import Graph
-from paramsync.graphs.sources.kept_values import KeptValues, Place
+from paramsync.graphs.sources.objects import KeptValues, Place, parts
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 
 Averages: TypeAlias = Callable[[tf.Variable], "tf.Variable | None"]
@@ -151,16 +151,16 @@ class LiveVariables:
         """
         if self._origin is None:
             return
-        parts, kept = self._origin.now(), self._kept.changed(self._idle)
-        others = len(parts) != len(self._parts) or not all(map(operator.is_, parts, self._parts))
+        now, kept = parts(self._origin.root), self._kept.changed(self._idle)
+        others = len(now) != len(self._parts) or not all(map(operator.is_, now, self._parts))
         if others or kept:
-            self._capture_again(self._origin, parts, kept, others=others or bool(self._problem))
+            self._capture_again(self._origin, now, kept, others=others or bool(self._problem))
         if self._problem:
             raise StructureError(self._problem)
 
-    def _capture_again(self, origin: Origin, parts: tuple[Any, ...], kept: set[Place], *, others: bool) -> None:
+    def _capture_again(self, origin: Origin, now: tuple[Any, ...], kept: set[Place], *, others: bool) -> None:
         what = "other variables or layers" if others else f"another value of {self._kept.shown(kept)}"
-        began, self._parts, self._problem, digest = time.monotonic(), parts, "", self.digest
+        began, self._parts, self._problem, digest = time.monotonic(), now, "", self.digest
         self._kept = KeptValues(origin.root)
         try:
             self._take(origin.again(others))

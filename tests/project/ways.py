@@ -5,11 +5,13 @@ Counted by tracing every thread of one process, so that what is never run on the
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -18,12 +20,14 @@ import numpy as np
 import tensorflow as tf
 
 from paramsync import Follower, Publisher, PublishSchedule, Replica
+from paramsync.status import EventKind
 from tests.support.programs import ROOT
 from tests.support.published import Publisher as StorePublisher
 from tests.support.running import SERVING, LocalRunning, request
 
 _PRODUCT = ("paramsync", "inferencer", "trainer")
 _PAUSE = threading.Event()
+_SECONDS = 30.0
 
 
 class Trace:
@@ -34,7 +38,7 @@ class Trace:
         self._on = False
 
     def install(self) -> None:
-        """Before the threads are started that are to be traced."""
+        """Trace this thread, and threads that are started later."""
         threading.setprofile(self._called)
         sys.setprofile(self._called)
 
@@ -64,10 +68,14 @@ def of_a_version(trace: Trace, store: Path) -> dict[str, int]:
         Publisher(store, model, schedule=PublishSchedule(every_steps=1)) as publisher,
         Follower(Replica("m", store)) as follower,
     ):
+        swapped = threading.Event()
+        follower.subscribe(swapped.set, [EventKind.SWAPPED])  # a status that is asked for is not on the way
 
         def publish_and_swap(step: int) -> None:
+            swapped.clear()
             publisher.publish(step)
-            until(lambda: getattr(follower.status().serving, "step", None) == step)
+            publisher.flush()
+            assert swapped.wait(_SECONDS)
 
         publish_and_swap(1)
         trace.during(lambda: publish_and_swap(2))
@@ -81,9 +89,11 @@ def of_a_predict(trace: Trace, store: Path) -> dict[str, int]:
     running = LocalRunning(store)
     try:
         until(lambda: running.health(store.name) == SERVING)
+        running.call(running.server.models.close)  # what follows the store meanwhile is not on the way
 
         def predict() -> None:
             running.prediction_service.Predict(request(store.name, x=np.ones((1, 2), np.float32)))
+            running.call(partial(asyncio.sleep, 0))  # the server counts the call after it has sent the answer
 
         predict()
         trace.during(predict)
@@ -95,7 +105,7 @@ def of_a_predict(trace: Trace, store: Path) -> dict[str, int]:
 
 def until(holds: Callable[[], bool]) -> None:
     """Look until it holds, for half a minute at most."""
-    end = time.monotonic() + 30.0
+    end = time.monotonic() + _SECONDS
     while not holds():
         if time.monotonic() > end:
             raise TimeoutError
