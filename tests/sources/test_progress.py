@@ -69,7 +69,10 @@ def test_the_status_says_how_far_a_restore_is(publisher: Publisher) -> None:
     follower.close()
 
 
-def test_a_short_restore_tells_its_progress_once_when_it_is_done(follower: Follower, publisher: Publisher) -> None:
+def test_a_short_restore_tells_its_progress_once_when_it_is_done(
+    follower: Follower, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paramsync.following.report._BETWEEN", 1e9)
     publisher.publish(1)
     follower.run_once()
     events = follower.subscribe(lambda: None)
