@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 from paramsync.http2 import frames
-from paramsync.http2.budget import Budget
 from paramsync.http2.checks import check_content, check_dependency, check_setting, without_padding
 from paramsync.http2.errors import ErrorCode, Http2Error, MalformedHeadError, StreamError
 from paramsync.http2.events import Data, Event, GoingAway, Headers, Limits, Lost, Pong, Reset, Sent
 from paramsync.http2.frames import DATA, END_HEADERS, END_STREAM, HEADER, HEADER_SIZE, LARGEST_NUMBER, PADDED, PREFACE
 from paramsync.http2.headers import HeaderReader
-from paramsync.http2.sending import Outbox, Stream
+from paramsync.http2.sending import Budget, Sender, Stream
 
 __all__ = [
     "Data", "Event", "GoingAway", "Headers", "Limits", "Lost", "Pong", "Reset", "Sent", "ServerConnection",
@@ -29,14 +28,13 @@ _SETTINGS_AT_ONE = 10  # settings that cost as much as a frame
 _STREAMS_AT_ONE = 16  # streams whose windows change at the cost of a frame
 
 
-class ServerConnection:
+class ServerConnection(Sender):
     """One client's connection. For one thread. Methods for a stream that is over do nothing."""
 
     def __init__(self, limits: Limits = _DEFAULTS) -> None:
+        super().__init__()
         self.last = 0  # the highest stream that was not refused
         self._limits = limits
-        self._out = Outbox()
-        self._streams = self._out.streams
         self._lost = False
         self._rest = bytearray()  # the beginning of a frame, which is read once `_wanted` bytes are here
         self._wanted = 0
@@ -68,9 +66,9 @@ class ServerConnection:
             frames.MAX_FRAME_SIZE: limits.frame,
             frames.MAX_HEADER_LIST_SIZE: limits.header_list,
         }
-        self._out.parts.append(frames.settings(values))
+        self._parts.append(frames.settings(values))
         if limits.connection_window > self._room:
-            self._out.parts.append(frames.window_update(0, limits.connection_window - self._room))
+            self._parts.append(frames.window_update(0, limits.connection_window - self._room))
             self._room = limits.connection_window
         self._lot = max(1, self._room // 2)
         self._stream_lot = max(1, limits.stream_window // 2)
@@ -85,86 +83,25 @@ class ServerConnection:
         """Whether `receive` has frames left to read, and should be called again."""
         return self.work >= _AT_ONCE and not self._lost
 
-    # What the application sends ---------------------------------------------------------------------------------
-
-    @property
-    def streams(self) -> Mapping[int, object]:
-        """Open streams by number."""
-        return self._streams
-
-    @property
-    def unsent(self) -> int:
-        """Bytes that wait for the peer's windows or for `release`."""
-        return self._out.unsent
-
-    @property
-    def takes_answers(self) -> bool:
-        """Whether the peer's windows let an answer be sent on a new stream."""
-        return self._out.initial_window > 0
-
-    @property
-    def held(self) -> bool:
-        """Set this while the kernel takes nothing: responses queue, and time refills no budget."""
-        return self._out.held
-
-    @held.setter
-    def held(self, held: bool) -> None:
-        self._out.held = held
-
-    def release(self) -> list[Event]:
-        """End `held`, and put into the output what the windows allow."""
-        events: list[Event] = []
-        self._out.release(events)
-        return events
-
-    def output(self) -> bytes:
-        """Take the bytes that are to be written."""
-        return self._out.take()
-
-    def respond(self, stream: int, headers: bytes, content: bytes, trailers: bytes) -> bool:
-        """Send a whole response. False: a part waits, and a Sent event will come."""
-        opened = self._streams.get(stream)
-        return opened is None or self._out.respond(opened, headers, content, trailers)
-
-    def headers(self, stream: int, block: bytes, *, end: bool = False) -> None:
-        """Send a block of headers behind what is queued; with `end` it ends the stream."""
-        opened = self._streams.get(stream)
-        if opened is not None:
-            self._out.headers(opened, block, end=end)
-
-    def data(self, stream: int, content: bytes) -> bool:
-        """Send content. False: a part of the queue waits, and a Sent event will come."""
-        opened = self._streams.get(stream)
-        return opened is None or self._out.data(opened, content)
-
-    def reset(self, stream: int, code: ErrorCode) -> None:
-        """End a stream at once, without sending what is queued."""
-        opened = self._streams.get(stream)
-        if opened is not None:
-            self._out.reset(opened, code)
-
     def consumed(self, stream: int, size: int) -> None:
         """Open the windows by bytes of Data events that were processed. Call this for streams that are over, too."""
         self._credit += size
         if self._credit >= self._lot:
-            self._out.parts.append(frames.window_update(0, self._credit))
+            self._parts.append(frames.window_update(0, self._credit))
             self._room += self._credit
             self._credit = 0
-        opened = self._streams.get(stream)
+        opened = self.streams.get(stream)
         if opened is not None and not opened.ended:
             opened.credit += size
             if opened.credit >= self._stream_lot:
-                self._out.parts.append(frames.window_update(stream, opened.credit))
+                self._parts.append(frames.window_update(stream, opened.credit))
                 opened.room += opened.credit
                 opened.credit = 0
-
-    def ping(self, payload: bytes) -> None:
-        self._out.parts.append(frames.frame(frames.PING, 0, 0, payload))
 
     def goaway(self, last: int, code: ErrorCode = ErrorCode.NO_ERROR) -> None:
         """Refuse streams above `last`, and tell the peer."""
         self._most = min(self._most, last)
-        self._out.parts.append(frames.goaway(self._most, code))
+        self._parts.append(frames.goaway(self._most, code))
 
     # What comes -------------------------------------------------------------------------------------------------
 
@@ -191,8 +128,8 @@ class ServerConnection:
         return events
 
     def _lose(self, error: Http2Error, events: list[Event]) -> None:
-        self._out.parts.append(frames.goaway(self.last, error.code, error.text))
-        self._out.drop_all()
+        self._parts.append(frames.goaway(self.last, error.code, error.text))
+        self._drop_all()
         self._block.clear()
         self._lost = True
         events.append(Lost(error))
@@ -219,7 +156,7 @@ class ServerConnection:
             if size > self._limits.frame or self._expects >= 0:
                 self._check_expected(kind, flags, number, size)
             if kind == DATA:
-                stream = self._streams.get(number)
+                stream = self.streams.get(number)
                 if (
                     stream is not None
                     and 0 < size <= min(left, stream.room, self._room)
@@ -268,7 +205,7 @@ class ServerConnection:
             raise Http2Error(ErrorCode.FLOW_CONTROL_ERROR, "more content than the connection's window")
         self._data_stream, self._data_left, self._data_ends = number, content, bool(flags & END_STREAM)
         self._padding_left = padding - 1 if padding else 0
-        stream = self._streams.get(number)
+        stream = self.streams.get(number)
         try:
             if stream is None:
                 self._check_late(number)
@@ -280,13 +217,13 @@ class ServerConnection:
             self.consumed(number, padding)
         if content < _TINY and not self._data_ends:
             self._spend(1)
-        if self._data_ends and not content and stream is not None and number in self._streams:
+        if self._data_ends and not content and stream is not None and number in self.streams:
             stream.ended = True
             events.append(Data(number, b"", True))
 
     def _check_late(self, number: int) -> None:
         self._check_began(number)
-        if not self._out.left_early(number):
+        if not self._was_left_early(number):
             raise StreamError(number, ErrorCode.STREAM_CLOSED, "DATA after the end")
 
     def _read_data(self, content: bytes, at: int, events: list[Event]) -> int:
@@ -295,7 +232,7 @@ class ServerConnection:
         if size:
             self._data_left -= size
             number = self._data_stream
-            stream = self._streams.get(number)
+            stream = self.streams.get(number)
             if stream is None:
                 self.consumed(number, size)
             else:
@@ -356,14 +293,14 @@ class ServerConnection:
             self.work += (self._reader.decoded - decoded) // _WEIGHED
 
     def _take_section(self, number: int, ended: bool, block: bytes, events: list[Event]) -> None:
-        stream = self._streams.get(number)
+        stream = self.streams.get(number)
         if number > self._highest:
             self._highest = number
             self._take_head(number, ended, block, events)
         elif stream is not None:
             self._take_trailers(stream, ended, block)
             events.append(Data(number, b"", True))
-        elif self._out.left_early(number):
+        elif self._was_left_early(number):
             self._spend(1)
             self._reader.skip(block)
         else:
@@ -379,17 +316,17 @@ class ServerConnection:
         stream.ended = True
 
     def _take_head(self, number: int, ended: bool, block: bytes, events: list[Event]) -> None:
-        if number > self._most or len(self._streams) >= self._limits.streams:
+        if number > self._most or len(self.streams) >= self._limits.streams:
             self._spend(1)
             self._reader.skip(block)
-            self._out.parts.append(frames.rst_stream(number, ErrorCode.REFUSED_STREAM))
-            self._out.leave_early(number)
+            self._parts.append(frames.rst_stream(number, ErrorCode.REFUSED_STREAM))
+            self._leave_early(number)
             return
         self.last = number
         head = self._reader.read(block)
         if ended and head.length > 0:
             raise StreamError(number, ErrorCode.PROTOCOL_ERROR, "less content than content-length says")
-        self._streams[number] = Stream(number, ended, head.length, self._limits.stream_window, self._out.initial_window)
+        self.streams[number] = Stream(number, ended, head.length, self._limits.stream_window, self._initial_window)
         events.append(Headers(number, head, ended))
 
     def _take_priority(self, number: int, flags: int, payload: bytes, events: list[Event]) -> None:
@@ -397,9 +334,9 @@ class ServerConnection:
 
     def _take_rst_stream(self, number: int, flags: int, payload: bytes, events: list[Event]) -> None:
         self._check_began(number)
-        stream = self._streams.get(number)
+        stream = self.streams.get(number)
         if stream is not None:
-            self._out.drop(stream)
+            self._drop(stream)
             events.append(Reset(number, *frames.WORD.unpack(payload)))
             if not stream.answered:
                 self._spend(_RESET_COST - 1)
@@ -416,13 +353,13 @@ class ServerConnection:
         changed = dict(frames.SETTING.iter_unpack(payload))
         for name, value in frames.SETTING.iter_unpack(payload):
             check_setting(name, value)
-        self._out.largest = changed.get(frames.MAX_FRAME_SIZE, self._out.largest)
-        self._out.parts.append(frames.SETTINGS_ACK)
-        window = changed.get(frames.INITIAL_WINDOW_SIZE, self._out.initial_window)
-        if window != self._out.initial_window:
-            self._spend(len(self._streams) // _STREAMS_AT_ONE)
-            self._out.change_initial_window(window)
-            self._out.flush(events)
+        self._largest = changed.get(frames.MAX_FRAME_SIZE, self._largest)
+        self._parts.append(frames.SETTINGS_ACK)
+        window = changed.get(frames.INITIAL_WINDOW_SIZE, self._initial_window)
+        if window != self._initial_window:
+            self._spend(len(self.streams) // _STREAMS_AT_ONE)
+            self._change_initial_window(window)
+            self._flush(events)
 
     def _take_push_promise(self, number: int, flags: int, payload: bytes, events: list[Event]) -> None:
         raise Http2Error(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE of a client")
@@ -431,7 +368,7 @@ class ServerConnection:
         if flags & frames.ACK:
             events.append(Pong(payload))
         else:
-            self._out.parts.append(frames.frame(frames.PING, frames.ACK, 0, payload))
+            self._parts.append(frames.frame(frames.PING, frames.ACK, 0, payload))
 
     def _take_goaway(self, number: int, flags: int, payload: bytes, events: list[Event]) -> None:
         if len(payload) < 2 * frames.WORD.size:
@@ -441,17 +378,17 @@ class ServerConnection:
 
     def _take_window_update(self, number: int, flags: int, payload: bytes, events: list[Event]) -> None:
         more = frames.WORD.unpack(payload)[0] & LARGEST_NUMBER
-        stream = self._streams.get(number)
+        stream = self.streams.get(number)
         if not number:
-            self._out.grow(more)
+            self._grow(more)
         elif stream is None:
             self._check_began(number)
         else:
             try:
-                self._out.grow_stream(stream, more)
+                self._grow_stream(stream, more)
             except StreamError as error:
                 self._break(error, events)
-        self._out.flush(events)
+        self._flush(events)
 
     def _take_unknown(self, number: int, flags: int, payload: bytes, events: list[Event]) -> None:
         """Ignore the frame, as RFC 9113, 4.1 demands."""
@@ -461,18 +398,18 @@ class ServerConnection:
             raise Http2Error(ErrorCode.PROTOCOL_ERROR, f"a frame of stream {number}, which did not begin")
 
     def _spend(self, cost: int) -> None:
-        self._budget.earn(_ANSWER_GAIN * self._out.answers)
-        self._out.answers = 0
-        self._budget.spend(cost, self._now, grows=not self._out.held)
+        self._budget.earn(_ANSWER_GAIN * self._answers)
+        self._answers = 0
+        self._budget.spend(cost, self._now, grows=not self.held)
 
     def _break(self, error: StreamError, events: list[Event]) -> None:
         """Reset a stream for a fault of the peer."""
-        stream = self._streams.get(error.stream)
+        stream = self.streams.get(error.stream)
         if stream is None:
-            self._out.parts.append(frames.rst_stream(error.stream, error.code))
-            self._out.leave_early(error.stream)
+            self._parts.append(frames.rst_stream(error.stream, error.code))
+            self._leave_early(error.stream)
         else:
-            self._out.reset(stream, error.code)
+            self.reset(error.stream, error.code)
             events.append(Reset(error.stream, error.code))
         self._spend(_RESET_COST)
 

@@ -1,4 +1,4 @@
-"""The open streams of a connection, and what is sent on them within the peer's windows."""
+"""The streams of a connection, what is sent on them within the peer's windows, and a budget that answers refill."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from paramsync.http2.events import Event, Sent
 from paramsync.http2.frames import DATA, END_HEADERS, END_STREAM, HEADER, HEADERS, LARGEST_NUMBER
 
 _REMEMBERED = 1024
+_END = -1  # in place of a frame type: HEADERS that end the stream
 
 
 class Stream:
@@ -30,36 +31,81 @@ class Stream:
         self.queue: deque[tuple[int, bytes | memoryview]] | None = None  # frame type or _END, and payload
 
 
-_END = -1  # in place of a frame type: HEADERS that end the stream
+class Budget:
+    """A budget for frames that carry nothing, such as pings. Time and answers refill it, up to a maximum."""
+
+    def __init__(self, most: int, per_second: int) -> None:
+        self._most = most
+        self._per_second = per_second
+        self._left = float(most)
+        self._counted = 0.0  # time up to which the budget was refilled
+
+    def earn(self, gain: int) -> None:
+        self._left = min(self._left + gain, self._most)
+
+    def spend(self, cost: int, now: float, *, grows: bool) -> None:
+        """Raises Http2Error if too little is left. Without `grows`, the time since the last call refills nothing."""
+        if grows:
+            self._left = min(self._left + (now - self._counted) * self._per_second, self._most)
+        self._counted = now
+        self._left -= cost
+        if self._left < 0:
+            raise Http2Error(ErrorCode.ENHANCE_YOUR_CALM, "too many frames that carry nothing, or requests taken back")
 
 
-class Outbox:
-    """The output, and queues that wait for windows or for `release`. Streams take turns, a frame each."""
+class Sender:
+    """The sending half of a connection: output, and queues that wait for the peer's windows or for `release`.
+
+    Streams take turns, a frame each. Methods for a stream that is over do nothing.
+    """
 
     def __init__(self) -> None:
-        self.parts: list[bytes] = []
         self.streams: dict[int, Stream] = {}
+        """Open streams by number."""
         self.held = False
+        """Set this while the kernel takes nothing: responses queue, and time refills no budget."""
         self.unsent = 0
-        self.initial_window = frames.DEFAULT_WINDOW
-        self.largest = frames.DEFAULT_FRAME
-        self.answers = 0
+        """Bytes that wait for the peer's windows or for `release`."""
+        self._parts: list[bytes] = []
+        self._initial_window = frames.DEFAULT_WINDOW
+        self._largest = frames.DEFAULT_FRAME
+        self._answers = 0
         self._window = frames.DEFAULT_WINDOW
         self._ready: dict[int, Stream] = {}  # streams with a queue whose own windows are open
         self._left_early: dict[int, None] = {}  # streams that we ended first, which the peer may not know yet
 
-    def take(self) -> bytes:
-        parts = self.parts
+    # What the application sends ---------------------------------------------------------------------------------
+
+    @property
+    def takes_answers(self) -> bool:
+        """Whether the peer's windows let an answer be sent on a new stream."""
+        return self._initial_window > 0
+
+    def release(self) -> list[Event]:
+        """End `held`, and put into the output what the windows allow."""
+        events: list[Event] = []
+        self.held = False
+        for stream in list(self._ready.values()):
+            self._send_blocks(stream)
+            self._settle(stream, events)
+        self._flush(events)
+        return events
+
+    def output(self) -> bytes:
+        """Take the bytes that are to be written."""
+        parts = self._parts
         content = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
         return content
 
-    def respond(self, stream: Stream, headers: bytes, content: bytes, trailers: bytes) -> bool:
-        """Queue a response. True: all of it is in the output."""
+    def respond(self, number: int, headers: bytes, content: bytes, trailers: bytes) -> bool:
+        """Send a whole response. False: a part waits, and a Sent event will come."""
+        stream = self.streams.get(number)
+        if stream is None:
+            return True
         size = len(content)
-        at_once = 0 < size <= min(stream.window, self._window, self.largest) and not (self.held or stream.queue)
-        if at_once and len(headers) <= self.largest >= len(trailers):
-            number = stream.number
+        at_once = 0 < size <= min(stream.window, self._window, self._largest) and not (self.held or stream.queue)
+        if at_once and len(headers) <= self._largest >= len(trailers):
             parts = (
                 HEADER.pack(len(headers) << 8 | HEADERS, END_HEADERS, number),
                 headers,
@@ -68,90 +114,96 @@ class Outbox:
                 HEADER.pack(len(trailers) << 8 | HEADERS, END_HEADERS | END_STREAM, number),
                 trailers,
             )
-            self.parts.append(b"".join(parts))
+            self._parts.append(b"".join(parts))
             self._window -= size
             self._end(stream)
             return True
-        self.headers(stream, headers, end=False)
-        self.data(stream, content)
-        self.headers(stream, trailers, end=True)
+        self.headers(number, headers)
+        self.data(number, content)
+        self.headers(number, trailers, end=True)
         stream.waiting = bool(stream.queue)
         return not stream.waiting
 
-    def headers(self, stream: Stream, block: bytes, *, end: bool) -> None:
-        if stream.finished:
+    def headers(self, number: int, block: bytes, *, end: bool = False) -> None:
+        """Send a block of headers behind what is queued; with `end` it ends the stream."""
+        stream = self.streams.get(number)
+        if stream is None or stream.finished:
             return
         stream.answered = True
         stream.finished = end
         self._queue(stream, _END if end else HEADERS, block)
 
-    def data(self, stream: Stream, content: bytes) -> bool:
-        """Queue content. True: the stream's queue is empty."""
+    def data(self, number: int, content: bytes) -> bool:
+        """Send content. False: a part of the queue waits, and a Sent event will come."""
+        stream = self.streams.get(number)
+        if stream is None:
+            return True
         if content and not stream.finished:
             self._queue(stream, DATA, memoryview(content))
         stream.waiting = bool(stream.queue)
         return not stream.waiting
 
-    def release(self, events: list[Event]) -> None:
-        self.held = False
-        for stream in list(self._ready.values()):
-            self._send_blocks(stream)
-            self._settle(stream, events)
-        self.flush(events)
+    def reset(self, number: int, code: ErrorCode) -> None:
+        """End a stream at once, without sending what is queued."""
+        stream = self.streams.get(number)
+        if stream is not None:
+            self._parts.append(frames.rst_stream(number, code))
+            self._drop(stream)
+            if not stream.ended:
+                self._leave_early(number)
 
-    def flush(self, events: list[Event]) -> None:
+    def ping(self, payload: bytes) -> None:
+        self._parts.append(frames.frame(frames.PING, 0, 0, payload))
+
+    # Within -----------------------------------------------------------------------------------------------------
+
+    def _flush(self, events: list[Event]) -> None:
         """Move as much from the queues to the output as the windows allow."""
         while self._ready and self._window > 0 and not self.held:
             stream = self._ready.pop(next(iter(self._ready)))
             self._send_turn(stream)
             self._settle(stream, events)
 
-    def grow(self, more: int) -> None:
+    def _grow(self, more: int) -> None:
         """Open the connection's window. Raises Http2Error."""
         self._window += more
         if not more or self._window > LARGEST_NUMBER:
             raise Http2Error(*_bad_window(more))
 
-    def grow_stream(self, stream: Stream, more: int) -> None:
+    def _grow_stream(self, stream: Stream, more: int) -> None:
         """Open a stream's window. Raises StreamError."""
         stream.window += more
         if not more or stream.window > LARGEST_NUMBER:
             raise StreamError(stream.number, *_bad_window(more))
         self._offer(stream)
 
-    def change_initial_window(self, window: int) -> None:
+    def _change_initial_window(self, window: int) -> None:
         """Change the windows of all streams, also of open ones. Raises Http2Error."""
-        more, self.initial_window = window - self.initial_window, window
+        more, self._initial_window = window - self._initial_window, window
         for stream in self.streams.values():
             stream.window += more
             if stream.window > LARGEST_NUMBER:
                 raise Http2Error(*_bad_window(more))
             self._offer(stream)
 
-    def reset(self, stream: Stream, code: ErrorCode) -> None:
-        self.parts.append(frames.rst_stream(stream.number, code))
-        self.drop(stream)
-        if not stream.ended:
-            self.leave_early(stream.number)
-
-    def drop(self, stream: Stream) -> None:
+    def _drop(self, stream: Stream) -> None:
         """Forget a stream, and what is queued for it."""
         del self.streams[stream.number]
         if stream.queue:
             self.unsent -= sum(len(content) for _, content in stream.queue)
             self._ready.pop(stream.number, None)
 
-    def drop_all(self) -> None:
+    def _drop_all(self) -> None:
         self.streams.clear()
         self._ready.clear()
         self.unsent = 0
 
-    def leave_early(self, number: int) -> None:
+    def _leave_early(self, number: int) -> None:
         self._left_early[number] = None
         if len(self._left_early) > _REMEMBERED:
             del self._left_early[next(iter(self._left_early))]
 
-    def left_early(self, number: int) -> bool:
+    def _was_left_early(self, number: int) -> bool:
         """Whether we ended a stream first, so that frames that still come for it are no fault of the peer."""
         return number in self._left_early
 
@@ -185,10 +237,10 @@ class Outbox:
         if not stream.queue:
             return
         content = stream.queue[0][1]
-        size = min(len(content), stream.window, self._window, self.largest)
+        size = min(len(content), stream.window, self._window, self._largest)
         if size <= 0:
             return
-        self.parts.append(frames.frame(DATA, 0, stream.number, content[:size]))
+        self._parts.append(frames.frame(DATA, 0, stream.number, content[:size]))
         stream.window -= size
         self._window -= size
         self.unsent -= size
@@ -202,16 +254,16 @@ class Outbox:
         while stream.queue and stream.queue[0][0] != DATA:
             kind, block = stream.queue.popleft()
             self.unsent -= len(block)
-            self.parts.append(frames.header_block(stream.number, bytes(block), kind == _END, self.largest))
+            self._parts.append(frames.header_block(stream.number, bytes(block), kind == _END, self._largest))
             if kind == _END:
                 self._end(stream)
 
     def _end(self, stream: Stream) -> None:
         del self.streams[stream.number]
-        self.answers += 1
+        self._answers += 1
         if not stream.ended:
-            self.parts.append(frames.rst_stream(stream.number, ErrorCode.NO_ERROR))
-            self.leave_early(stream.number)
+            self._parts.append(frames.rst_stream(stream.number, ErrorCode.NO_ERROR))
+            self._leave_early(stream.number)
 
 
 def _bad_window(more: int) -> tuple[ErrorCode, str]:
