@@ -89,7 +89,8 @@ class Tree:
         self.mutation = None
         shutil.copy2(self._before, self.path / mutation.file)  # and its time, by which Python knows what is compiled
         outcome = "caught  " if code == pytest.ExitCode.TESTS_FAILED else "SURVIVED"
-        said = f"{outcome} {time.monotonic() - self._began:4.0f} s  {mutation.promise} ({mutation.file})\n"
+        took = time.monotonic() - self._began
+        said = f"{outcome} {took:4.0f} s  {mutation.promise} ({mutation.file}: {mutation.old.strip()})\n"
         return said if outcome != "SURVIVED" else f"{said}{self._log.read_text()[-2000:]}"
 
     def _test(self, tests: Sequence[str]) -> None:

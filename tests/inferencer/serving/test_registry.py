@@ -122,6 +122,30 @@ def test_a_request_in_flight_is_answered_by_the_model_that_was_removed(
     eventually(lambda: not is_held(publisher, 7), lambda: "the memory to be freed")
 
 
+def test_a_file_system_that_hangs_holds_up_neither_another_model_nor_the_end(
+    served: LocalRunning, tmp_path: Path, other: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paramsync.following.follower._JOIN_SECONDS", 0.1)
+    apply(served, model(tmp_path / "m"), model(tmp_path / "other"))
+    follower, hangs, goes_on = served.server.models.follower("m"), threading.Event(), threading.Event()
+
+    def look() -> Any:
+        hangs.set()
+        goes_on.wait()
+        raise OSError
+
+    monkeypatch.setattr(follower.replica.source, "look", look)
+    follower.notify()
+    try:
+        assert hangs.wait(LONG)
+        other.publish(4)
+        eventually(lambda: answered(served, "other") == 4, lambda: "version 4 to serve")
+        assert answered(served, "m") == 7
+        served.drain()
+    finally:
+        goes_on.set()
+
+
 def test_what_is_said_again_stays_what_it_is(served: LocalRunning, tmp_path: Path) -> None:
     models = served.server.models
     before = [models.find("m"), models.changed]

@@ -9,6 +9,7 @@ import pytest
 
 from inferencer.transport.grpc_port import GrpcPort
 from inferencer.transport.memory_budget import MemoryBudget
+from paramsync.errors import BusyError
 
 
 async def held(budget: MemoryBudget, *sizes: int) -> list[int]:
@@ -29,6 +30,19 @@ async def held(budget: MemoryBudget, *sizes: int) -> list[int]:
 
 def test_what_comes_at_two_ports_of_one_budget_is_counted_together() -> None:
     assert asyncio.run(held(MemoryBudget(100), 30, 50, 70, 0)) == [30, 80, 120, 70]
+
+
+def test_the_processes_of_one_server_share_a_budget() -> None:
+    taken = memoryview(bytearray(16)).cast("Q")
+    one, other = MemoryBudget(100, taken, 0), MemoryBudget(100, taken, 1)
+    held, share = other.share(), one.share()
+    held.need(60)
+    with pytest.raises(BusyError, match="take 60 bytes: expected 100"):
+        share.need(50)
+    held.leave()
+    share.need(50)
+    assert other.used == 50
+    share.leave()
 
 
 def test_more_than_there_may_be_is_over() -> None:
