@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from paramsync.following.pins_file import Change
 from paramsync.status import EventKind, Quarantined, State, Status
 from paramsync.version import Version
 from tests.support.followers import LONG, serving
+from tests.support.programs import eventually
 from tests.support.published import Publisher, ask, proven
 
 
@@ -94,6 +96,27 @@ def test_a_look_that_began_before_a_sync_does_not_answer_it(follower: Follower, 
     status = asked[0].result(0)
     assert status.serving is not None
     assert status.serving.number == 2
+
+
+@pytest.mark.parametrize("action", [Action.PIN, Action.LABEL])
+def test_a_change_is_acknowledged_only_once_it_holds(
+    follower: Follower, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, action: Action
+) -> None:
+    for number in (1, 2):
+        publisher.publish(number)
+    follower.run_once()
+
+    def fails(*_: object) -> None:
+        raise OSError(errno.EIO, "the disk fails")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(follower.replica.source, "restore", fails)
+        answer = follower.ask(action, 1, "stable")
+        follower.run_once()
+        assert not answer.done()
+    eventually(lambda: [follower.run_once(), answer.done()][1], lambda: "an answer, at the next try")
+    assert answer.result(0).pinned == (1 if action is Action.PIN else None)
+    assert follower.replica.take(label="" if action is Action.PIN else "stable").version.number == 1
 
 
 def test_draining_refuses_what_is_asked_and_goes_on_serving(working: Follower, publisher: Publisher) -> None:
