@@ -46,6 +46,24 @@ def test_what_was_taken_up_before_the_end_is_answered_to_the_last_byte(
     assert all(one.isdigit() and int(one) > rows * 8 for one in became[:12]), became
 
 
+def test_calls_that_come_after_it_said_so_are_answered_while_others_are_under_way(
+    running: LocalRunning, publisher: Publisher, tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferencer.transport.grpc_port.MOST_ANSWERING", LONG)
+    publisher.publish(7, kind=Gated)
+    synced(running)
+    called, x = tmp_path / "called", np.ones([1, 2], np.float32)
+    predict = running.prediction_service.Predict
+    first = predict.future(request(x=x, called=str(called), gate=str(gate)), timeout=LONG)
+    eventually(called.exists, lambda: "the first call")
+    with _draining(running):
+        assert _says(running) == NOT_SERVING
+        at_once = request(x=x, called=str(tmp_path / "later"), gate=str(called))
+        assert predict(at_once, timeout=LONG).model_spec.version.value == 7
+        gate.touch()
+        assert first.result().model_spec.version.value == 7
+
+
 def test_a_server_that_is_drained_leaves_no_thread_of_its_own(publisher: Publisher, tmp_path: Path) -> None:
     publisher.publish(7)
     others = {*threading.enumerate()}
@@ -62,10 +80,10 @@ def test_a_server_that_is_drained_leaves_no_thread_of_its_own(publisher: Publish
 
 
 @contextmanager
-def _draining(running: LocalRunning, *, quiet_seconds: float = 0.01) -> Iterator[None]:
+def _draining(running: LocalRunning) -> Iterator[None]:
     """From when it said so until it is over."""
     with ThreadPoolExecutor(1) as thread:
-        drained = thread.submit(running.drain, quiet_seconds=quiet_seconds)
+        drained = thread.submit(running.drain)
         eventually(lambda: running.health(control=True) == NOT_SERVING, lambda: "the drain")
         yield
         drained.result(LONG)
