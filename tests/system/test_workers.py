@@ -18,19 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
-import tensorflow as tf
 from tensorflow_serving.apis import model_service_pb2_grpc, predict_pb2, prediction_service_pb2_grpc
 
-from paramsync.graphs.capturing import capture
 from paramsync.v1 import sync_pb2 as pb
 from tests.conformance.kinds import SavedModels
 from tests.hostile.campaigns.ask import family
 from tests.support.configurations import config, model
 from tests.support.inferencers import LONG, Predict, Process, of_witness
 from tests.support.programs import ROOT, eventually
-from tests.support.published import Doubled, Publisher, proven, publish_graph
+from tests.support.published import Doubled, Publisher, proven
 
 pytestmark = pytest.mark.slow
 WORKERS = 2
@@ -279,61 +276,6 @@ def test_what_changes_the_models_changes_them_for_all_workers_and_counts_are_of_
         assert served.program.metrics()["paramsync_requests_total"] == before + len(calls)
     assert reload(config(models[0]), timeout=LONG).status.error_code == 0
     other.close()
-
-
-class Wide(tf.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.scale = tf.Variable(tf.ones([width]))
-
-    @tf.function
-    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"y": x * self.scale}
-
-
-def publish_wide(store: Path, number: int, width: int, factor: float) -> None:
-    module = Wide(width)
-    found = capture(module.__call__.get_concrete_function(tf.TensorSpec([None, width], tf.float32, name="x")))
-    values = {spec.name: np.full([width], factor, np.float32) for spec in found.graph.parameters}
-    publish_graph(store, found.graph, number, values)
-
-
-def test_models_that_are_joined_answer_once_they_fit_and_go_on_while_they_do_not(tmp_path: Path) -> None:
-    file = tmp_path / "models.toml"
-    file.write_text(
-        "[server]\nworkers = 2\n[models.encoder]\nstore = 'encoder'\n[models.head]\nstore = 'head'\n"
-        "[models.joined]\nconnect = ['encoder', 'head']\ninputs = {x = 'y'}\n"
-    )
-    publish_wide(tmp_path / "encoder", 1, 6, 2.0)
-    publish_wide(tmp_path / "head", 1, 7, 3.0)
-    program = Process("--config", file)
-    program.connect()
-    for name in ("encoder", "head"):
-        list(program.sync.Sync(pb.SyncRequest(model=name), timeout=LONG))
-    assert ask_joined(program)[0] == grpc.StatusCode.UNAVAILABLE
-    for part, number, width, factor, answered in (
-        ("head", 2, 6, 3.0, (6.0, 2)),
-        ("encoder", 2, 5, 2.0, (6.0, 2)),  # which does not fit: what was joined before goes on
-        ("encoder", 3, 6, 5.0, (15.0, 2)),
-    ):
-        publish_wide(tmp_path / part, number, width, factor)
-        list(program.sync.Sync(pb.SyncRequest(model=part), timeout=LONG))
-        assert ask_joined(program) == answered
-        [status] = program.sync.GetStatus(pb.GetStatusRequest(model="joined"), timeout=LONG).models
-        assert (bool(status.reason), status.serving.number) == (width == 5, 2)
-    program.close()
-
-
-def ask_joined(program: Process) -> tuple[Any, Any]:
-    message = predict_pb2.PredictRequest()
-    message.model_spec.name = "joined"
-    message.inputs["x"].CopyFrom(tf.make_tensor_proto(np.ones([1, 6], np.float32)))
-    try:
-        answer = program.predict(message, timeout=LONG)
-    except grpc.RpcError as error:
-        return error.code(), error.details()
-    [value] = set(tf.make_ndarray(answer.outputs["y"]).reshape(-1).tolist())
-    return value, answer.model_spec.version.value
 
 
 # Processes ------------------------------------------------------------------------------------------------------------
