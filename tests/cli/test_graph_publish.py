@@ -178,6 +178,7 @@ np.savez(sys.argv[3], x=x, y=np.asarray(model.predict_on_batch(x)))
 """
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_a_trainer_on_jax_and_a_follower_on_tensorflow_end_on_the_same_parameters(tmp_path: Path) -> None:
     store, trained, answers = tmp_path / "store", tmp_path / "trained.npz", tmp_path / "answers.npz"

@@ -67,6 +67,7 @@ def test_a_publisher_killed_at_any_moment_leaves_a_whole_latest_version(store: P
     assert left <= {"checkpoint", "ckpt", "publisher.lock", ".spare"}  # nothing half-written is left
 
 
+@pytest.mark.promise
 def test_readers_never_see_a_wrong_byte_while_files_are_recycled(store: Path, whole: bool) -> None:
     seconds = 60 if whole else 5
     with ExitStack() as stack:

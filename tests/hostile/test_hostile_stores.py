@@ -146,6 +146,7 @@ class Endless(Witness):
             return {"seen": tf.stack([part[0, 0] for part in self.parts])}
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_a_model_whose_first_look_never_ends_does_not_keep_the_server_from_ending(
     publisher: Publisher, tmp_path: Path

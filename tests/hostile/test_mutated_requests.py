@@ -143,6 +143,7 @@ def memory(echoing: Process) -> int:
     return int(next(one for one in lines if one.startswith("VmRSS")).split()[1]) * 1024
 
 
+@pytest.mark.promise
 def test_whatever_is_asked_has_an_answer_or_a_status_and_harms_nobody(echoing: Process, whole: bool) -> None:
     chance = random.Random(7)
     seen: collections.Counter[object] = collections.Counter()

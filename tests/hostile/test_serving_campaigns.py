@@ -100,6 +100,7 @@ def total(seen: Sequence[dict[str, Any]], what: str) -> int:
     return sum(client[what] for client in seen)
 
 
+@pytest.mark.promise
 def test_no_client_ever_sees_an_older_version_after_a_newer_one_whichever_worker_answers(
     publisher: Publisher, tmp_path: Path, whole: bool
 ) -> None:

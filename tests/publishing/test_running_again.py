@@ -109,6 +109,7 @@ def run_until(step: int, store: Path, backup: Path, log: Path) -> None:
         script.wait(PATIENCE)
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_a_fit_that_is_killed_and_run_again_goes_on_and_publishes_no_untrained_model(tmp_path: Path) -> None:
     store, backup = tmp_path / "store", tmp_path / "backup"

@@ -72,6 +72,7 @@ class Client:
         return tf.make_ndarray(found)
 
 
+@pytest.mark.promise
 def test_versions_that_tensorflow_publishes_are_served_with_the_values_it_computes(tmp_path: Path) -> None:
     (tmp_path / "models.toml").write_text(CONFIG)
     model = digits()

@@ -57,6 +57,7 @@ with StoreWriter(path, keep=2) as writer:
 """
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_a_full_disk_is_an_error_that_leaves_the_version_before_until_there_is_room(tmp_path: Path) -> None:
     run_on_small_disk(FULL, tmp_path)

@@ -41,6 +41,7 @@ with StoreWriter(path, keep=2) as writer:
 """
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_a_publisher_killed_at_any_step_leaves_a_whole_store(tmp_path: Path) -> None:
     """The steps include links to what did not change, and files that are overwritten in place."""

@@ -93,6 +93,7 @@ def test_as_many_tensors_as_a_reader_takes_are_published_and_one_more_is_refused
     assert len(Store(tmp_path).open(Store(tmp_path).find(2)).entries) == 1 << 18
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [0, 1])
 def test_names_as_long_as_a_reader_takes_are_published_and_longer_ones_are_refused(tmp_path: Path, more: int) -> None:

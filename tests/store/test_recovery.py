@@ -72,6 +72,7 @@ def served(address: str, *, above: int) -> int:
     return eventually(look, lambda: f"a version above {above} at {address}")
 
 
+@pytest.mark.promise
 def test_a_killed_inferencer_serves_the_newest_version_again(tmp_path: Path) -> None:
     with trainer(tmp_path, "trainer") as training, inferencer(tmp_path, "first") as first:
         before = served(addresses(first)[0], above=0)
@@ -85,6 +86,7 @@ def test_a_killed_inferencer_serves_the_newest_version_again(tmp_path: Path) -> 
         assert training.stop() == 0
 
 
+@pytest.mark.promise
 def test_a_killed_trainer_resumes_and_its_versions_keep_rising(tmp_path: Path) -> None:
     with inferencer(tmp_path, "inferencer") as serving:
         predictions, control = addresses(serving)

@@ -62,6 +62,7 @@ def test_it_starts_without_a_store_and_serves_once_something_is_published(progra
     assert "Traceback" not in "".join(program.lines)
 
 
+@pytest.mark.promise
 def test_what_a_file_says_is_served_on_three_ports_and_a_pin_survives_a_kill(
     publisher: Publisher, store: Path, tmp_path: Path
 ) -> None:
@@ -108,6 +109,7 @@ def serving(program: Process, publisher: Publisher) -> Process:
     return program
 
 
+@pytest.mark.promise
 def test_requests_in_flight_at_sigterm_are_answered_and_a_second_signal_changes_nothing(
     gated: Process, tmp_path: Path
 ) -> None:
@@ -163,6 +165,7 @@ def connected(program: Process, count: int) -> list[Predict]:
     return [prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict for channel in channels]
 
 
+@pytest.mark.promise
 def test_no_call_sent_before_sigterm_is_lost(serving: Process) -> None:
     clients = connected(serving, 8)
     answers = [clients[at % 8].future(of_witness(), timeout=LONG) for at in range(400)]

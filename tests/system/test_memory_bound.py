@@ -129,6 +129,7 @@ def attacked(tmp_path: Path) -> Iterator[tuple[Process, Attacked]]:
     echoes.close()
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_any_mix_of_requests_takes_no_more_memory_than_is_said(attacked: tuple[Process, Attacked]) -> None:
     program, attack = attacked

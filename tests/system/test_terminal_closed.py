@@ -90,6 +90,7 @@ def on_terminal(*arguments: str, folder: Path = ROOT) -> Iterator[Terminal]:
         terminal.process.wait()
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_a_trainer_whose_terminal_is_closed_publishes_and_saves_its_last_step(tmp_path: Path) -> None:
     jobs.put(tmp_path)

@@ -42,6 +42,7 @@ def quarantined(program: Process) -> dict[int, str]:
     return {one.number: one.reason for one in status.quarantined}
 
 
+@pytest.mark.promise
 def test_forged_versions_are_quarantined_with_the_reason_and_the_next_good_one_serves(
     tmp_path: Path, pair: Keys, program: Process
 ) -> None:

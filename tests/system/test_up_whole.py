@@ -89,6 +89,7 @@ def _becomes_program(pid: int) -> str:
     return words[2]
 
 
+@pytest.mark.promise
 def test_versions_flow_and_answers_become_better() -> None:
     with running("--json") as run:
         shown = [run.read_until_match(r"serving (\d+), .* accuracy (9\d|100)\.\d%")[1]]
@@ -111,6 +112,7 @@ def test_versions_flow_and_answers_become_better() -> None:
     assert found["freshness_ms_p50"] > 0
 
 
+@pytest.mark.promise
 def test_ctrl_c_on_a_terminal_ends_up_cleanly() -> None:
     with running(FORCE_COLOR="1", COLUMNS="80", LINES="24") as run:
         run.read_until("predictions")

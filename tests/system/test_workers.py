@@ -177,6 +177,7 @@ def test_one_client_never_sees_a_version_go_back_whichever_worker_answers(served
     assert (caller.wrong, caller.failed) == ([], [])
 
 
+@pytest.mark.promise
 def test_workers_that_are_killed_at_random_are_replaced_and_lose_what_was_in_flight_on_them(served: Served) -> None:
     callers = [Caller(served.program.address) for _ in range(4)]
     chosen = random.Random(7)
@@ -227,6 +228,7 @@ def test_a_worker_that_is_stopped_while_it_starts_keeps_the_others_from_nothing(
         assert {version_of(call) for call in calls} == {served.number}
 
 
+@pytest.mark.promise
 def test_what_operators_choose_is_so_for_all_connections_once_they_are_told(served: Served) -> None:
     old, new = served.number, served.next()
     served.sync()

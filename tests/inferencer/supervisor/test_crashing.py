@@ -132,6 +132,7 @@ def test_a_version_on_which_workers_crash_when_they_answer_is_quarantined_and_th
     running.close()
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_workers_that_end_again_and_again_are_reported_and_fail_health_until_they_live(
     publisher: Publisher, tmp_path: Path

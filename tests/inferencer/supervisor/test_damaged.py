@@ -20,6 +20,7 @@ from tests.support.running import LONG, NOT_SERVING, SERVING, Running, refused, 
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.promise
 def test_another_version_answers_in_its_place_or_none_or_it_says_that_it_is_damaged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -75,6 +75,7 @@ def versions_that_answer(running: Running, model: str) -> set[int]:
     return versions
 
 
+@pytest.mark.promise
 def test_a_worker_that_is_stopped_keeps_nobody_waiting_and_catches_up_once_it_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,6 +162,7 @@ def replaced_twice(running: Running) -> tuple[list[list[int]], list[float]]:
     return generations, counts
 
 
+@pytest.mark.promise
 def test_all_workers_are_replaced_twice_and_no_call_fails_nor_sees_a_version_go_back(
     running: Running, publisher: Publisher
 ) -> None:
