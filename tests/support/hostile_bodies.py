@@ -14,6 +14,7 @@ HOSTILE = {
     "fractions that are long": b"0." + b"1" * 9000 + b",",
     "empty strings": b'"",',
     "strings": b'"ab",',
+    "colons in strings": b'":",',
     "escapes": b'"' + b"\\u00e9\\n" * 20 + b'",',
     "bytes": b'{"b64":"AA=="},',
     "ragged": b"[1],[1,2],",

@@ -128,6 +128,21 @@ def test_a_key_that_is_there_twice_is_refused(text: str) -> None:
         Body(f"{{{text}}}".encode())
 
 
+@pytest.mark.parametrize(
+    "text", ['{"a": "b:c", "x": [1.5]}', r'{"a\":": ":\\", "x": {"\\\\\":": 1}}', '{"x": ["{:", ":", ""], ":": {}}']
+)
+def test_colons_in_strings_do_not_make_reading_slow(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(Body, "_parse_slowly")
+    assert Body(text.encode()).fields == json.loads(text)
+
+
+@pytest.mark.parametrize("text", ['{"x": [NaN, 1, 2, 3]}', '{"x": "long", "x": 1}', '{"x": [1e999, 22222]}'])
+def test_what_can_only_be_read_slowly_has_a_lower_limit(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_reader, "_MOST_SLOWLY", 20)
+    with pytest.raises(TooLargeError, match=r"expected at most 20 bytes of JSON with NaN, .* or a key twice, found 21"):
+        Body(text.encode())
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_memory_is_what_was_estimated_at_most(kind: str) -> None:
     content = hostile(kind, MB // 2)
