@@ -48,10 +48,9 @@ class Overview:
         self._heard = heard
         self._started_at = time.time()
         self._release = release()
-        self._lock = threading.Lock()  # of the next three; not held while another process is asked
+        self._lock = threading.Lock()  # of the next two; not held while another process is asked
         self._models: dict[str, History] = {}
         self._workers: list[dict[str, Any]] = []
-        self._trouble = ""
         self._asked_at = 0.0
         self._subscriptions: dict[Follower[Any], Subscription] = {}
         self._traffic = Traffic()
@@ -66,13 +65,14 @@ class Overview:
     def state(self, model: str | None = None) -> bytes:
         """The state as JSON: with the history of this model alone, if one is given."""
         self._asked_at = time.monotonic()
-        now = time.time()
         with self._lock:
+            now = time.time()
+            _, trouble = self._look(now)
             models = {
                 name: history.as_json(now, whole=model is None or name == model)
                 for name, history in self._models.items()
             }
-            workers, trouble = self._workers, self._trouble
+            workers = self._workers
         server = {"release": self._release, "started_at": self._started_at, "trouble": trouble}
         return messages.text({"now": now, "models": models, "workers": workers, "server": server})
 
@@ -98,15 +98,19 @@ class Overview:
                 self._models.setdefault(event.model, History()).hear(event)
         self._heard()
 
-    def look(self, statuses: Mapping[str, Status], trouble: str) -> None:
-        """Note the statuses of all models, after anything happened. Any thread."""
-        now = time.time()
+    def look(self) -> tuple[Mapping[str, Status], str]:
+        """Note the statuses of all models, and return what `states` gave. Any thread."""
         with self._lock:
-            self._trouble = trouble
-            for name, status in statuses.items():
-                self._models.setdefault(name, History()).look(status, now)
-            for name in self._models.keys() - statuses.keys():
-                del self._models[name]
+            return self._look(time.time())
+
+    def _look(self, now: float) -> tuple[Mapping[str, Status], str]:
+        """The caller holds the lock: statuses read outside it could be older than events that were heard since."""
+        statuses, trouble = self._states()
+        for name, status in statuses.items():
+            self._models.setdefault(name, History()).look(status, now)
+        for name in self._models.keys() - statuses.keys():
+            del self._models[name]
+        return statuses, trouble
 
     # Samples ----------------------------------------------------------------------------------------------------------
 
@@ -139,8 +143,7 @@ class Overview:
             for worker in statuses
         ]
         supervisor = _of_process(os.getpid(), number=None, state="supervising", since=self._started_at, restarts=0)
-        models, trouble = self._states()
-        self.look(models, trouble)
+        models, _ = self.look()
         with self._lock:
             self._workers = [supervisor, *workers]
             for name, status in models.items():

@@ -215,8 +215,8 @@ class Server:
     def _aside(self, call: Any, *arguments: Any) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(asyncio.to_thread(call, *arguments), self._loop)
 
-    def _page_state(self, model: str | None) -> bytes:
-        return self._overview.state(model)
+    def _page_state(self, model: str | None) -> Future[bytes]:
+        return self._aside(self._overview.state, model)
 
     def _compare(self, model: str, old: int, new: int, asker: str) -> Future[bytes]:
         return self._comparing.ask(self.models.follower(model).status().store, old, new, asker)
@@ -284,18 +284,12 @@ class Server:
 
     async def _tell(self) -> None:
         """Tell workers how the followers are. Returns once they know, or after a second."""
-        answers = await asyncio.to_thread(self._fleet.epochs.tell, *self._looked())
+        answers = await asyncio.to_thread(self._fleet.epochs.tell, *self._overview.look())
         if answers:
             await asyncio.wait([asyncio.wrap_future(answer) for answer in answers], timeout=_TELLING_SECONDS)
 
     def _states(self) -> tuple[dict[str, Status], str]:
         return {model.name: model.status() for model in self.models}, self._fleet.workers.trouble
-
-    def _looked(self) -> tuple[dict[str, Status], str]:
-        """The same; the page knows it too."""
-        states = self._states()
-        self._overview.look(*states)
-        return states
 
     def _tell_news(self) -> None:
         """Tell workers and the page what happened, in at most 20 messages a second."""
@@ -304,6 +298,6 @@ class Server:
                 self._overview.follow(self.models.followers())
                 if self._news.wait(_QUIET_SECONDS):
                     self._news.clear()
-                self._fleet.epochs.tell(*self._looked())
+                self._fleet.epochs.tell(*self._overview.look())
             except Exception:  # noqa: BLE001, else workers would hear nothing any more
                 _log.exception("workers were not told how the followers are; they will be told again")

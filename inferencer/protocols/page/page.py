@@ -47,6 +47,7 @@ _HEADERS = {
 }
 _MOST_BYTES = 4096  # of the body of an action
 _SECONDS = 60.0  # for an action
+_PAUSE = 0.05  # seconds from one question about the state to the next: the answer takes milliseconds and 150 kB a model
 _API, _STATE, _DIFF, _MODELS = "/api/", "/api/state", "/api/diff", "/api/models/"
 _ACTIONS = {action.value: action for action in (
     Action.SYNC, Action.PIN, Action.UNPIN, Action.ROLLBACK, Action.LABEL, Action.UNLABEL
@@ -83,6 +84,8 @@ class Page:
         self._supervisor = supervisor
         self._access = access
         self._files = files()
+        self._asking: dict[str | None, asyncio.Future[bytes]] = {}  # by the model whose history the state has
+        self._asks_at: dict[str | None, float] = {}  # when the next question may be asked, by the event loop's clock
 
     def is_file(self, path: str) -> bool:
         return path in self._files
@@ -100,11 +103,29 @@ class Page:
         if path in self._files:
             return _file(request, self._files[path])
         if path == _STATE:
-            state = await self._supervisor("overview", request.query.get("model"))
+            state = await self._state(request.query.get("model"))
             return reply(200, self._with_actions(request, state), {**_HEADERS, "Cache-Control": "no-store"})
         if path == _DIFF:
             return reply(200, await self._compare(request), {**_HEADERS, "Cache-Control": "no-store"})
         return failed(404, f"expected {_STATE}, {_DIFF} or {_MODELS}NAME/ACTION, found {path[:200]}")
+
+    def _state(self, model: str | None) -> Awaitable[bytes]:
+        """The supervisor's answer, shared by all callers that wait for it; a caller that leaves does not cancel it."""
+        if model is not None and model not in {served.name for served in self._models}:
+            model = ""  # else every made-up name would be a question of its own
+        if model not in self._asking:
+            self._asking[model] = asyncio.ensure_future(self._ask(model))
+        return asyncio.shield(self._asking[model])
+
+    async def _ask(self, model: str | None) -> bytes:
+        loop = asyncio.get_running_loop()
+        try:
+            await asyncio.sleep(self._asks_at.get(model, 0.0) - loop.time())
+            self._asks_at[model] = loop.time() + _PAUSE
+            state: bytes = await self._supervisor("overview", model)
+        finally:
+            del self._asking[model]
+        return state
 
     async def _compare(self, request: web.BaseRequest) -> bytes:
         model, old, new = request.query.get("model", ""), _version(request, "old"), _version(request, "new")

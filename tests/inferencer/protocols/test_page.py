@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import re
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from inferencer.protocols.page.advice import TEXTS, advice
-from inferencer.protocols.page.page import files
+from inferencer.protocols.page.page import Page, files
 from paramsync.errors import CorruptCheckpointError, GraphError, ParameterError, UnsafeGraphError, UntrustedError
 from paramsync.following.faults import describe
+from paramsync.rpc.access import Access
 from paramsync.rpc.tokens import Tokens
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.http import Got, call
@@ -119,6 +124,47 @@ def test_a_page_gets_the_history_of_the_model_it_shows_and_only_the_status_of_ot
     other = server.get("/api/state?model=").json["models"][MODEL]
     assert (other["status"]["state"], other["versions"], other["happened"]) == ("serving", [], [])
     assert len(other["traffic"]) <= 1
+
+
+def test_pages_that_ask_at_once_share_one_question_and_one_that_leaves_ends_it_for_none(server: Server) -> None:
+    questions: list[tuple[str, ...]] = []
+
+    async def ask() -> list[int]:
+        answered = asyncio.Event()
+
+        async def supervisor(*question: str) -> bytes:
+            questions.append(question)
+            await answered.wait()
+            return b'{"models":{}}'
+
+        page = Page(server.running.server.models, supervisor, Access(host="127.0.0.1"))
+        requests = [make_mocked_request("GET", f"/api/state?model=made-up-{number}") for number in range(300)]
+        first, *others = [asyncio.ensure_future(page.answer(request, b"")) for request in requests]
+        while not questions:
+            await asyncio.sleep(0)
+        first.cancel()
+        answered.set()
+        return [answer.status for answer in await asyncio.gather(*others)]
+
+    assert asyncio.run(ask()) == [200] * 299
+    assert questions == [("overview", "")]
+
+
+def test_a_state_that_takes_long_holds_up_no_other_question(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    overview, begun, go_on = server.running.server._overview, threading.Event(), threading.Event()
+
+    def state(model: str | None) -> bytes:
+        begun.set()
+        assert go_on.wait(LONG)
+        return b'{"models":{}}'
+
+    monkeypatch.setattr(overview, "state", state)
+    with ThreadPoolExecutor() as threads:
+        page = threads.submit(server.get, "/api/state")
+        assert begun.wait(LONG)
+        assert server.get("/metrics").status == 200  # which asks the supervisor too
+        go_on.set()
+        assert page.result(LONG).status == 200
 
 
 def test_a_version_that_is_refused_is_shown_with_its_reason(server: Server) -> None:

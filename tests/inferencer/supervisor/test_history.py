@@ -158,10 +158,20 @@ def test_a_quantile_lies_in_its_bucket() -> None:
 
 
 def test_a_model_that_is_served_no_more_is_gone() -> None:
-    overview = Overview(list, list, lambda: ({}, ""))
-    for names in (["a", "b"], ["b"]):
-        overview.look({name: Status(model=name, store=Path("/s")) for name in names}, "")
+    names = ["a", "b"]
+    overview = Overview(list, list, lambda: ({name: Status(model=name, store=Path("/s")) for name in names}, ""))
+    overview.look()
+    names.remove("a")
     assert list(json.loads(overview.state())["models"]) == ["b"]
+
+
+def test_the_status_is_never_older_than_the_history() -> None:
+    status = Status(model="m", store=Path("s"), state=State.SERVING)
+    overview = Overview(list, list, lambda: ({"m": status}, "trouble"))
+    overview.look()
+    status = replace(status, serving=version(8))  # and nobody looks before a page asks
+    state = json.loads(overview.state())
+    assert (state["models"]["m"]["status"]["serving"]["number"], state["server"]["trouble"]) == (8, "trouble")
 
 
 @pytest.mark.parametrize("pinned", [None, 7])
@@ -170,8 +180,8 @@ def test_a_page_that_is_opened_late_is_told_how_old_answers_are_now(pinned: int 
     serving = version(7, step_done_at=old, committed_at=old + 1)
     case = Quarantined(number=8, reason="not finite", since=old + 3)
     status = Status(model="m", store=Path("s"), published=serving, serving=serving, pinned=pinned, quarantined=(case,))
-    overview = Overview(list, list, lambda: ({}, ""))
-    overview.look({"m": status.at(old + 1.1, time.monotonic())}, "")  # and nothing has happened since
+    seen = status.at(old + 1.1, time.monotonic())
+    overview = Overview(list, list, lambda: ({"m": seen}, ""))  # and nothing has happened since
     first = json.loads(overview.state())
     told = first["models"]["m"]["status"]
     assert told["serving_age_seconds"] == first["now"] - old
