@@ -145,7 +145,8 @@ class HttpPort:
         return seen == self._came
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        self._came += 1
+        if not self._page.knows(request.rel_url.raw_path):  # open pages ask again and again, and it is never quiet
+            self._came += 1
         may_predict = self._connections.asked(request.protocol)
         share = self._budget.share()
         try:
@@ -191,7 +192,7 @@ class HttpPort:
             return await self._call(call, message, request, share)
         if self._page.knows(path):
             content = b""
-            if request.method == "POST":
+            if request.method == "POST" and not self._page.is_file(path):  # for a file callers need no token
                 async with self._intake.body(request, share) as content:
                     pass
             return await self._page.answer(request, content)

@@ -61,6 +61,21 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_held(web: Web, message
     assert (got.status, "body: expected at most 4194304 bytes, found" in got.error) == (413, True)
 
 
+def test_a_body_for_a_file_of_the_page_is_not_read(web: Web) -> None:
+    with socket.create_connection(("127.0.0.1", web.rest_port), LONG) as one:
+        one.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n")  # and no body
+        assert one.recv(1 << 16).startswith(b"HTTP/1.1 405")
+
+
+def test_open_pages_do_not_keep_a_server_from_ending(web: Web) -> None:
+    came = []
+    for path in ("/", "/api/state", "/v1/models/plain"):
+        before = web.rest._came
+        assert call(web.rest_port, "GET", path).status == 200
+        came.append(web.rest._came - before)
+    assert came == [0, 0, 1]
+
+
 def packed(content: bytes, encoding: str, *, times: int = 1) -> bytes:
     form = {"gzip": 31, "deflate": 15, "raw": -15}[encoding]
     one = zlib.compressobj(9, wbits=form)
