@@ -107,6 +107,7 @@ def cut_short() -> predict_pb2.PredictRequest:
         (request(y=1.0), Code.INVALID_ARGUMENT, "inputs: expected 'x', found 'y'"),
         (request(x=np.ones([1, 2], np.float32), y=1.0), Code.INVALID_ARGUMENT, "inputs: expected 'x', found 'x', 'y'"),
         (request(x=np.ones([1, 2])), Code.INVALID_ARGUMENT, "expected float32 [?, 2], found float64 [1, 2]"),
+        (request(x=np.ones([2], np.float32)), Code.INVALID_ARGUMENT, "expected float32 [?, 2], found float32 [2]"),
         (cut_short(), Code.INVALID_ARGUMENT, "expected 8 bytes of tensor_content, found 7"),
         (request(x=[["a", "b"]]), Code.INVALID_ARGUMENT, "expected float32 [?, 2], found string [1, 2]"),
     ],
