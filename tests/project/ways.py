@@ -16,14 +16,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import grpc
 import numpy as np
 import tensorflow as tf
+from tensorflow_serving.apis import prediction_service_pb2_grpc
 
 from paramsync import Follower, Publisher, PublishSchedule, Replica
 from paramsync.status import EventKind
 from tests.support.programs import ROOT
 from tests.support.published import Publisher as StorePublisher
-from tests.support.running import SERVING, LocalRunning, request
+from tests.support.running import LocalRunning, request
 
 _PRODUCT = ("paramsync", "inferencer", "trainer")
 _PAUSE = threading.Event()
@@ -52,7 +54,10 @@ class Trace:
         try:
             act()
         finally:
-            self._on = False
+            self.stop()
+
+    def stop(self) -> None:
+        self._on = False
 
     def _called(self, frame: FrameType, event: str, _argument: Any) -> None:
         if self._on and event == "call":
@@ -64,21 +69,24 @@ class Trace:
 def of_a_version(trace: Trace, store: Path) -> dict[str, int]:
     """Modules with their lines, from `publish` to the swap, in one's own program."""
     model = tf.keras.Sequential([tf.keras.Input((8,)), tf.keras.layers.Dense(4)])
-    with (
-        Publisher(store, model, schedule=PublishSchedule(every_steps=1)) as publisher,
-        Follower(Replica("m", store)) as follower,
-    ):
-        swapped = threading.Event()
-        follower.subscribe(swapped.set, [EventKind.SWAPPED])  # a status that is asked for is not on the way
+    with Publisher(store, model, schedule=PublishSchedule(every_steps=1)) as publisher:
+        publisher.publish(1)
+        publisher.flush()
+        with Follower(Replica("m", store)) as follower:
+            follower.looked.result(_SECONDS)  # its round is over: nothing of it is traced
+            swapped = threading.Event()
 
-        def publish_and_swap(step: int) -> None:
-            swapped.clear()
-            publisher.publish(step)
-            publisher.flush()
-            assert swapped.wait(_SECONDS)
+            def end() -> None:
+                trace.stop()
+                swapped.set()
 
-        publish_and_swap(1)
-        trace.during(lambda: publish_and_swap(2))
+            def publish_and_swap() -> None:
+                publisher.publish(2)
+                publisher.flush()
+                assert swapped.wait(_SECONDS)
+
+            follower.subscribe(end, [EventKind.SWAPPED])
+            trace.during(publish_and_swap)
     return _lines(trace.modules)
 
 
@@ -88,15 +96,18 @@ def of_a_predict(trace: Trace, store: Path) -> dict[str, int]:
     publisher.publish(1)
     running = LocalRunning(store)
     try:
-        until(lambda: running.health(store.name) == SERVING)
+        until(lambda: running.server.models.find(store.name).status().serving is not None)
         running.call(running.server.models.close)  # what follows the store meanwhile is not on the way
+        address, options = f"127.0.0.1:{running.port}", [("grpc.http2.bdp_probe", 0)]  # a client pings by chance
+        with grpc.insecure_channel(address, options) as channel:
+            service = prediction_service_pb2_grpc.PredictionServiceStub(channel)
 
-        def predict() -> None:
-            running.prediction_service.Predict(request(store.name, x=np.ones((1, 2), np.float32)))
-            running.call(partial(asyncio.sleep, 0))  # the server counts the call after it has sent the answer
+            def predict() -> None:
+                service.Predict(request(store.name, x=np.ones((1, 2), np.float32)))
+                running.call(partial(asyncio.sleep, 0))  # the server counts the call after it has sent the answer
 
-        predict()
-        trace.during(predict)
+            predict()
+            trace.during(predict)
     finally:
         running.close()
         publisher.close()
