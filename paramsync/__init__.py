@@ -31,7 +31,7 @@ _MODULES = {
     "PublishSchedule": "publishing.schedule",
     "Publisher": "publishing.publisher",
     "Replica": "following.replica",
-    "Retention": "store.retention",
+    "Retention": "store.state_file",
     "Store": "store.store",
     "TlsFiles": "rpc.tls",
     "Version": "version",

@@ -12,10 +12,13 @@ import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
+import paramsync
+import paramsync.graphs
 from paramsync.errors import SettingsError
 from paramsync.program import settings, traces
 from paramsync.program.json_lines import JsonLines
@@ -138,6 +141,11 @@ def test_an_import_without_tensorflow_says_what_to_install() -> None:
         raise ModuleNotFoundError("No module named 'keras'", name="keras.callbacks")
     expected = f"paramsync.keras needs keras.callbacks, which is not installed: {install('tensorflow')}"
     assert str(refused.value) == expected
+
+
+@pytest.mark.parametrize("package", [paramsync, paramsync.graphs])
+def test_every_public_name_of_the_library_is_imported(package: ModuleType) -> None:
+    assert [getattr(package, name).__name__ for name in package.__all__] == package.__all__
 
 
 def test_an_import_that_fails_for_another_reason_is_left_as_it_is() -> None:
