@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework.function import Defun
 
 from paramsync.errors import GraphError
 from paramsync.graphs.surgery import Copy, duplicate
@@ -169,6 +170,29 @@ def test_random_ops_and_initial_values_get_fresh_seeds_unless_they_are_to_be_kep
         assert not np.array_equal(different[1], different[2])
     with ready(again.graph) as session:  # fresh seeds are the same each time
         np.testing.assert_array_equal(session.run(again[with_stateless]), values[2][1])
+
+
+def test_functions_that_are_ops_get_fresh_seeds_unless_they_are_to_be_kept() -> None:
+    draw = Defun(func_name="draw")(lambda: tf.random.uniform([4], seed=3))
+    within = Defun(tf.float32, func_name="within")(lambda x: x + draw())
+    still = Defun(tf.float32, func_name="still")(lambda x: x * 2)
+    with tf.Graph().as_default() as graph:
+        v1.set_random_seed(1)
+        x = v1.placeholder(tf.float32, [4], name="x")
+        y = within(still(x))
+        kept, fresh = duplicate(y, x, scope="kept", keep_seeds=True), duplicate(y, x, scope="fresh")
+        other = duplicate(y, x, scope="other")
+    ops = [copy.outputs[0].op.type for copy in (kept, fresh, other)]
+    assert ops[0] == y.op.type
+    assert len(set(ops)) == 3
+    assert fresh[y.op.inputs[0]].op.type == y.op.inputs[0].op.type
+    with ready(graph) as session:
+        copies = (kept, fresh, other)
+        feed = dict.fromkeys([x, *(copy.inputs[0] for copy in copies)], DATA[0])
+        original, same, *different = session.run([y, *(copy.outputs[0] for copy in copies)], feed)
+    np.testing.assert_array_equal(original, same)
+    assert not np.array_equal(original, different[0])
+    assert not np.array_equal(different[0], different[1])
 
 
 class Functions:

@@ -25,11 +25,13 @@ from tensorflow.core.framework import resource_handle_pb2
 
 from paramsync.errors import GraphError
 from paramsync.graphdef.reading import (
+    called,
     control_inputs,
     data_inputs,
     functions_called,
     functions_of,
     node_of,
+    rename_calls,
 )
 from paramsync.graphs.lifting.roles import CALLS, functions, set_functions
 from paramsync.graphs.nodes import PLAIN_CALLS, definition, port_of
@@ -87,6 +89,7 @@ class _Library:
         self._scope, self._device, self._keep_seeds = scope, device, keep_seeds
         self._number = next(_numbers)
         self._own: dict[tuple[Any, ...], str] = {}  # by name, and contents of the passed handles
+        self._reseeded: dict[str, str] = {}  # functions that are called as ops, by name
         self.made: list[Any] = []
 
     def inline(self, nodes: Iterable[Any], spelling: _Spelling, whole: Collection[str] = ()) -> list[Any]:
@@ -122,6 +125,8 @@ class _Library:
                 if node.op in PLAIN_CALLS and not in_function:  # TensorFlow has gradients for these
                     passed = [None] * len(passed)
                 set_functions(node, [self._make_own(name, passed) for name in functions(node)])
+            elif not self._keep_seeds:
+                rename_calls([node], {name: self._reseed(name) for name in called(node)})
         for node in (*nodes, *added):
             if self._device is not None:
                 node.device = self._device
@@ -145,6 +150,19 @@ class _Library:
             del function.node_def[:]
             function.node_def.extend(nodes)
         return self._own[key]
+
+    def _reseed(self, name: str) -> str:
+        """The name of a function with fresh seeds, for an op that names the function; `name` if nothing is random."""
+        if name in self._functions and name not in self._reseeded:
+            self._reseeded[name] = name
+            nodes = self._functions[name].node_def
+            names = {each: self._reseed(each) for node in nodes for each in called(node)}
+            if any(map(has_seed, nodes)) or any(fresh != old for old, fresh in names.items()):
+                self._reseeded[name] = f"{name}__{self._number}_reseeded"
+                function = self._copy_function(name, self._reseeded[name])
+                function.node_def.extend(_refresh_seeds(function.node_def, f"{self._scope}/{name}", in_function=True))
+                rename_calls(function.node_def, names)
+        return self._reseeded.get(name, name)
 
     def _copy_function(self, name: str, copy: str) -> Any:
         function = type(self._functions[name])()
