@@ -189,25 +189,28 @@ class Checkpoints(ABC, Generic[G, R]):
             _log.debug("%s: cannot be scrubbed now: %s", known.bundle.prefix, error)
         return None
 
-    def read_graph(self, path: Path, version: Version | None = None) -> G:
-        """The graph in a graph file, which is to be the version's. Raises GraphError, UntrustedError, OSError."""
-        content = files.content(path, limit=files.MAX_MESSAGE)
-        if version is not None and self.trust is not None:
-            self.trust.check_graph(version, content, path)
-        try:
-            graph, digest = self.build_graph(content)
-        except GraphError as error:
-            raise type(error)(f"{path}: {error}") from error
-        if version is not None and digest != version.graph:
-            raise GraphError(f"{path}: expected the graph {version.graph}, found {digest}")
-        return graph
+    def read_graph(self, path: Path) -> G:
+        """The graph in a graph file. Raises GraphError, OSError."""
+        return self._build(path, files.content(path, limit=files.MAX_MESSAGE))[0]
 
     def _read_published(self, version: Version) -> G:
         path = self.store.graph_file(version.graph)
         try:
-            return self.read_graph(path, version)
+            content = files.content(path, limit=files.MAX_MESSAGE)
         except FileNotFoundError as error:
             raise GraphError(needs(version, path)) from error
+        if self.trust is not None:
+            self.trust.check_graph(version, content, path)
+        graph, digest = self._build(path, content)
+        if digest != version.graph:
+            raise GraphError(f"{path}: expected the graph {version.graph}, found {digest}")
+        return graph
+
+    def _build(self, path: Path, content: bytes) -> tuple[G, str]:
+        try:
+            return self.build_graph(content)
+        except GraphError as error:
+            raise type(error)(f"{path}: {error}") from error
 
     def _check(
         self, version: Version, graph: GraphSpec, bundle: Bundle, keys: Sequence[str], tell: ProgressCallback

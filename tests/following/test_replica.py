@@ -18,6 +18,7 @@ from paramsync.errors import (
     UnsafeGraphError,
 )
 from paramsync.following.replica import Replica
+from paramsync.graphs.graph import Graph
 from paramsync.store.store import Store
 from tests.support.published import (
     GATED_OPS,
@@ -74,6 +75,19 @@ def test_a_missing_graph_file_is_named(publisher: Publisher, replica: Replica) -
     version = publisher.publish(1)
     (publisher.path / f"graph-{version.graph}.pb").unlink()
     with pytest.raises(GraphError, match=f"version 1 needs the graph file .*{version.graph}"):
+        replica.restore(version)
+
+
+def test_a_program_that_is_missing_while_a_graph_is_built_is_no_missing_graph_file(
+    publisher: Publisher, replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    version = publisher.publish(1)
+
+    def build(*_: object, **__: object) -> Graph:
+        raise FileNotFoundError("no python3 to start")
+
+    monkeypatch.setattr(Graph, "from_bytes", build)
+    with pytest.raises(FileNotFoundError, match="no python3 to start"):
         replica.restore(version)
 
 
