@@ -18,7 +18,7 @@ from paramsync.status import Status
 
 from ..protocols.page import messages
 from ..serving.counts import Histogram
-from ..serving.worker_status import WorkerState, WorkerStatus
+from ..serving.worker_status import WorkerStatus
 from .history import History
 from .traffic import Traffic
 
@@ -26,7 +26,6 @@ _log = logging.getLogger("paramsync.supervisor")
 SAMPLE_SECONDS = 1.0  # between two samples while a page is open
 _UNWATCHED_SECONDS = 5.0
 _STILL_OPEN_SECONDS = 3.0  # an open page asks every second
-_COUNTING = (WorkerState.ANSWERING, WorkerState.LEAVING)
 
 
 class Overview:
@@ -129,9 +128,7 @@ class Overview:
     def sample(self) -> None:
         """Note the traffic of every worker since the last sample, and the age of each serving version."""
         statuses, counts = self._statuses(), self._counts()
-        # without the counts of a late worker the rates would drop now, and jump at the next sample
-        complete = len(counts) == sum(worker.state in _COUNTING for worker in statuses)
-        rates = self._traffic.look(counts, time.monotonic()) if complete else {}
+        rates = self._traffic.look(counts, time.monotonic())
         workers = [
             _of_process(
                 worker.pid,

@@ -157,6 +157,15 @@ def test_a_quantile_lies_in_its_bucket() -> None:
     assert quantile(buckets, 0.99) == REQUEST_SECONDS[-1]
 
 
+def test_a_sample_has_the_traffic_of_workers_and_of_those_that_are_no_more() -> None:
+    key, answered = ("m", "Predict", "7", "", "OK"), Histogram(REQUEST_SECONDS)
+    overview = Overview(list, lambda: [{}, {key: answered}], lambda: ({"m": Status(model="m", store=Path("s"))}, ""))
+    overview.sample()
+    answered.add(0.001)
+    overview.sample()
+    assert json.loads(overview.state())["models"]["m"]["traffic"][-1]["rate"] > 0
+
+
 def test_a_model_that_is_served_no_more_is_gone() -> None:
     names = ["a", "b"]
     overview = Overview(list, list, lambda: ({name: Status(model=name, store=Path("/s")) for name in names}, ""))
