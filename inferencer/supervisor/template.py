@@ -77,6 +77,7 @@ class Template:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(2)
         self._process.kill()
+        self._process.wait()
         self._socket.close()
 
     def _await_import(self) -> None:
