@@ -194,11 +194,13 @@ class Server:
 
     async def apply(self, models: Sequence[AnySettings], changes: Mapping[str, Change] | None = None) -> None:
         """Serve these models from now on, and no others. See `Registry.apply`."""
-        await self.models.apply(models, changes)
-        await asyncio.to_thread(self._fleet.epochs.change)
-        for model in self.models:
-            if isinstance(model, SharedJoined):
-                model.tried = None
+        try:
+            await self.models.apply(models, changes)
+        finally:  # TimeoutError says that the change is accepted
+            await asyncio.to_thread(self._fleet.epochs.change)
+            for model in self.models:
+                if isinstance(model, SharedJoined):
+                    model.tried = None
 
     def _follow(self, model: str, action: Action, *arguments: Any) -> Future[Status]:
         async def followed() -> Status:
