@@ -60,7 +60,9 @@ class ChildProcess:
 
     def _ended(self) -> None:
         self.gone.set()
-        self.exit_code()  # else the kernel keeps a zombie
+        if self.exit_code() is None:  # waited for: else the kernel keeps a zombie
+            self.kill()  # a stopped process does not notice that its channel is closed
+            self.exit_code()
 
     @property
     def is_stopped(self) -> bool:

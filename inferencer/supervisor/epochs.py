@@ -10,9 +10,9 @@ that answers. A version comes to serve in four steps:
 4. shown  Every worker forgets the epochs before it, and versions that are gone.
 
 A worker that dies between two steps needs no care: its successor maps every version, and is shown the whole epoch
-between a step 4 and the next step 2, before it answers. A worker that is late in step 1 is ended. A worker that is
-stopped in step 1, or late in step 2, is passed over until it has answered: the word may name an epoch that it does not
-know yet, and its requests wait until it is shown that epoch.
+between a step 4 and the next step 2, before it answers. A worker that is stopped or late in step 1 is ended: it owes at
+most one version of each model, and nobody waits longer. A worker that is late in step 2 reads its messages in their
+order all the same: the word may name an epoch that it does not know yet, and its requests wait until it does.
 
 One thread does steps 2 to 4 and admits workers, one request after another. It never waits for step 1, and for step 2
 at most _SHOW_SECONDS. There is no lock: what other threads read is replaced by assignment.
@@ -22,11 +22,11 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
-from concurrent.futures import TimeoutError as LateError
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from paramsync.errors import UnfinishedError
@@ -37,9 +37,11 @@ from ..processes.messages import Joining, ModelMessage
 from ..settings.settings import ConnectionSettings
 from .shared import SharedVersion
 from .trial import TRIAL_SECONDS
-from .workers import Worker, asked
+from .workers import Worker
 
-_SHOW_SECONDS = 0.1  # that a swap waits for a worker that is stopped, or late in step 2
+_SHOW_SECONDS = 0.1  # that a swap waits for a worker that is late in step 2
+_LOOK_SECONDS = 0.1  # between two looks at workers that a version or a joined graph waits for
+_MOST_LOOKS = 5  # in a row that find a worker stopped: then it is ended. A debugger stops it for a moment only
 _MOST_UNANSWERED = 20  # statuses that a worker is told before it answers: more would fill its socket
 
 Shown = tuple[ModelMessage, Any]
@@ -54,7 +56,8 @@ class Epochs:
         self._word = word
         self._look = look
         self._order = ThreadPoolExecutor(1, "epochs")
-        self._workers: tuple[Worker, ...] = ()
+        self._mapping: tuple[Worker, ...] = ()  # those that every version is sent to
+        self._workers: tuple[Worker, ...] = ()  # those of them that are told epochs
         self._versions: dict[int, weakref.ref[SharedVersion]] = {}  # by their keys
         self._gone: deque[int] = deque()  # keys of versions that workers are still to forget
         self._shown: Mapping[str, Shown] = {}
@@ -70,39 +73,21 @@ class Epochs:
         is_new = all(known.graph is not version.graph for known in self._living())
         seconds = version.seconds + (TRIAL_SECONDS if is_new else 0.0)
         self._versions[key] = weakref.ref(version, lambda _: self._leave(key))
-        workers = self._workers  # read after the version is known, see _admit
+        workers = self._mapping  # read after the version is known, see admit
         files = version.files
         maps = {worker.channel.ask("version", version.message, descriptors=files): worker for worker in workers}
+        mapped = 0
         try:
-            mapped = self._await_maps(maps, seconds)
+            for answer in _answers(maps, "version", seconds):
+                with suppress(ClosedError):  # the worker ended; its own thread replaces it
+                    answer.result()
+                    mapped += 1
         except BaseException:
             self._leave(key)
             raise
         if workers and not mapped:
             self._leave(key)
             raise UnfinishedError("every worker ended while it was to have the version; it is tried again")
-
-    def _await_maps(self, maps: Mapping[Future[Any], Worker], seconds: float) -> int:
-        """Returns how many workers have the version, or will have it once they go on."""
-        end = time.monotonic() + seconds
-        waiting, mapped = {*maps}, 0
-        while waiting:
-            done, waiting = wait(waiting, timeout=_SHOW_SECONDS, return_when=FIRST_EXCEPTION)
-            for answer in done:
-                with suppress(ClosedError):  # the worker ended; its own thread replaces it
-                    answer.result()
-                    mapped += 1
-            for answer in [*waiting]:
-                worker = maps[answer]
-                if worker.is_stopped:
-                    self._in_turn(self._pass_over, worker, answer)
-                    mapped += 1
-                elif time.monotonic() > end:
-                    worker.end(f"version: expected it within {seconds:g} s")  # before others go on to what it lacks
-                else:
-                    continue
-                waiting.discard(answer)
-        return mapped
 
     def change(self, model: str | None = None) -> None:
         """Have all workers answer from what a model now has, or all models, from one instant on.
@@ -117,13 +102,9 @@ class Epochs:
         """Have all workers build the graphs of joined models, and return the outcome. Answers do not change."""
         models = [message for message, _ in shown]
         outcome: Mapping[str, Joining] = {}
-        for worker, answer in asked(self._workers, "join", models, seconds=TRIAL_SECONDS):
-            try:
-                outcome = answer()
-            except LateError:
-                worker.end(f"join: expected it within {TRIAL_SECONDS:g} s")
-            except ClosedError:
-                pass  # its own thread replaces it
+        joins = {worker.channel.ask("join", models): worker for worker in self._workers}
+        for answer in _answers(joins, "join", TRIAL_SECONDS):
+            outcome = _outcome(joins[answer], answer) or outcome
         self._pairs = {**self._pairs, **self._pairs_of(models)}
         return outcome
 
@@ -143,17 +124,27 @@ class Epochs:
     # For the processes ------------------------------------------------------------------------------------------------
 
     def admit(self, worker: Worker) -> None:
-        """Give a worker that has started all that the others have. From then on it is told with them."""
+        """Give a worker that has started all that the others have. From then on it is told with them.
+
+        While it gets what is there, swaps go on without it. Then new versions are sent to it too, so that no swap goes
+        ahead of it while it gets the rest.
+        """
         known: set[int] = set()
-        pairs: Mapping[str, object] = {}
-        while not self._in_turn(self._admit, worker, known, pairs):
-            pairs, shown = self._pairs, [*self._shown.values()]  # whose versions stay until this is over
-            for version in self._living():
-                if version.message.key not in known:
-                    mapped = worker.channel.ask("version", version.message, descriptors=version.files)
-                    mapped.result(version.seconds + TRIAL_SECONDS)
-                    known.add(version.message.key)
-            worker.channel.ask("join", [message for message, _ in shown]).result(TRIAL_SECONDS)
+        self._send_all(worker, known)
+        self._in_turn(self._begin_mapping, worker, known)
+        while not self._in_turn(self._admit, worker, self._send_all(worker, known)):
+            pass  # other graphs were joined meanwhile
+
+    def _send_all(self, worker: Worker, known: set[int]) -> Mapping[str, object]:
+        """Have it map every version, but those it knows, and join the graphs. Returns the pairs that are joined."""
+        pairs, shown = self._pairs, [*self._shown.values()]  # whose versions stay until this is over
+        for version in self._living():
+            if version.message.key not in known:
+                mapped = worker.channel.ask("version", version.message, descriptors=version.files)
+                mapped.result(version.seconds + TRIAL_SECONDS)
+                known.add(version.message.key)
+        worker.channel.ask("join", [message for message, _ in shown]).result(TRIAL_SECONDS)
+        return pairs
 
     def dismiss(self, worker: Worker) -> None:
         """Tell a worker nothing more."""
@@ -175,10 +166,10 @@ class Epochs:
     def _change(self, model: str | None) -> Sequence[Shown]:
         """Steps 2 to 4; or, without any of them, what has to be joined before."""
         looked = self._look(model)
-        if not looked and model is not None:
-            return ()  # its configuration is on trial
         messages = [message for message, _ in looked]
-        if model is not None and not self._shown.keys() >= _names(messages):
+        if not looked and model is not None and model not in self._shown:
+            return ()  # its configuration is on trial
+        if model is not None and not (looked and self._shown.keys() >= _names(messages)):
             return self._change(None)  # the models are becoming others
         named = {message.settings.name: (message, kept) for message, kept in looked}
         shown = named if model is None else {**self._shown, **named}
@@ -192,62 +183,34 @@ class Epochs:
 
     def _show(self, models: Sequence[ModelMessage], *, whole: bool) -> None:
         epoch = self._word[0] + 1
-        workers = [worker for worker in self._workers if not worker.owes]
-        joined = self._ask_show(workers, epoch, models, whole=whole)
-        self.joined = joined if whole else {**self.joined, **joined}
+        self.joined = {name: joining for name, joining in self.joined.items() if name in self._shown}
+        self._ask_show(self._workers, epoch, models, whole=whole)
         self._word[0] = epoch
 
-    def _ask_show(
-        self, workers: Sequence[Worker], epoch: int, models: Sequence[ModelMessage], *, whole: bool
-    ) -> Mapping[str, Joining]:
-        """Show these workers an epoch, or what it has that is new. Returns the outcome for joined models."""
+    def _ask_show(self, workers: Sequence[Worker], epoch: int, models: Sequence[ModelMessage], *, whole: bool) -> None:
+        """Show these workers an epoch, or what it has that is new."""
         statuses = {message.settings.name: message.status.ageless() for message in models}
         shows = {worker: worker.channel.ask("show", epoch, models, whole) for worker in workers}
         wait(shows.values(), timeout=_SHOW_SECONDS)
-        joined: Mapping[str, Joining] = {}
         for worker, show in shows.items():
-            worker.epoch = epoch
             worker.told.update(statuses)
             if show.done():
-                joined = _outcome(worker, show) or joined
+                self._take_outcome(worker, show)
             else:
-                self._pass_over(worker, show)
-        return joined
+                show.add_done_callback(partial(self._take_late_outcome, worker))
 
-    def _show_whole(self, worker: Worker) -> None:
-        """Show the epoch of the word to a worker that lacks it."""
-        self._ask_show([worker], self._word[0], [message for message, _ in self._shown.values()], whole=True)
+    def _take_late_outcome(self, worker: Worker, show: Future[Any]) -> None:
+        with suppress(RuntimeError):  # the server ends
+            self._order.submit(self._take_outcome, worker, show)
 
-    def _pass_over(self, worker: Worker, answer: Future[Any]) -> None:
-        """Show the worker nothing more until it has given this answer."""
-
-        def answered(_: Future[Any]) -> None:
-            with suppress(RuntimeError):  # the server ends
-                self._order.submit(self._catch_up, worker, answer)
-
-        worker.owes.add(answer)
-        answer.add_done_callback(answered)
-
-    def _catch_up(self, worker: Worker, answer: Future[Any]) -> None:
-        _outcome(worker, answer)
-        worker.owes.discard(answer)
-        if worker.owes or worker not in self._workers:
-            return
-        if worker.epoch != self._word[0]:
-            self._show_whole(worker)
-        if not worker.owes:
-            self._tell_shown(worker)
+    def _take_outcome(self, worker: Worker, show: Future[Any]) -> None:
+        outcome = _outcome(worker, show)
+        self.joined = {**self.joined, **{name: outcome[name] for name in outcome if name in self._shown}}
 
     def _end_step(self) -> None:
         gone = [self._gone.popleft() for _ in range(len(self._gone))]
-        for worker in self._workers:
-            worker.to_forget += gone
-            if not worker.owes:
-                self._tell_shown(worker)
-
-    def _tell_shown(self, worker: Worker) -> None:
-        worker.channel.tell("shown", self._word[0], worker.to_forget)
-        worker.to_forget = []
+        for worker in self._mapping:
+            worker.channel.tell("shown", self._word[0], gone)
 
     def _tell(self, statuses: Mapping[str, Status], trouble: str) -> list[Future[Any]]:
         ageless = {name: status.ageless() for name, status in statuses.items()}
@@ -261,21 +224,22 @@ class Epochs:
                 answers.append(worker.telling[-1])
         return answers
 
-    def _admit(self, worker: Worker, known: set[int], pairs: Mapping[str, object]) -> bool:
-        """Whether it has everything by now, and is told with the others from now on."""
-        before = self._workers
-        self._workers = (*before, worker)  # first: `map` sends it what it does not find below
-        living = {version.message.key for version in self._living()}
-        if not living <= known or pairs != self._pairs:
-            self._workers = before
+    def _begin_mapping(self, worker: Worker, known: set[int]) -> None:
+        self._mapping = (*self._mapping, worker)
+        if gone := known - {version.message.key for version in self._living()}:
+            worker.channel.tell("shown", self._word[0], sorted(gone))
+
+    def _admit(self, worker: Worker, pairs: Mapping[str, object]) -> bool:
+        """Whether it has joined all graphs by now, and is told with the others from now on."""
+        if pairs != self._pairs:
             return False
-        self._show_whole(worker)
-        worker.to_forget = sorted(known - living)
-        if not worker.owes:
-            self._tell_shown(worker)
+        self._workers = (*self._workers, worker)
+        self._ask_show([worker], self._word[0], [message for message, _ in self._shown.values()], whole=True)
+        worker.channel.tell("shown", self._word[0], [])
         return True
 
     def _dismiss(self, worker: Worker) -> None:
+        self._mapping = tuple(other for other in self._mapping if other is not worker)
         self._workers = tuple(other for other in self._workers if other is not worker)
 
     # Versions ---------------------------------------------------------------------------------------------------------
@@ -307,6 +271,25 @@ def _names(models: Sequence[ModelMessage]) -> set[str]:
     connections = [model.settings for model in models if isinstance(model.settings, ConnectionSettings)]
     parts = [name for settings in connections for name in (settings.first, settings.second)]
     return {*(model.settings.name for model in models), *parts}
+
+
+def _answers(asked: Mapping[Future[Any], Worker], what: str, seconds: float) -> Iterator[Future[Any]]:
+    """The answers of workers, as they come. Workers that are late are ended, and those that stay stopped."""
+    end = time.monotonic() + seconds
+    waiting, stopped = {*asked}, Counter[Worker]()
+    while waiting:
+        done, waiting = wait(waiting, timeout=_LOOK_SECONDS, return_when=FIRST_EXCEPTION)
+        yield from done
+        for answer in [*waiting]:
+            worker = asked[answer]
+            stopped[worker] = stopped[worker] + 1 if worker.is_stopped else 0
+            if stopped[worker] == _MOST_LOOKS:
+                worker.end(f"{what}: it is stopped")
+            elif time.monotonic() > end:
+                worker.end(f"{what}: expected it within {seconds:g} s")
+            else:
+                continue
+            waiting.discard(answer)
 
 
 def _outcome(worker: Worker, answer: Future[Any]) -> Mapping[str, Joining]:

@@ -6,7 +6,7 @@ import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as LateError
 from typing import Any
@@ -51,17 +51,13 @@ class Worker(ChildProcess):
         """A question for its counts that it did not answer in time."""
         self.computed: frozenset[int] = frozenset()
         """The keys of the versions that it was computing when it ended."""
+        self.stopped_since: float | None = None
+        """When a check first found it stopped, if it has been since."""
         # What follows is for the thread of the epochs alone.
-        self.epoch = 0
-        """The last epoch that it was shown."""
-        self.owes: set[Future[Any]] = set()
-        """Answers without which it is shown nothing more."""
         self.telling: list[Future[Any]] = []
         """Messages about followers that it has not acknowledged."""
         self.told: dict[str, Status] = {}
         """The last status of each model that it was told."""
-        self.to_forget: list[int] = []
-        """Keys of versions that it is still to forget."""
         super().__init__(template, role, *arguments, **options)
 
     def _ended(self) -> None:
@@ -355,8 +351,12 @@ class Workers:
 
     def check(self) -> None:
         """End workers that do not answer, such as stopped ones, and those whose every request fails."""
-        there = [worker for worker in self._workers if worker.state is not WorkerState.STARTING]
-        for worker, answer in asked(there, "alive", seconds=_ALIVE_SECONDS):
+        going = [
+            worker
+            for worker in self._workers
+            if worker.state is not WorkerState.STARTING and not self._check_stopped(worker)
+        ]
+        for worker, answer in asked(going, "alive", seconds=_ALIVE_SECONDS):
             try:
                 if failing := answer():
                     worker.end(failing)
@@ -366,12 +366,24 @@ class Workers:
             except ClosedError:
                 pass  # it is being replaced
 
+    def _check_stopped(self, worker: Worker) -> bool:
+        """Whether the worker is stopped: then a question may not fit into its socket. End it after a while."""
+        now = time.monotonic()
+        if not worker.is_stopped:
+            worker.stopped_since = None
+            return False
+        if worker.stopped_since is None:
+            worker.stopped_since = now
+        elif now - worker.stopped_since >= _ALIVE_SECONDS:
+            worker.end(f"it has been stopped for {_ALIVE_SECONDS:g} s")
+        return True
+
 
 def asked(
-    workers: Iterable[Worker], what: str, *arguments: Any, descriptors: Sequence[int] = (), seconds: float
+    workers: Iterable[Worker], what: str, *arguments: Any, seconds: float
 ) -> Iterator[tuple[Worker, Callable[[], Any]]]:
     """Ask all of them at once. Yields each with its answer, which is waited for until the seconds of all are over."""
-    waiting = [(worker, worker.channel.ask(what, *arguments, descriptors=descriptors)) for worker in workers]
+    waiting = [(worker, worker.channel.ask(what, *arguments)) for worker in workers]
     end = time.monotonic() + seconds
     for worker, answer in waiting:
         yield worker, lambda answer=answer: answer.result(max(0.0, end - time.monotonic()))  # type: ignore[misc]

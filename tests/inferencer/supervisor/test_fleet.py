@@ -21,6 +21,7 @@ from inferencer.supervisor.listeners import Listeners
 from inferencer.supervisor.template import Template
 from inferencer.supervisor.workers import Worker, Workers
 from paramsync.v1 import sync_pb2 as pb
+from tests.support.programs import eventually
 from tests.support.published import Publisher
 from tests.support.running import LONG, OPTIONS, SERVING, Running, request
 
@@ -65,6 +66,21 @@ def test_a_worker_whose_every_request_fails_is_ended(workers: Workers, caplog: p
         channel.close()
 
 
+def test_a_stopped_worker_is_asked_nothing_and_is_ended_at_a_later_check(
+    workers: Workers, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("inferencer.supervisor.workers._ALIVE_SECONDS", 0.0)
+    [_, stopped] = workers._workers
+    workers._workers, stopped.state = (stopped,), WorkerState.ANSWERING
+    os.kill(stopped.pid, signal.SIGSTOP)
+    eventually(lambda: stopped.is_stopped, lambda: "it to be stopped")
+    with stopped.channel._sending:  # as while a message does not fit into its socket
+        workers.check()
+        workers.check()
+    assert stopped.exit_code() == -signal.SIGKILL
+    assert (caplog.messages, stopped.hangs) == (["worker 1 is ended: it has been stopped for 0 s"], False)
+
+
 def versions_that_answer(running: Running, model: str) -> set[int]:
     """As many connections see them, of which each comes to any of the workers."""
     versions = set()
@@ -76,7 +92,7 @@ def versions_that_answer(running: Running, model: str) -> set[int]:
 
 
 @pytest.mark.promise
-def test_a_worker_that_is_stopped_keeps_nobody_waiting_and_catches_up_once_it_goes_on(
+def test_a_worker_that_is_stopped_keeps_nobody_waiting_and_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inferencer.supervisor.workers._ALIVE_SECONDS", NEVER)
@@ -89,25 +105,52 @@ def test_a_worker_that_is_stopped_keeps_nobody_waiting_and_catches_up_once_it_go
         list(running.sync.Sync(pb.SyncRequest(model=name, version=number), timeout=LONG))
         assert running.server.models.find(name).status().serving.number == number
 
+    def is_replaced(pid: int) -> bool:
+        statuses = running.server._fleet.workers.statuses()
+        return all(status.state is WorkerState.ANSWERING and status.pid != pid for status in statuses)
+
     try:
         publish("one", 1)
         publish("other", 1)
         before = [status.pid for status in running.server._fleet.workers.statuses()]
         assert before[1]
         os.kill(before[1], signal.SIGSTOP)
-        try:
-            for number in (2, 3):
-                publish("one", number)
-                publish("other", number)
-            assert running.health(control=True) == SERVING
-            assert running.health("other", control=True) == SERVING
-            assert b"paramsync" in running.server._text()
-        finally:
-            os.kill(before[1], signal.SIGCONT)
+        assert b"paramsync" in running.server._text()
+        for number in (2, 3):
+            publish("one", number)
+            publish("other", number)
+        assert running.health(control=True) == SERVING
+        assert running.health("other", control=True) == SERVING
+        eventually(lambda: is_replaced(before[1]), lambda: "it to be replaced")
         assert versions_that_answer(running, "one") == {3}
         assert versions_that_answer(running, "other") == {3}
-        assert [status.pid for status in running.server._fleet.workers.statuses()] == before
     finally:
         running.close()
         for publisher in publishers.values():
+            publisher.close()
+
+
+def test_a_configuration_that_takes_effect_later_for_a_slow_store_is_shown_at_once_by_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def late(steps: object) -> None:
+        raise TimeoutError("the change is accepted")
+
+    publishers = [Publisher(tmp_path / name) for name in ("one", "other")]
+    for publisher in publishers:
+        publisher.publish(1)
+    running = Running(*(publisher.path for publisher in publishers))
+    try:
+        for publisher in publishers:
+            list(running.sync.Sync(pb.SyncRequest(model=publisher.path.name, version=1), timeout=LONG))
+        monkeypatch.setattr("inferencer.serving.registry._choose", late)
+        with pytest.raises(TimeoutError, match="the change is accepted"):
+            running.call(lambda: running.server.apply(running.settings.models[:1]))
+        with pytest.raises(grpc.RpcError) as refused:
+            running.prediction_service.Predict(request("other"), timeout=LONG)
+        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
+        assert versions_that_answer(running, "one") == {1}
+    finally:
+        running.close()
+        for publisher in publishers:
             publisher.close()
