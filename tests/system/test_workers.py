@@ -68,9 +68,6 @@ class Served(Publisher):
         answer = self.program.predict(of_witness(), timeout=LONG, wait_for_ready=True)
         return int(answer.model_spec.version.value)
 
-    def status(self) -> pb.ModelStatus:
-        return status_of(self.program)
-
     def workers_up(self) -> bool:
         with suppress(OSError):  # it asked a worker that was just killed
             return self.program.metrics()["paramsync_worker_up"] == WORKERS
@@ -312,7 +309,7 @@ def test_a_trial_that_is_killed_from_outside_is_no_fault_of_the_version(served: 
     number = served.next(kind=Doubled)
     killer.wait()
     eventually(lambda: served.predict() == number, lambda: f"it to serve: {''.join(served.program.lines)}")
-    assert list(served.status().quarantined) == []
+    assert list(status_of(served.program).quarantined) == []
 
 
 def test_an_importer_that_is_killed_in_the_middle_is_no_fault_of_the_version(tmp_path: Path) -> None:
