@@ -31,6 +31,12 @@ _STREAMS_AT_ONE = 16  # streams whose windows change at the cost of a frame
 class ServerConnection(Sender):
     """One client's connection. For one thread. Methods for a stream that is over do nothing."""
 
+    __slots__ = (
+        "_begun", "_block", "_block_ends", "_block_stream", "_budget", "_credit", "_data_ends", "_data_left",
+        "_data_stream", "_expects", "_highest", "_limits", "_lost", "_lot", "_most", "_now", "_padding_left",
+        "_reader", "_rest", "_room", "_stream_lot", "_wanted", "last", "work",
+    )  # fmt: skip
+
     def __init__(self, limits: Limits = _DEFAULTS) -> None:
         super().__init__()
         self.last = 0  # the highest stream that was not refused

@@ -59,6 +59,11 @@ class Sender:
     Streams take turns, a frame each. Methods for a stream that is over do nothing.
     """
 
+    __slots__ = (
+        "_answers", "_initial_window", "_largest", "_left_early", "_parts", "_ready", "_window", "held", "streams",
+        "unsent",
+    )  # fmt: skip
+
     def __init__(self) -> None:
         self.streams: dict[int, Stream] = {}
         """Open streams by number."""
