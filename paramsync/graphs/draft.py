@@ -77,9 +77,11 @@ def finish(draft: Draft) -> Graph:
     try:
         by_node = {parameter.node: parameter.spec for parameter in parameters}
         lifted = lift(graph_def, by_node, [table.node for table in tables], draft.seeds)
+        purify(lifted)
     except (IndexError, KeyError) as error:
         raise GraphError(f"the graph contradicts itself: {error}") from error
-    purify(lifted)
+    except RecursionError as error:
+        raise GraphError("functions of the graph call themselves, or are nested too deep") from error
     name_by_content(lifted)
     nodes, specs = join_parts(lifted, parameters)
     _describe_outputs(lifted, signatures)

@@ -182,3 +182,19 @@ def test_a_part_that_lies_outside_of_the_whole_is_refused() -> None:
     ]
     with pytest.raises(GraphError, match=r"expected a part of 'table', .* \[4, 2\], found shape \[2, 2\] at \[3, 0\]"):
         finish(replace(draft, parameters=wrong))
+
+
+@pytest.mark.parametrize("reads", [True, False], ids=["lifted", "made pure"])
+def test_a_function_that_calls_itself_is_refused(reads: bool) -> None:
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, (), name="x")
+        weight = v1.get_variable("weight", (), use_resource=True)
+        inner = tf.function(lambda one: one * weight if reads else one * 2.0)
+        outer = tf.function(lambda one: inner(one) + 1.0)
+        draft = draft_of(graph, {"x": x}, {"y": outer(x)})
+    for function in draft.graph_def.library.function:
+        for node in function.node_def:
+            if "f" in node.attr:
+                node.attr["f"].func.name = function.signature.name
+    with pytest.raises(GraphError, match="functions of the graph call themselves"):
+        finish(draft)
