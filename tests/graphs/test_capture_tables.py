@@ -161,6 +161,16 @@ def test_an_asset_outside_the_assets_is_refused(tmp_path: Path, name: str) -> No
         SavedModel(directory).draft()
 
 
+def test_assets_that_are_no_message_of_assets_are_refused(tmp_path: Path) -> None:
+    directory = saved_with_file(tmp_path)
+    saved = parsed_saved_model(directory)
+    (packed,) = saved.meta_graphs[0].collection_def["saved_model_assets"].any_list.value
+    packed.Pack(saved.meta_graphs[0].meta_info_def)
+    (directory / "saved_model.pb").write_bytes(saved.SerializeToString())
+    with pytest.raises(GraphError, match="lists assets that are not readable"):
+        SavedModel(directory).draft()
+
+
 def test_an_asset_that_is_not_there_is_named(tmp_path: Path) -> None:
     directory = saved_with_file(tmp_path)
     (directory / "assets" / "vocabulary.txt").unlink()

@@ -176,9 +176,11 @@ def _assets(directory: Path, meta: Any) -> dict[str, Asset]:
         for content in meta.collection_def["saved_model_assets"].any_list.value:
             listed.append(meta_graph_pb2.AssetFileDef())
             try:
-                content.Unpack(listed[-1])
-            except DecodeError as error:
-                raise GraphError(f"{directory} lists assets that are not readable") from error
+                readable = content.Unpack(listed[-1])  # False for a message of another type
+            except DecodeError:
+                readable = False
+            if not readable:
+                raise GraphError(f"{directory} lists assets that are not readable")
     return {asset.tensor_info.name: Asset(directory, asset.filename) for asset in listed}
 
 
