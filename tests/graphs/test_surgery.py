@@ -238,6 +238,18 @@ def test_a_saver_leaves_out_local_variables_as_any_saver_does(tmp_path: Path) ->
     assert len(target.get_collection(KEYS.LOCAL_VARIABLES)) == 1
 
 
+def test_a_copy_has_temporary_variables_of_its_own() -> None:
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [2], name="x")
+        filled = v1.assign(tf.raw_ops.TemporaryVariable(shape=[2], dtype=tf.float32, var_name="held"), x)
+        y = tf.raw_ops.DestroyTemporaryVariable(ref=filled, var_name="held")
+        copy = duplicate(y, x)
+        both = [y, copy.outputs[0]]
+        assert [one.op.get_attr("var_name") for one in both] == [b"held", b"copy/held"]
+        with v1.Session() as session:
+            assert session.run(both, {x: [1, 2], copy.inputs[0]: [3, 4]})[1].tolist() == [3, 4]
+
+
 def test_graphs_without_collections_have_their_variables_copied_too() -> None:
     with tf.Graph().as_default() as first:
         x = v1.placeholder(tf.float32, [None, 4], name="x")

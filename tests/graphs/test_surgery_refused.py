@@ -113,6 +113,7 @@ REFUSED: dict[str, tuple[Callable[[Network], Any], str]] = {
     "a scope that is no name": (lambda on: duplicate(on.y, ALL, scope="a b"), "scope: expected .* found 'a b'"),
     "no scope": (lambda on: duplicate(on.y, ALL, scope=""), "scope: expected .* found ''"),
     "a device that is none": (lambda on: duplicate(on.y, ALL, device="/nowhere:x"), "device: expected a name such as"),
+    "a source without a name": (lambda _: connect([("", None)]), "sources: expected a .meta file.* found ''"),
     "another word": (lambda on: duplicate(on.y, ALL, variables="mine"), "expected 'own' or 'shared', found 'mine'"),  # type: ignore[arg-type]
 }
 

@@ -151,6 +151,8 @@ def _nodes_of_copy(
         prefix_frame(node, f"{scope}/")
         if node.op in VARIABLES and node.attr["shared_name"].s:  # two variables of one name would be one at run time
             node.attr["shared_name"].s = f"{scope}/".encode() + node.attr["shared_name"].s
+        if "var_name" in node.attr and node.attr["var_name"].s:  # the same for a TemporaryVariable
+            node.attr["var_name"].s = f"{scope}/".encode() + node.attr["var_name"].s
         if "_class" in node.attr:
             beside = [place.removeprefix(_COLOCATED).decode() for place in node.attr["_class"].list.s]
             for name in beside:

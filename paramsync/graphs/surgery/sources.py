@@ -74,7 +74,7 @@ def source_of(source: Any) -> ImportedGraph:
         return ImportedGraph(source)
     if isinstance(source, tf.compat.v1.MetaGraphDef):
         return _of_meta(source, "the meta graph")
-    if isinstance(source, (str, Path)):
+    if isinstance(source, (str, Path)) and source != "":
         return _of_meta(read_meta(Path(source)), str(source))
     raise GraphError(
         f"sources: expected a .meta file, a MetaGraphDef, a tf.Graph or a Graph to connect, found {shown(source)}"
