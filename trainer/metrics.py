@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import threading
@@ -23,6 +24,8 @@ from paramsync.rpc.tls import ServerTls
 
 if TYPE_CHECKING:
     from paramsync.publishing.control_port import Training
+
+_CALLERS = 8  # connections at once: callers that send a byte now and then must not use up threads and descriptors
 
 
 class TrainerMetrics(MetricsPage):
@@ -111,11 +114,8 @@ class MetricsPort:
         addresses.check_port(host, port, "--metrics-port")
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
 
-        class Server(ThreadingWSGIServer):
+        class Server(_Server):
             address_family = family
-
-            def handle_error(self, *_: object) -> None:
-                """A caller that leaves, is silent or speaks no TLS is not worth a traceback."""
 
         application = _guarded(make_wsgi_app(registry), access or Access(host=host))
         try:
@@ -136,8 +136,35 @@ class MetricsPort:
         self._thread.join()
 
 
+class _Server(ThreadingWSGIServer):
+    """Answers each caller on a thread of its own. A caller too many ends the oldest connection, not its own."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self._lock = threading.Lock()
+        self._callers: dict[socket.socket, None] = {}  # the oldest first
+        super().__init__(*arguments)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            if len(self._callers) == _CALLERS:
+                oldest = next(iter(self._callers))
+                del self._callers[oldest]
+                with contextlib.suppress(OSError):
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes
+            self._callers[request] = None
+        super().process_request(request, client_address)
+
+    def close_request(self, request: Any) -> None:
+        with self._lock:
+            self._callers.pop(request, None)
+        super().close_request(request)
+
+    def handle_error(self, *_: object) -> None:
+        """A caller that leaves, is silent or speaks no TLS is not worth a traceback."""
+
+
 class _Handler(WSGIRequestHandler):
-    timeout = 5.0  # seconds for a caller to send its request and to take the answer
+    timeout = 5.0  # seconds for each read and write
 
     def get_environ(self) -> dict[str, Any]:
         environ: dict[str, Any] = super().get_environ()

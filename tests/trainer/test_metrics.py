@@ -111,6 +111,19 @@ def test_callers_that_say_nothing_or_no_http_keep_nobody_away(port: MetricsPort)
         assert scraped(port.address)["x"]
 
 
+def test_a_caller_too_many_ends_the_oldest_connection(port: MetricsPort, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.metrics._Handler.timeout", None)  # as if each caller sent a byte now and then
+    host, _, number = port.address.rpartition(":")
+    with contextlib.ExitStack() as stack:
+        callers = [stack.enter_context(socket.create_connection((host, int(number)), SECONDS)) for _ in range(40)]
+        assert [caller.recv(1) for caller in callers[:-8]] == [b""] * 32
+        for caller in callers[-8:]:
+            caller.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                caller.recv(1)
+        assert scraped(port.address)["x"]
+
+
 def test_a_port_that_is_taken_is_refused(port: MetricsPort) -> None:
     host, _, number = port.address.rpartition(":")
     with pytest.raises(SettingsError, match=f"port {number} of 127.0.0.1 is taken; choose another with --metrics-port"):
