@@ -15,7 +15,7 @@ from paramsync.publishing.job import Job, JobFunction, JobSettings
 DEFAULT = f"{__package__}.jobs.digits:job"
 Result = TypeVar("Result")
 
-_LONG = 300  # characters of a user's error that are shown
+_LONG = 300  # characters: longer texts of users' errors are cut
 
 
 class UserCodeError(GraphError):
@@ -23,7 +23,7 @@ class UserCodeError(GraphError):
 
 
 def is_source(text: str) -> bool:
-    """Whether the text has the form MODULE:NAME. The name may be an attribute's, A.B."""
+    """Whether the text has the form MODULE:NAME. NAME may be the path of an attribute, such as A.B."""
     module, colon, name = text.partition(":")
     return bool(colon) and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
 
@@ -55,7 +55,8 @@ def load(source: str) -> Any:
 
 
 def call(problem: str, function: Callable[..., Result], *arguments: Any) -> Result:
-    """Call the function. Raises UserCodeError, which begins with `problem`, if it fails. Our own errors pass."""
+    """Call the function. If it fails, raises UserCodeError with a text that begins with `problem`; a ParamsyncError
+    passes unchanged."""
     try:
         return function(*arguments)
     except ParamsyncError:
@@ -65,7 +66,7 @@ def call(problem: str, function: Callable[..., Result], *arguments: Any) -> Resu
 
 
 def _one_line(error: BaseException) -> str:
-    """The error's type, its text, and the deepest line of code that is not installed."""
+    """The error's type and text, and the deepest line of the user's own code."""
     text = " ".join(str(error).split())
     said = f"{type(error).__name__}: {text[:_LONG]}" if text else type(error).__name__
     if isinstance(error, SyntaxError):  # its text says where
@@ -93,7 +94,7 @@ def find(source: str) -> JobFunction:
 
 
 def make(source: str, function: JobFunction, settings: JobSettings) -> Job:
-    """Call the function. Raises SettingsError if it fails or returns no Job; our own other errors pass."""
+    """Call the function. Raises SettingsError if it fails or returns no Job; other ParamsyncErrors pass unchanged."""
     try:
         job = call("it failed", function, settings)
     except (SettingsError, UserCodeError) as error:

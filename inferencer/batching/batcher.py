@@ -1,4 +1,4 @@
-"""The batcher: runs a request at once when its executor is idle, otherwise together with its neighbours."""
+"""The batcher: runs a request at once when its executor is idle, otherwise batches it with others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ..serving.metrics import Metrics
 
 _log = logging.getLogger("paramsync.batching")
 ROWS = 256
-SHORT_SECONDS = 0.002  # a call that is expected to take less runs on the event loop: to wake a thread takes as long
+SHORT_SECONDS = 0.002  # calls expected to be shorter run on the event loop: waking a thread takes as long
 _LATE = "the deadline passed before the answer was computed"
 
 _Results = tuple[list[Answer | Exception], float]
@@ -30,13 +30,13 @@ _Results = tuple[list[Answer | Exception], float]
 
 @dataclass(eq=False, slots=True)
 class BatchedSignature:
-    """What the batcher knows of one signature of a graph, for one model: may requests share a call, which are short."""
+    """One signature of a graph, for one model: whether requests may share a call, and which calls are short."""
 
     batched: bool
     bounded: bool
     """Whether only the shapes of the inputs decide how long a call takes, see `batchable.Traits.prompt`."""
     short_bytes: int = 0
-    """A call with at most so many bytes of inputs is expected to be short."""
+    """A call with at most this many bytes of inputs is expected to be short."""
     running: int = 0
     """Calls in progress on threads."""
 
@@ -63,8 +63,8 @@ class _Request:
 
 @dataclass(eq=False, slots=True)
 class _Queue:
-    """Requests that may share a call: the same signature and outputs, rows of one shape, and the same version or none
-    named. Requests marked `apart` have a second queue."""
+    """Requests that may share a call: the same signature and outputs, rows of one shape, and the same named version or
+    no named version. Requests marked `apart` have a second queue."""
 
     key: Hashable
     signature: BatchedSignature
@@ -80,12 +80,12 @@ class Batcher:
     """Lives on one event loop.
 
     1. A short call runs on the event loop, together with requests that came in the same turn of the loop.
-    2. Any other call runs on a thread. If a call of its queue is running, the request waits for its end, and then goes
-       in one call with all that wait.
-    3. A request that named no version is answered by the version that serves when its call begins. Else requests that
-       wait while versions swap would need a call for each version.
+    2. Any other call runs on a thread. If a call of the same queue is running, the request waits until that call ends,
+       and then shares the next call with all waiting requests.
+    3. A request that names no version is answered by the version that serves when its call begins. Otherwise, requests
+       that wait during a swap would need a call for each version.
     4. A call has at most `rows` rows. A request with more rows, or with inputs of shapes that its signature does not
-       name, goes alone. Requests with more rows take at most half of the threads, and one signature leaves at least
+       name, runs alone. Requests with more rows take at most half of the threads, and one signature leaves at least
        one thread to others.
     """
 
@@ -113,7 +113,7 @@ class Batcher:
         self._computing = 0
         self._running = 0
         self._large = 0
-        self._queues: dict[Hashable, _Queue] = {}  # that are not empty; the next in turn is first
+        self._queues: dict[Hashable, _Queue] = {}  # queues that are not empty; the next in turn is first
         self._signatures: WeakKeyDictionary[Graph, dict[Hashable, BatchedSignature]] = WeakKeyDictionary()
 
     def check(self) -> None:
@@ -122,9 +122,9 @@ class Batcher:
             raise BusyError(f"{self._most} requests are waiting or being answered already; try again in a moment")
 
     def at_once(self, question: Question) -> Answer | None:
-        """The answer, if the call is short and no other request waits or runs; else None. Raises what the call raises.
+        """Answer at once if the call is short and no other request waits or runs; else None. Raises the call's error.
 
-        For a caller that knows of no other request about to come: this request shares its call with none.
+        For a caller that expects no other request now: this request shares its call with no other.
         """
         signature = self._signature(question)
         size = _bytes(question)
@@ -141,11 +141,11 @@ class Batcher:
             del answer, question  # see `answer`
 
     async def answer(self, question: Question, *, deadline: float | None = None, apart: bool = False) -> Answer:
-        """Answer a question. Afterwards it names the version that answered or failed.
+        """Answer a question. Afterwards the question names the version that answered or failed.
 
-        `deadline` is in the loop's time. Requests that are `apart` have queues of their own, so that a flood of them
-        does not delay others. A request whose caller leaves before it runs does not run. Raises BusyError if too many
-        wait, TimeoutError, and what the call raises.
+        `deadline` is in the loop's time. Requests marked `apart` have queues of their own, so that a flood of them does
+        not delay others. A waiting request is dropped when its caller leaves. Raises BusyError if too many requests
+        wait, TimeoutError, and the call's error.
         """
         self.check()
         loop = asyncio.get_running_loop()
@@ -158,7 +158,7 @@ class Batcher:
             return await request.answer
         except asyncio.CancelledError:
             if request.answer.done() and not request.answer.cancelled():
-                request.answer.exception()  # it came at the same moment: mark the error as seen
+                request.answer.exception()  # the error came at the same moment: mark it as seen
             raise
         finally:
             self._leave(request)
@@ -206,7 +206,7 @@ class Batcher:
         return request
 
     def _leave(self, request: _Request) -> None:
-        """The caller waits no more: drop the request unless it runs already."""
+        """The caller no longer waits: drop the request unless it is already running."""
         if request in request.queue.waiting:
             del request.queue.waiting[request]
             self.held -= 1
@@ -222,7 +222,7 @@ class Batcher:
             del self._queues[queue.key]
 
     def _next(self, queue: _Queue) -> list[_Request]:
-        """The requests of the next call, all by one version: the first that wait, without those whose callers left."""
+        """The requests of the next call, all for one version: the first in the queue whose callers still wait."""
         batch: list[_Request] = []
         rows = 0
         serving: Resident | None = None
@@ -259,7 +259,7 @@ class Batcher:
                 return
 
     def _flush(self, queue: _Queue) -> None:
-        """Run one call: on the event loop if it is still short with all that joined it."""
+        """Run one call: on the event loop if it is still short with all requests that have joined."""
         queue.flush = None
         if batch := self._next(queue):
             if queue.signature.is_short(_size(batch)):
@@ -267,7 +267,7 @@ class Batcher:
             elif self._may_start(queue):
                 self._submit(queue, batch)
             else:
-                return  # a thread that becomes free starts it
+                return  # `_end` starts it once a thread is free
             self._start(queue)
         self._forget(queue)
 
@@ -341,7 +341,7 @@ def _serving(question: Question) -> Resident | None:
         return None
     try:
         serving = question.latest()
-    except ParamsyncError:  # nothing serves any more: the version that the question took answers
+    except ParamsyncError:  # no version serves any more: the question keeps its version
         return None
     return serving if serving.graph is question.resident.graph else None
 

@@ -1,4 +1,4 @@
-"""Readers of single values of the command line and of files. Each raises ArgumentTypeError with what it expected."""
+"""Readers of single values of the command line and of files. Each raises ArgumentTypeError with the expected form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from urllib.parse import quote
 from paramsync.errors import SettingsError
 from paramsync.rpc.addresses import check_address
 
-_NAME = 200  # bytes: file names, which add something, may have 255
+_NAME = 200  # bytes: a name becomes part of a file name, which may have 255
 
 
 def content(option: str, path: Path, limit: int) -> bytes:
@@ -27,7 +27,7 @@ def content(option: str, path: Path, limit: int) -> bytes:
 
 
 def name(text: str) -> str:
-    """A name of a model or label, which can be part of a URL, a file name and a metric."""
+    """A name of a model or label: usable in a URL, a file name and a metric."""
     if not re.fullmatch(r"[\w.-]+", text):
         raise ArgumentTypeError(f"expected a name of letters, digits, '_', '.' and '-', found {text!r}")
     if (size := len(quote(text, safe=""))) > _NAME:
@@ -86,6 +86,6 @@ def called(text: str) -> str:
 
 
 def trainer(text: str) -> tuple[str | None, str]:
-    """A trainer's model, None for all models without a trainer of their own, and its address."""
+    """Read MODEL=ADDRESS or ADDRESS. Model None: the trainer is for all models without a trainer of their own."""
     of, equals, address = text.rpartition("=")
     return (name(of) if equals else None), called(address)

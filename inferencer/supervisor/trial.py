@@ -17,12 +17,12 @@ from .child import ChildProcess
 from .shared import SharedGraph, SharedVersion
 from .template import Template
 
-TRIAL_SECONDS = 60.0  # in which a graph is built and called once
+TRIAL_SECONDS = 60.0  # limit for building a graph, and for calling it once
 _POLL_SECONDS = 0.1  # between two calls of a caller's `poll`
 
 
 class Trials:
-    """Any thread may use it; until a graph works, only one thread tries it."""
+    """Builds and calls graphs on trial. Any thread may use it, but only one thread at a time may try the same graph."""
 
     def __init__(self, template: Template, words: SharedWords) -> None:
         self._template = template
@@ -30,22 +30,23 @@ class Trials:
         self._keys = itertools.count(1)
 
     def key(self) -> int:
-        """Another number at each call, for a graph or a version."""
+        """A key for a graph or a version: a different number at each call."""
         return next(self._keys)
 
     def graph(
         self, content: bytes, *, allowed: Sequence[str] = (), refused: Mapping[str, str] | None = None
     ) -> SharedGraph:
-        """A graph for versions to come, which was not tried yet."""
+        """Make a graph for future versions, not yet tried."""
         file = os.memfd_create("graph")
         with os.fdopen(os.dup(file), "wb") as target:
             target.write(content)
         return SharedGraph(self.key(), file, tuple(allowed), dict(refused or {}))
 
     def build(self, graph: SharedGraph) -> tuple[str, frozenset[str]]:
-        """Build a graph in a process of its own. Returns its digest, and the parameters of which it looks up rows.
+        """Build a graph in a process of its own. Returns its digest, and the names of its embeddings: parameters of
+        which it looks up rows.
 
-        Raises GraphError, also if it ends that process or takes too long.
+        Raises GraphError, also if building ends that process or takes too long.
         """
         graph.trial = trial = ChildProcess(self._template, "trial", descriptors=[self._words.descriptor])
         try:
@@ -58,9 +59,9 @@ class Trials:
         return digest, embeddings
 
     def call(self, version: SharedVersion, poll: Callable[[], object]) -> None:
-        """Call the graph of a version once, in the process that has built it, which ends then.
+        """Call the graph of a version once, in the process that has built it; then end that process.
 
-        Raises GraphError, also if the call ends that process or takes too long, and what `poll` raises.
+        Raises GraphError, also if the call ends that process or takes too long, and any error of `poll`.
         """
         graph = version.graph
         if graph.trial is None:

@@ -1,20 +1,20 @@
-"""The life of a gRPC call on our own server, and how many calls of one port may be in each of its states.
+"""The states of a gRPC call on our own server, and how many calls of one port may be in each state.
 
-A call begins with its headers and moves along this table, which `Calls` alone applies. It ends once for its caller
-(END): answered to its end, refused, past its deadline, reset, or its connection lost. Its handler, if there is one,
-returns after that; until then it holds its place among those that run.
+A call begins with its headers and moves along this table, which only `Calls` applies. END comes once, when the call is
+over for its caller: answered completely, refused, past its deadline, reset, or its connection lost. A running handler
+returns after END; until then it counts as running.
 
-    state     what is awaited                           counted in
+    state     waits for                                 counted in
     SILENT    its message                               read_timeouts, if it has one message
     QUEUED    a place among predictions of newcomers    _later or _last
     DUE       its turn of the event loop to start       _starting
-    VOID      the same, but the call is over            _starting
+    VOID      as DUE, but the call is over              _starting
     RUNNING   its handler's answer                      _streams, if it is a stream; _of_newcomers
-    LEFT      its handler's return; the call is over    the same
+    LEFT      its handler's return; the call is over    as RUNNING
     OVER      nothing                                   nothing
 
-Places among newcomers are taken with ADMIT. A start that was scheduled is not taken back, so VOID calls start too, and
-return at once.
+ADMIT takes a place among predictions of newcomers. A scheduled start is not cancelled: a VOID call starts, too, and
+returns at once.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from .grpc_connection import Connection, PortCall
 from .memory_budget import LARGE, MemoryBudget, MemoryShare
 from .methods import Method
 
-_MOST = 1 << 13  # open calls; beyond it each connection may have an equal part of them
+_MOST = 1 << 13  # open calls; above this number, each connection may have an equal part
 _MOST_SILENT = 1 << 10
 _PATIENCE = 60.0  # seconds in which the message of a silent call must come
-_PATIENCE_AT_THE_END = 4.0  # the same while the server stops
-_LOOKS = 4  # for silent calls, while the time of one call passes
-_AT_ONCE = 64  # calls that start in one turn of the event loop, which others need, too
+_PATIENCE_AT_THE_END = 4.0  # the same limit while the server stops
+_LOOKS = 4  # checks for late silent calls within the patience
+_AT_ONCE = 64  # calls that start in one turn of the event loop: other events need the loop, too
 _MOST_OF_NEWCOMERS = 128  # predictions at a time, so that the queue of predictions has room for others
 _UNPACKED_AT_ONCE = 2  # messages
 _STEPS, _STEP_SECONDS = 10, 0.001
@@ -48,7 +48,7 @@ _STOPPING = "the server is stopping; call another one, or try again later"
 
 
 class State(IntEnum):
-    """From VOID on the call is over for its caller."""
+    """See the table above. From VOID on, the call is over for its caller."""
 
     SILENT = auto()
     QUEUED = auto()
@@ -80,7 +80,7 @@ _NEXT = {
 
 
 class LimitedCall(PortCall, Protocol):
-    """A call whose state `Calls` keeps."""
+    """A call whose state `Calls` changes."""
 
     state: State
     method: Method
@@ -94,18 +94,18 @@ class LimitedCall(PortCall, Protocol):
 
 
 class ReadTimeouts:
-    """The silent calls of one port: a limit on how many wait for their message, and on how long each waits.
+    """The silent calls of one port: limits how many wait for their message, and for how long.
 
-    Over the limit, the call that has waited longest ends, so that callers who open calls and say nothing take no room
-    from others.
+    Over the limit, the call that has waited longest ends, so that callers who open calls and send nothing take no room
+    from other callers.
     """
 
     def __init__(self, most: int, *, patience: float = _PATIENCE) -> None:
-        """`patience` is how many seconds a message may take to come."""
+        """A message may take `patience` seconds to come."""
         self._most = most
         self._patience = patience
         self._is_stopping = False
-        self._silent: dict[PortCall, float] = {}  # and when each began; the oldest first
+        self._silent: dict[PortCall, float] = {}  # the time at which each call began; the oldest first
         self._looking: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
@@ -157,18 +157,18 @@ class Counted(Protocol):
     """A port that counts its calls."""
 
     came: int
-    """Calls since the beginning."""
+    """The number of calls so far."""
     open: int
 
 
 async def until_quiet(port: Counted, seconds: float, *, most: float) -> None:
-    """Wait until no call is open and none came for as many seconds, or for at most `most`."""
+    """Wait until no call is open and no call has come for `seconds`, but at most `most` seconds."""
     loop = asyncio.get_running_loop()
     end, still = loop.time() + most, 0
     while (still < _STEPS or port.open) and loop.time() < end:
         before = port.came
         await asyncio.sleep(max(_STEP_SECONDS, seconds / _STEPS))
-        # in steps: while the loop is busy it does not take up what comes, and that time must not count
+        # in steps: a busy loop does not accept calls, so its busy time must not count as quiet
         still = still + 1 if port.came == before else 0
 
 
@@ -183,26 +183,26 @@ class Calls:
         self.loop = connections.loop
         self.read_timeouts = ReadTimeouts(_MOST_SILENT)
         self.coming = 0
-        """Bytes of messages that handlers did not take, of all calls."""
+        """Bytes of messages, of all calls, that handlers have not taken."""
         self.refuses = False
-        """Whether calls that come are refused, as the server stops."""
+        """Whether new calls are refused because the server stops."""
         self.unpacking = asyncio.Semaphore(_UNPACKED_AT_ONCE)
-        """Threads that decompress messages, also those whose calls are over."""
+        """Held by each thread that decompresses a message, even after its call is over."""
         self._connections = connections
         self._budget = budget
         self.came = 0
         self.open = 0
         self._starting = 0
-        self._delayed: dict[Connection, deque[LimitedCall]] = {}  # of these, calls that start in later turns
+        self._delayed: dict[Connection, deque[LimitedCall]] = {}  # starting calls left for later turns of the loop
         self._delayed_calls = 0
         self._of_newcomers: set[LimitedCall] = set()
-        # Predictions of newcomers; the connection whose turn is next comes last.
+        # queued predictions of newcomers; the last connection is the next in turn
         self._later: OrderedDict[Connection, dict[LimitedCall, None]] = OrderedDict()
-        self._last: OrderedDict[Connection, dict[LimitedCall, None]] = OrderedDict()  # of clients that take no answers
+        self._last: OrderedDict[Connection, dict[LimitedCall, None]] = OrderedDict()  # if the client takes no answers
         self._streams = 0
 
     def awaited(self) -> int:
-        """How many calls may bring a message at any moment, or have just done so."""
+        """The number of calls whose message may come at any moment, or has just come."""
         return len(self.read_timeouts) + self._starting + self._streams
 
     # Events of a call -------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ class Calls:
                 self.read_timeouts.begin(call, self.loop.time())
 
     def admit(self, call: LimitedCall, connection: Connection) -> None:
-        """The message came, or the call needs none to start."""
+        """The message came, or the call needs no message to start."""
         self.read_timeouts.end(call)
         if call.method.predicts and call.is_of_newcomer and len(self._of_newcomers) >= _MOST_OF_NEWCOMERS:
             self._move(call, QUEUE)
@@ -284,8 +284,8 @@ class Calls:
             self._delayed[connection] = calls
 
     def _admit_queued(self) -> None:
-        """Admit a prediction of the connection that came last, so that not all wait long in a flood. Then that
-        connection comes after the others."""
+        """Admit a prediction of the newest connection, so that in a flood at least some do not wait long. The next turn
+        of that connection comes after all others."""
         queue = self._later or self._last
         connection, calls = queue.popitem()
         call = next(iter(calls))
@@ -301,8 +301,8 @@ class Calls:
         return self._budget.share()
 
     def hold(self, connection: Connection, share: MemoryShare, size: int) -> None:
-        """Set the bytes of messages that a call holds in its share. Over budget, end the calls of the connection that
-        holds most."""
+        """Set a call's share to the bytes of messages that the call holds. Over budget, end the calls of the connection
+        that holds most."""
         more = size - share.size
         share.keep(size)
         self.coming += more

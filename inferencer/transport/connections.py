@@ -1,4 +1,4 @@
-"""The connections of one gRPC port: which of them stay where there are many, and how they are ended together."""
+"""The connections of one gRPC port: closes some if there are too many, and ends all of them together."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from paramsync.rpc.server import most_connections
 
 from .grpc_connection import Connection
 
-_MOST_UNREAD = 1 << 14  # answers that wait for clients to read
-_NEW_SECONDS = 1.0  # for the first call of a connection, where there are many
-_HOSTS_LOOKED_AT, _LOOKED_AT = 4, 16  # addresses, and connections of each, to make room for one
+_MOST_UNREAD = 1 << 14  # answers that may wait for clients to read
+_NEW_SECONDS = 1.0  # a new connection has for its first call before it may be closed to make room
+_HOSTS_LOOKED_AT, _LOOKED_AT = 4, 16  # addresses, and connections of each, searched for a connection to close
 _LOOK_SECONDS = 1.0
-_CHECKED_AT_ONCE = 32  # connections, of which each may turn out to be gone
+_CHECKED_AT_ONCE = 32  # connections checked in one turn of the event loop
 _STEP_SECONDS = 0.001
 
 
@@ -24,12 +24,12 @@ class Connections:
     """Lives on the event loop on which it is made."""
 
     def __init__(self, *, most_seconds: float | None = None) -> None:
-        """After as many seconds the client of a connection is told to make another."""
+        """A client whose connection is older than `most_seconds` is told to open another connection."""
         self.loop = asyncio.get_running_loop()
         self._most_seconds = most_seconds
         self._most = most_connections()
         self._all: set[Connection] = set()
-        # by address, those that may be closed to make room, and when each was heard before it was looked at last
+        # by address, connections that may be closed to make room; the value: `heard` at the last look
         self._of_hosts: dict[str, OrderedDict[Connection, float]] = {}
         self._leaving: OrderedDict[Connection, None] = OrderedDict()  # closed to make room; the oldest first
         self._looking: asyncio.TimerHandle | None = None
@@ -54,13 +54,13 @@ class Connections:
         self._spare(connection)
 
     def leave(self) -> int:
-        """Tell all clients to begin no more calls on their connections. Returns how many connections there are."""
+        """Tell all clients to begin no more calls on their connections. Returns the number of connections."""
         for connection in [*self._all]:
             connection.leave()
         return len(self._all)
 
     async def close(self, seconds: float) -> None:
-        """End every connection once its client has read all, and those that are left after as many seconds at once."""
+        """End every connection once its client has read all answers; after `seconds`, abort the rest."""
         end = self.loop.time() + seconds
         for connection in [*self._all]:
             connection.close()
@@ -73,13 +73,13 @@ class Connections:
             connection.abort()
         if self._looking is not None:
             self._looking.cancel()
-        await asyncio.sleep(0)  # in which transports tell their connections
+        await asyncio.sleep(0)  # transports report the loss to their connections meanwhile
 
     # Room -------------------------------------------------------------------------------------------------------------
 
     def _make_room(self, newcomer: Connection) -> None:
-        """Close a quiet connection, which its client makes again unnoticed. If there is no room at all, end one that is
-        closing, or else the new one."""
+        """Close a quiet connection: its client opens another without an error. If there is no room at all, abort a
+        connection that is closing, or else the new connection."""
         is_full = len(self._all) > self._most
         quiet = self._quiet(newcomer, is_full=is_full)
         if quiet is not None:
@@ -90,16 +90,16 @@ class Connections:
             (self._leaving.popitem(last=False)[0] if self._leaving else newcomer).abort()
 
     def _spare(self, connection: Connection) -> None:
-        """Close it no more to make room."""
+        """Exclude a connection from being closed to make room."""
         of_host = self._of_hosts.get(connection.host, OrderedDict())
         of_host.pop(connection, None)
         if not of_host:
             self._of_hosts.pop(connection.host, None)
 
     def _quiet(self, newcomer: Connection, *, is_full: bool) -> Connection | None:
-        """Find a connection without a call, of an address that has most, that was not heard since it was looked at
-        last. A new one has a moment for its first call. If there is no room at all, take the one that is silent longest
-        of those looked at; then calls whose client takes no answers do not count."""
+        """Find a connection without a call that has sent nothing since the last look, at the addresses with the most
+        connections. A new connection has a moment for its first call. If there is no room at all, fall back to the
+        longest silent of the connections looked at; then calls whose client takes no answers do not count."""
         settled = self.loop.time() - (0.0 if is_full else _NEW_SECONDS)
         for host in nlargest(_HOSTS_LOOKED_AT, self._of_hosts, key=lambda host: len(self._of_hosts[host])):
             of_host, without_call = self._of_hosts[host], []
@@ -128,7 +128,7 @@ class Connections:
         self._check_next(iter([*self._all]))
 
     def _check_next(self, connections: Iterator[Connection]) -> None:
-        """Check a few of these, and the rest in later turns of the event loop: there may be thousands."""
+        """Check a few connections, and the rest in later turns of the event loop: there may be thousands."""
         self._looking = None
         now = self.loop.time()
         few = [*itertools.islice(connections, _CHECKED_AT_ONCE)]
@@ -142,7 +142,7 @@ class Connections:
             self._look_later()
 
     def _shed_unread(self) -> None:
-        """If clients leave too many answers unread, end the connections that leave most."""
+        """If clients leave too many answers unread, abort the connections with the most unread answers."""
         unread = {connection: connection.unread for connection in self._all}
         left = sum(unread.values()) - _MOST_UNREAD
         for connection in sorted(unread, key=unread.__getitem__, reverse=True) if left > 0 else ():

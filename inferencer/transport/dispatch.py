@@ -1,4 +1,4 @@
-"""Makes the methods of a port out of servicers: bytes to messages and back."""
+"""Makes the methods of a port from servicers: turns bytes into messages and back."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from .streams import Slots, each
 if TYPE_CHECKING:
     from .predictions import PredictionMethod, Predictions
 
-_MOST = 1 << 18  # bytes of a request that does not predict, which is parsed on the event loop
-_MOST_STREAMS = 512  # of each port, which callers may keep open for ever
+_MOST = 1 << 18  # bytes of a request other than predictions: it is parsed on the event loop
+_MOST_STREAMS = 512  # of each port: callers may keep streams open for ever
 _MOST_WAITING = 256  # calls of each method that does not predict; a call may wait for a version to serve
 
 Run: TypeAlias = "Callable[[Call], Awaitable[None]]"
@@ -54,8 +54,9 @@ def methods_of(
 class Dispatch:
     """Finds a handler for each method of a service: the servicer's attribute of the same name.
 
-    The attribute is a coroutine or, if responses are a stream, an asynchronous generator, which gets the request and
-    the call; or it is a PredictionMethod, which Predictions answers. A method without attribute is unimplemented.
+    The attribute is a coroutine function or, if responses are a stream, an asynchronous generator function, called with
+    the request and the call; or it is a PredictionMethod, and Predictions answers. Without an attribute, the method is
+    unimplemented.
     """
 
     def __init__(self, predictions: Predictions | None, streams: Slots, access: Access) -> None:
@@ -73,7 +74,7 @@ class Dispatch:
                 yield f"/{name}", Method(run, admission, is_stream=is_stream, predicts=predicts)
 
     def stream(self, respond: Respond) -> Run:
-        """Handle a call with any number of answers, which takes one of the places for streams."""
+        """Handle a call with any number of answers. The call takes a place for streams."""
 
         async def run(call: Call) -> None:
             with self._streams.one(call.peer):

@@ -1,4 +1,4 @@
-"""Turns errors, TensorFlow's among them, into gRPC statuses. Servicers catch nothing themselves."""
+"""Turns errors, including TensorFlow's, into gRPC statuses. Servicers catch nothing themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _TENSORFLOW = {  # by its error codes; this module does not import TensorFlow
 
 
 def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
-    """Return code and text for the client. An unforeseen error is INTERNAL, and only the log has its text."""
+    """Return code and text for the client. An unforeseen error is INTERNAL; its text goes only to the log."""
     code = code_of(error, CODES) or _TENSORFLOW.get(getattr(error, "error_code", None) or 0)
     return (grpc.StatusCode.INTERNAL, UNFORESEEN) if code is None else (code, one_line(_text(error)))
 
@@ -39,5 +39,5 @@ def logged_status(error: Exception) -> tuple[grpc.StatusCode, str]:
 def _text(error: BaseException) -> str:
     if not hasattr(error, "error_code"):
         return str(error)
-    # TensorFlow puts names of its functions before the text, and names of nodes on further lines
+    # TensorFlow writes names of functions before the text, and names of nodes on further lines
     return re.sub(r"^(\{\{[^{}]*\}\}\s*)+", "", str(getattr(error, "message", error)).partition("\n")[0])

@@ -1,4 +1,4 @@
-"""One gRPC call on our own server: its messages as they come, its handler, its answers, and its end."""
+"""One gRPC call on our own server: receives messages, runs the handler, sends answers, ends the call."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from .memory_budget import MemoryShare
 from .methods import Method
 from .turns import NEWCOMER_SECONDS
 
-_SMALL = 1 << 16  # bytes of an answer that is copied to go in one piece
-_OF_MESSAGE = 128  # bytes that a message takes beside its content while it waits
-_TOO_MANY = 2  # messages of a call that takes one
+_SMALL = 1 << 16  # bytes: a shorter answer is copied, so that it goes out in one piece
+_OF_MESSAGE = 128  # bytes that a waiting message takes in addition to its content
+_TOO_MANY = 2  # messages, for a call that takes a single message
 _NO_MESSAGE = "request: expected one message, found none"
 _MORE_MESSAGES = "request: expected one message, found more"
 
 
 class GrpcCall:
-    """Lives on one event loop. Its states are those of `calls`; `_end` alone ends it."""
+    """Lives on one event loop. The module `calls` has the table of its states; only `_end` ends it."""
 
     __slots__ = (
         "_began", "_calls", "_connection", "_credit", "_deadline", "_expiry", "_messages", "_open", "_queue",
@@ -44,7 +44,7 @@ class GrpcCall:
         asked: Asked,
         method: Method,
     ) -> None:
-        """`open_calls` are those of the connection."""
+        """`open_calls` are the connection's calls by stream."""
         self._calls = calls
         self._connection = connection
         self._open = open_calls
@@ -53,27 +53,27 @@ class GrpcCall:
         self.method = method
         self.state: State = SILENT
         self._messages = Messages(calls.message_bytes)
-        self._queue: deque[Message] = deque()  # whole messages that the handler did not take
-        self._queued = 0  # bytes that they take
-        self._unread: MemoryShare | None = None  # of these messages, and of the one that is coming
-        self._waiter: asyncio.Future[None] | None = None  # of a handler that reads
-        self._credit = 0  # bytes that came, and that the client may not send again yet
+        self._queue: deque[Message] = deque()  # whole messages that the handler has not taken
+        self._queued = 0  # bytes that the queue takes
+        self._unread: MemoryShare | None = None  # of the queue and of the message that is being received
+        self._waiter: asyncio.Future[None] | None = None  # a handler that reads awaits this
+        self._credit = 0  # bytes received for which the client's window has not been reopened
         self._task: asyncio.Task[None] | None = None
-        self._sent: asyncio.Future[None] | None = None  # of a handler that writes
-        self._began = False  # to be answered
+        self._sent: asyncio.Future[None] | None = None  # a handler that writes awaits this
+        self._began = False  # whether the headers of the answer are sent
         self._deadline: float | None = None
         self._expiry: asyncio.TimerHandle | None = None
         self.caller: Caller | None = None
         self.content = b""
-        """The message of a call with one, until `take`."""
+        """The message of a call with a single message, until `take`."""
         self.has_ended = False
         """Whether the caller sends no more messages."""
         self.is_of_newcomer = connection.cost >= NEWCOMER_SECONDS
         self.unanswered = 0
-        """Bytes of messages that came since the last answer."""
+        """Bytes received since the last answer."""
         self.share: MemoryShare | None = None
 
-    # What handlers see ------------------------------------------------------------------------------------------------
+    # For handlers -----------------------------------------------------------------------------------------------------
 
     @property
     def peer(self) -> str:
@@ -130,11 +130,11 @@ class GrpcCall:
             self._begin()
             self._end(ending(grpc.StatusCode.OK))
 
-    # What happens to it -----------------------------------------------------------------------------------------------
+    # Events -----------------------------------------------------------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
-        """Whether its caller gets nothing more."""
+        """Whether the caller gets nothing more."""
         return self.state >= VOID
 
     @property
@@ -163,7 +163,7 @@ class GrpcCall:
         self._task = self._calls.loop.create_task(self._run())
 
     def receive(self, content: bytes, *, ended: bool) -> None:
-        """A part of its messages came; with `ended` the last."""
+        """A part of the call's messages came; with `ended`, the last part."""
         is_stream = self.method.is_stream
         self.has_ended = ended
         self.unanswered += len(content)
@@ -187,21 +187,21 @@ class GrpcCall:
             self._wake()
 
     def on_sent(self) -> None:
-        """The client's windows let through what was written."""
+        """The client's windows have let all written bytes pass."""
         if self._sent is not None and not self._sent.done():
             self._sent.set_result(None)
 
     def refuse(self, code: grpc.StatusCode, text: str) -> None:
-        """End it with an error, whatever was answered before, and stop its handler."""
+        """End the call with an error, even after answers, and stop its handler."""
         self._end(ending(code, text), stop=True)
 
     def lose(self) -> None:
-        """The caller gave it up, or is gone."""
+        """The caller cancelled the call, or is gone."""
         self._end(stop=True)
 
     def _end(self, last: bytes | None = None, *, stop: bool = False) -> None:
-        """End the call: send the `last` headers if there are any to send, and give back all that the call holds. With
-        `stop` the handler is cancelled; otherwise it is the handler that ends the call."""
+        """End the call: send the `last` headers, if any, and give back all that the call holds. With `stop`, cancel the
+        handler; without, the handler itself ends the call."""
         if self.is_over:
             return
         if last is not None:
@@ -227,7 +227,7 @@ class GrpcCall:
     # Answers ----------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Run the handler, unless the call ended before. Handlers end their calls; if one fails, the call ends here."""
+        """Run the handler, unless the call is already over. The handler ends the call; if it fails, `_run` does."""
         self._calls.start(self)
         try:
             if self.is_over:
@@ -238,7 +238,7 @@ class GrpcCall:
             assert self.is_over, "the handler returned without an answer"
         except asyncio.CancelledError:
             self._end(ending(grpc.StatusCode.CANCELLED, "the call was ended"))
-        except Exception as error:  # noqa: BLE001, the edge
+        except Exception as error:  # noqa: BLE001, every error becomes a status here
             self._end(ending(*logged_status(error)))
         finally:
             self._calls.leave(self)
@@ -264,7 +264,7 @@ class GrpcCall:
     # Messages ---------------------------------------------------------------------------------------------------------
 
     def _admit_with_one(self) -> None:
-        """Admit a call with one message once its caller sends no more."""
+        """Admit a call with a single message once its caller sends no more."""
         if len(self._queue) > 1 or (self._queue and self._messages.is_within):
             self.refuse(grpc.StatusCode.INVALID_ARGUMENT, _MORE_MESSAGES)
         elif self.has_ended and self._queue:
@@ -273,7 +273,7 @@ class GrpcCall:
             self.refuse(grpc.StatusCode.INVALID_ARGUMENT, _NO_MESSAGE)
 
     def _count(self) -> None:
-        """Take as much memory as the messages here need: none once the call is over."""
+        """Count the memory of the messages that the call holds: none once the call is over."""
         size = self._messages.held + self._queued
         if self._unread is None and size:
             self._unread = self._calls.share()
@@ -288,8 +288,8 @@ class GrpcCall:
         return message
 
     async def _unpack(self) -> bytes:
-        """Take the next message out of the queue and decompress it on a thread. The message has memory of its own until
-        its thread is done, which may be after the call is over."""
+        """Take the next message out of the queue and decompress it on a thread. The message has its own share of memory
+        until the thread is done, even if the call is over before."""
         if not self.asked.window:
             raise RequestError("message: expected none that is compressed without grpc-encoding, found one")
         calls = self._calls
@@ -307,14 +307,14 @@ class GrpcCall:
         unpack = partial(message.unpacked, self.asked.window, most=calls.message_bytes)
         try:
             unpacking = calls.loop.run_in_executor(None, unpack)
-        except BaseException:  # there is no thread
+        except BaseException:  # no thread can be started
             give_back(None)
             raise
         unpacking.add_done_callback(give_back)
         return await asyncio.shield(unpacking)
 
     def _consume(self) -> None:
-        """Let the client send as many bytes as were taken."""
+        """Let the client send as many bytes as have been taken."""
         if self._credit:
             self._connection.consume(self.stream, self._credit)
             self._credit = 0

@@ -1,4 +1,4 @@
-"""One client's connection to a gRPC port: what is written to it, whether anybody is there, and how it ends."""
+"""The sending side of one gRPC connection: writes answers, checks that the client is alive, ends the connection."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .memory_budget import MemoryShare
 from .turns import ANSWER_SECONDS, NEWCOMER_SECONDS, READ_BYTES, READ_SECONDS
 
 _LIMITS = Limits(header_list=MOST_HEADERS)
-_PING_SECONDS = 20.0  # for the answer to a ping
-_LINGER_SECONDS = 2.0  # for the client to read everything and close
-_NO_NEW_CALLS = 2**31 - 1  # a GOAWAY with this stream takes calls that are on their way, RFC 9113, 6.8
-_MOST_BEHIND = 1 << 14  # bytes beside answers that may wait for the client to read
+_PING_SECONDS = 20.0  # a client has for the answer to a ping
+_LINGER_SECONDS = 2.0  # a client has to read everything and close
+_NO_NEW_CALLS = 2**31 - 1  # a GOAWAY with this stream still accepts calls that are on their way, RFC 9113, 6.8
+_MOST_BEHIND = 1 << 14  # bytes of frames other than answers that may wait for the client to read
 _ALIVE, _LEAVING = b"is alive", b"leaving "  # payloads of our pings
 
 
@@ -31,19 +31,19 @@ class PortCall(Protocol):
 
     @property
     def is_coming(self) -> bool:
-        """Whether bytes of a message are here that the handler did not take."""
+        """Whether the call holds bytes of a message that its handler has not taken."""
 
     def refuse(self, code: grpc.StatusCode, text: str) -> None:
-        """End the call with an error, whatever was answered before, and stop its handler."""
+        """End the call with an error, even after answers, and stop its handler."""
 
 
 class _Farewell(Enum):
-    """How far the client was told to begin no more calls, RFC 9113, 6.8."""
+    """Progress in telling the client to begin no more calls, RFC 9113, 6.8."""
 
     NONE = auto()
     DUE = auto()
     TOLD = auto()
-    """Calls that the client began before it knew are here once it answers our ping."""
+    """Once the client answers our ping, every call that it began before the GOAWAY has arrived."""
     DONE = auto()
 
 
@@ -51,17 +51,17 @@ class Connection:
     """The sending half of a connection. Lives on one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, calls: Mapping[int, PortCall]) -> None:
-        """`calls` are open, by stream."""
+        """`calls` are the open calls by stream."""
         self.loop = loop
         self.calls = calls
         self.http2 = ServerConnection(_LIMITS)
         self.peer = ""
-        """As gRPC names it, such as ipv4:127.0.0.1:1234."""
+        """The client's address in gRPC's form, such as ipv4:127.0.0.1:1234."""
         self.host = ""
         self.certificate: str | None = None
-        """The name in the certificate that the client showed."""
+        """The name in the client's certificate."""
         self.held = 0
-        """Bytes of messages that handlers did not take."""
+        """Bytes of messages that handlers have not taken."""
         self.cost = NEWCOMER_SECONDS
         """See Served."""
         self.began = self.heard = loop.time()
@@ -69,23 +69,23 @@ class Connection:
         """Whether input waits for its turn."""
         self.is_ending = False
         self.will_flush = False
-        """Whether a flush comes within this turn of the event loop."""
+        """Whether a flush is due in this turn of the event loop."""
         self.transport: asyncio.Transport | None = None
         self._is_deaf = False  # the client sends nothing more
         self._pinged: float | None = None
-        self._behind = 0  # bytes beside answers that the kernel has not taken
-        self._unsent: dict[int, MemoryShare] = {}  # of answers that wait for the client's windows
-        self._unwritten: list[MemoryShare] = []  # of answers that the kernel has not taken
+        self._behind = 0  # bytes of frames other than answers that the kernel has not taken
+        self._unsent: dict[int, MemoryShare] = {}  # shares of answers that wait for the client's windows
+        self._unwritten: list[MemoryShare] = []  # shares of answers that the kernel has not taken
         self._farewell = _Farewell.NONE
 
     @property
     def unread(self) -> int:
-        """How many answers wait until the client takes them."""
+        """The number of answers that wait for the client to read."""
         return len(self.http2.streams) - len(self.calls)
 
     @property
     def takes_answers(self) -> bool:
-        """Whether the client lets an answer be sent to it."""
+        """Whether the client's windows allow sending an answer."""
         return self.http2.takes_answers
 
     def connect(self, transport: asyncio.BaseTransport) -> None:
@@ -103,10 +103,10 @@ class Connection:
             share.leave()
         self._unsent, self._unwritten = {}, []
 
-    # What calls send --------------------------------------------------------------------------------------------------
+    # Sending ----------------------------------------------------------------------------------------------------------
 
     def begin(self, stream: int, block: bytes) -> None:
-        """Send the headers of an answer, with what follows."""
+        """Send the headers of an answer, together with the frames that follow."""
         self.http2.headers(stream, block)
 
     def respond(self, stream: int, block: bytes, content: bytes, end: bytes) -> None:
@@ -115,7 +115,7 @@ class Connection:
         self.http2.respond(stream, block, content, end)
 
     def send(self, stream: int, *parts: bytes) -> bool:
-        """Send a message. False: some of it waits, and a Sent event will come."""
+        """Send a message. False: part of the message waits, and a Sent event will come."""
         self._say_farewell()
         for part in parts:
             done = self.http2.data(stream, part)
@@ -128,11 +128,11 @@ class Connection:
         self.http2.headers(stream, block, end=True)
 
     def earn(self, unanswered: int) -> None:
-        """Lower the cost for an answer, by about what reading the call's bytes took."""
+        """Lower the cost after an answer, by about the time that reading the call's bytes took."""
         self.cost = max(0.0, self.cost - ANSWER_SECONDS - unanswered // READ_BYTES * READ_SECONDS)
 
     def consume(self, stream: int, size: int) -> None:
-        """Let the client send as many bytes more."""
+        """Let the client send `size` more bytes."""
         self.http2.consumed(stream, size)
 
     def leave_once_written(self, stream: int, share: MemoryShare) -> None:
@@ -147,7 +147,7 @@ class Connection:
             share.leave()
 
     def on_sent(self, stream: int) -> None:
-        """The client's windows let an answer through."""
+        """The client's windows have let an answer pass: its share now waits only for the kernel."""
         if (share := self._unsent.pop(stream, None)) is not None:
             self._unwritten.append(share)
 
@@ -156,7 +156,7 @@ class Connection:
             share.leave()
 
     def flush_soon(self) -> None:
-        """Flush together with other answers of this turn of the event loop; at once if no call is open."""
+        """Flush at the end of this turn of the event loop, with other answers; at once if no call is open."""
         if self.will_flush:
             return
         if self.calls:
@@ -182,7 +182,7 @@ class Connection:
         if self._farewell is _Farewell.DONE and not self.http2.streams:
             self._end()
 
-    # How it is read ---------------------------------------------------------------------------------------------------
+    # Reading ----------------------------------------------------------------------------------------------------------
 
     def pause_reading(self) -> None:
         if self.transport is not None:
@@ -196,16 +196,16 @@ class Connection:
             self.transport.resume_reading()
 
     def _fall_behind(self, size: int) -> None:
-        """Count frames beside answers, such as answers to pings, that wait in the transport while the kernel takes
-        nothing. If they are many, nothing more is read. Answers wait within HTTP/2 instead."""
+        """Count frames other than answers, such as replies to pings, that wait in the transport while the kernel takes
+        nothing. Above the limit, stop reading. Answers wait within HTTP/2 instead."""
         self._behind += size
         if self._behind > _MOST_BEHIND:
             self.pause_reading()
 
-    # How it ends ------------------------------------------------------------------------------------------------------
+    # Ending -----------------------------------------------------------------------------------------------------------
 
     def check(self, now: float) -> None:
-        """Look, once a second, whether anybody is still there."""
+        """Check, once a second, whether the client is still there."""
         if self.cost > NEWCOMER_SECONDS:
             self.cost = max(self.cost / 2, NEWCOMER_SECONDS)
         silent = now - self.heard
@@ -214,7 +214,7 @@ class Connection:
         if not self.http2.has_begun:
             if now - self.began >= SILENT_SECONDS:
                 self.abort()
-        elif self._is_deaf:  # it answers no ping, but if nobody is there the kernel says so
+        elif self._is_deaf:  # the client cannot answer a ping, but if it is gone the kernel reports an error
             self.http2.ping(_ALIVE)
             self.flush()
         elif self._farewell is _Farewell.DONE:
@@ -238,15 +238,14 @@ class Connection:
             self.http2.goaway(self.http2.last)
 
     def on_eof(self) -> bool:
-        """The client sends nothing more. True: the connection goes on until its calls are answered (not by TLS)."""
+        """The client sends nothing more. True: the connection goes on until its calls are answered (never with TLS)."""
         assert self.transport is not None
         self.flush()
         self._is_deaf = self.transport.can_write_eof() and not self.is_ending and bool(self.http2.streams)
         return self._is_deaf
 
     def leave(self) -> None:
-        """Tell the client to begin no more calls: with the next answer, which it waits for, or at once if it has no
-        call."""
+        """Tell the client to begin no more calls: with the next answer, or at once if no call is open."""
         if self._farewell is _Farewell.NONE and self.http2.has_begun:
             self._farewell = _Farewell.DUE
             if not self.calls:
@@ -254,7 +253,7 @@ class Connection:
                 self.flush()
 
     def close(self) -> None:
-        """Take no more calls, and end once the client has read every answer."""
+        """Accept no more calls, and end the connection once the client has read every answer."""
         self.http2.goaway(self.http2.last)
         self.end_when_answered()
         self.flush()
@@ -274,7 +273,7 @@ class Connection:
             self.http2.ping(_LEAVING)
 
     def _end(self) -> None:
-        """Let the client read what was written before it finds the end: closing a socket may drop that."""
+        """Let the client read all answers before the end: closing a socket at once may drop unread bytes."""
         self.is_ending = True
         assert self.transport is not None
         if self.transport.can_write_eof() and not self._is_deaf:
@@ -286,7 +285,7 @@ class Connection:
 
 
 def peer_of(name: Any) -> str:
-    """A socket's address as gRPC names it."""
+    """A socket's address in gRPC's form."""
     if not isinstance(name, tuple):
         return "unix:"
     host, port = name[:2]

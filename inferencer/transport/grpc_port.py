@@ -1,4 +1,4 @@
-"""One port for gRPC by our own server: where it listens, and how it ends without losing a call."""
+"""A gRPC port with our own server: listens, accepts connections, and ends without losing a call."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .memory_budget import MemoryBudget
 from .methods import Method
 from .turns import Turns
 
-QUIET_SECONDS = 0.5  # without a call, after which none is thought to be on its way
-MOST_ANSWERING = 3.0  # seconds of a drain in which calls that come are answered
-_LAST = 1.0  # of the grace, for callers to read their answers
+QUIET_SECONDS = 0.5  # after this time without a call, no call is expected to be on its way
+MOST_ANSWERING = 3.0  # seconds of a drain in which new calls are still answered
+_LAST = 1.0  # seconds of the grace left to callers for reading their answers
 
 
 class GrpcPort:
@@ -32,16 +32,16 @@ class GrpcPort:
         message_bytes: int,
         connection_seconds: float | None = None,
     ) -> None:
-        """`methods` are by path, see `methods_of`. Connections older than `connection_seconds` take no new calls."""
+        """`methods` by path, see `methods_of`. Connections older than `connection_seconds` take no new calls."""
         self.connections = Connections(most_seconds=connection_seconds)
         self.calls = Calls(methods, budget, self.connections, message_bytes=message_bytes)
         self.awaited = self.calls.awaited
-        """How many calls may bring a message at any moment."""
+        """See `Calls.awaited`."""
         self._turns = Turns(self.connections.loop)
         self._acceptor = Acceptor(self.protocol, handshake_seconds=SILENT_SECONDS)
 
     def protocol(self) -> GrpcProtocol:
-        """Make what speaks to one client."""
+        """Make the protocol of one connection."""
         return GrpcProtocol(self.calls, self.connections, self._turns)
 
     def take(self, listeners: Iterable[socket.socket], tls: ServerTls | None) -> None:
@@ -56,19 +56,20 @@ class GrpcPort:
         self._acceptor.stop(handed_on=handed_on)
 
     def hurry(self) -> None:
-        """Wait a few seconds for messages from now on."""
+        """From now on, wait only a few seconds for a call's message."""
         self.calls.read_timeouts.drain()
 
     def leave(self) -> int:
-        """Tell clients to begin no more calls on their connections. Returns how many connections there are."""
+        """Tell clients to begin no more calls on their connections. Returns the number of connections."""
         return self.connections.leave()
 
     async def drain(self, *, grace: float, quiet_seconds: float) -> None:
         """End within the grace, without losing a call.
 
-        1. Calls that come are answered, until none came for a while and all were answered, or for some seconds.
-        2. Nothing listens. Calls that come are refused; those that came before are answered.
-        3. Each connection ends once its client has read all.
+        1. Go on answering calls until all are answered and no new call has come for `quiet_seconds`, but at most
+           MOST_ANSWERING seconds.
+        2. Stop listening. Refuse new calls, and answer earlier calls.
+        3. End each connection once its client has read all answers.
         """
         loop = self.connections.loop
         began = loop.time()
@@ -76,7 +77,7 @@ class GrpcPort:
         await self.end(grace - (loop.time() - began))
 
     async def end(self, grace: float) -> None:
-        """Take the last two of these steps."""
+        """Take steps 2 and 3 of `drain`."""
         loop = self.connections.loop
         end = loop.time() + grace
         self.stop_listening()

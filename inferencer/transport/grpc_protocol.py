@@ -1,4 +1,4 @@
-"""What comes on one connection of a gRPC port: asyncio's bytes, taken in turns, become events of calls."""
+"""The receiving side of one gRPC connection: turns the bytes that asyncio delivers into events of calls."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from .grpc_connection import Connection
 from .grpc_wire import Refusal, asked, unknown
 from .turns import NEWCOMER_SECONDS, READ_SECONDS, Turns
 
-_FEW = 16  # frames of a read whose time is not measured: a clock shows what others did meanwhile, too
-_FRAMES = 8  # for each of which a read is expected to take so long again
+_FEW = 16  # frames up to which a read's cost is estimated: a measured time would include other threads' work
+_FRAMES = 8  # frames of a read that add READ_SECONDS to the estimate
 
 
 class GrpcProtocol(asyncio.BufferedProtocol):
@@ -32,13 +32,13 @@ class GrpcProtocol(asyncio.BufferedProtocol):
         self.connection = Connection(calls.loop, self.open)
         self._http2 = self.connection.http2
         self._loop = calls.loop
-        self._input = b""  # which waits for its turn
+        self._input = b""  # received, not yet handled
 
     @property
     def cost(self) -> float:
         return self.connection.cost
 
-    # What the event loop tells ----------------------------------------------------------------------------------------
+    # Called by asyncio ------------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.connection.connect(transport)
@@ -64,13 +64,13 @@ class GrpcProtocol(asyncio.BufferedProtocol):
         if self.connection.transport is not None:
             try:
                 self._take(self._loop.time())
-            except BaseException:  # a fault of ours, after which the rest cannot be understood
+            except BaseException:  # a fault of ours: the rest of the input cannot be parsed any more
                 self.connection.abort()
                 raise
             self.connection.read_on()
 
     def eof_received(self) -> bool:
-        """Calls that came whole are answered before the connection ends; by TLS it ends at once."""
+        """Answer calls whose request is complete before the connection closes; close a TLS connection at once."""
         if not self.connection.on_eof():
             return False
         for call in [*self.open.values()]:
@@ -96,10 +96,10 @@ class GrpcProtocol(asyncio.BufferedProtocol):
         self._lose_all()
         self._connections.discard(self.connection)
 
-    # Within -----------------------------------------------------------------------------------------------------------
+    # Internals --------------------------------------------------------------------------------------------------------
 
     def _take(self, now: float) -> None:
-        """Take input, as much as is a turn's, and charge the connection for it."""
+        """Handle as much input as one turn allows, and add its time to the connection's cost."""
         content, self._input = self._input, b""
         connection = self.connection
         connection.will_flush = True
@@ -115,7 +115,7 @@ class GrpcProtocol(asyncio.BufferedProtocol):
             self._wait()
 
     def _wait(self) -> None:
-        """Go on with what came in a later turn."""
+        """Leave the received input for a later turn."""
         self.connection.waits = True
         self.connection.pause_reading()
         self._turns.wait(self, len(self._input))

@@ -1,4 +1,4 @@
-"""gRPC as HTTP/2 carries it: headers of a call, messages behind their lengths, statuses as trailers."""
+"""The wire format of gRPC over HTTP/2: a call's headers, length-prefixed messages, statuses as trailers."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from paramsync.rpc.server import one_line
 from .errors import status_of
 
 PREFIX = struct.Struct(">BI")
-"""Stands before each message: whether it is compressed, and its size."""
+"""The prefix of each message: whether the message is compressed, and its size."""
 _TIMEOUT = re.compile(r"(\d{1,8})([HMSmun])", re.ASCII)
 _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _WINDOWS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
 _OURS = frozenset({"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "accept-encoding"})
 _ONCE = frozenset({"content-type", "grpc-timeout", "grpc-encoding"})
 _TYPE = "application/grpc"
-_SMALL = 1 << 12  # bytes, below which parts of a message are joined: a small object takes many times its content
+_SMALL = 1 << 12  # bytes: smaller parts of a message are joined, as a small object takes many times its content
 _SAFE = "".join(
     chr(code) for code in range(0x20, 0x7F) if chr(code) != "%"
 )  # characters of a status text that are not percent-encoded
@@ -55,7 +55,7 @@ class Asked:
 
 
 class Refusal(NamedTuple):
-    """The headers that answer a call whose own headers are wrong, or not of gRPC."""
+    """The headers that answer a call whose own headers are invalid or not gRPC."""
 
     block: bytes
 
@@ -78,7 +78,7 @@ def asked(head: Head) -> Asked | Refusal:
 
 
 MOST_HEADERS = 16 << 10
-"""Bytes of a call's headers, as RFC 9113 counts them."""
+"""The limit for a call's headers in bytes, counted as in RFC 9113."""
 
 
 def _check_once(fields: Iterable[tuple[str, str]]) -> None:
@@ -112,7 +112,7 @@ def _binary(name: str, value: str) -> str | bytes:
         return value
     try:
         return b"".join(base64.b64decode(part + "=" * (-len(part) % 4), validate=True) for part in value.split(","))
-    except ValueError as error:  # which binascii.Error is, and what base64 raises for text that is not ASCII
+    except ValueError as error:  # binascii.Error is a ValueError; text that is not ASCII raises ValueError itself
         raise RequestError(f"{name[:50]}: expected base64, found what is none") from error
 
 
@@ -139,7 +139,7 @@ class Message(NamedTuple):
     compressed: bool
 
     def unpacked(self, window: int, *, most: int) -> bytes:
-        """Decompress. Any thread. Raises RequestError if it is not compressed like that, and TooLargeError."""
+        """Decompress. Any thread. Raises RequestError if the content is compressed in another way; TooLargeError."""
         try:
             zipped = zlib.decompressobj(window)
             content = zipped.decompress(self.content, most + 1)
@@ -161,18 +161,18 @@ class Messages:
         self._most = most
         self._prefix = b""
         self._parts: list[bytes | bytearray] = []
-        self._missing = -1  # bytes of the current message that are to come; -1 until its prefix is whole
+        self._missing = -1  # bytes of the current message still to come; -1 until its prefix is whole
         self._is_compressed = False
         self.held = 0
-        """Bytes that are here of the message that is coming."""
+        """Bytes received of the current message."""
 
     @property
     def is_within(self) -> bool:
-        """Whether a message has begun to come, and not ended."""
+        """Whether only a part of the current message has come."""
         return self._missing >= 0 or bool(self._prefix)
 
     def came(self, content: bytes, *, ended: bool, most: int | None = None) -> list[Message]:
-        """Return the messages that are whole now, at most `most`, after which nothing more may come.
+        """Take received content; return the messages completed by it. After `most` messages nothing more may come.
 
         Raises TooLargeError, RequestError.
         """
@@ -184,7 +184,7 @@ class Messages:
         return found
 
     def _is_whole(self, content: bytes) -> bool:
-        """Whether the content is exactly one message, as in most calls, which needs no cutting."""
+        """Whether the content is exactly one message, as in most calls, and needs no cutting."""
         if self.is_within or len(content) < PREFIX.size:
             return False
         flag, size = PREFIX.unpack_from(content)

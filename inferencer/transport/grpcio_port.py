@@ -1,6 +1,6 @@
-"""One port for gRPC by grpcio's own server, behind the same handlers: the way out if ours has a vulnerability.
+"""A gRPC port with grpcio's server and our handlers: the fallback if a vulnerability is found in our own server.
 
-docs/under-load.md says which promises it does not keep.
+docs/under-load.md lists the promises that this port does not keep.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from .grpc_wire import Metadata, Trailers
 from .memory_budget import MemoryBudget, MemoryShare
 from .methods import Method
 
-_MOST_LEAVING = 20.0  # seconds in which a worker that was replaced answers open calls
+_MOST_LEAVING = 20.0  # seconds that a replaced worker has for its open calls
 
 
 class GrpcioPort:
-    """Has the face of GrpcPort. Lives on the event loop on which it is made."""
+    """Has the interface of GrpcPort. Lives on the event loop on which it is made."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class GrpcioPort:
         message_bytes: int,
         connection_seconds: float | None = None,
     ) -> None:
-        """The budget counts requests once their messages came whole: grpcio receives them uncounted."""
+        """The budget counts a request only once its message is complete: grpcio does not count what it receives."""
         chosen = {**dict(options(message_bytes)), "grpc.so_reuseport": 1}  # with the other workers
         if connection_seconds is not None:
             chosen["grpc.max_connection_age_ms"] = int(1000 * connection_seconds)
@@ -49,12 +49,12 @@ class GrpcioPort:
         self._server.add_generic_rpc_handlers([_Handlers(self, methods)])
         self._stopping: asyncio.Future[None] | None = None
         self.open = 0
-        """Calls that are being answered."""
+        """The number of open calls."""
         self.came = 0
-        """Calls since the beginning."""
+        """The number of calls so far."""
 
     def take(self, listeners: Iterable[socket.socket], tls: ServerTls | None) -> None:
-        """Listen where these listeners do, in their place: grpcio's server takes no sockets."""
+        """Close these listeners and listen at their addresses: grpcio's server takes no sockets."""
         for listener in listeners:
             where = listener.getsockname()
             with suppress(OSError), listener:  # an earlier worker shut it down
@@ -72,19 +72,19 @@ class GrpcioPort:
         await self._server.start()
 
     def awaited(self) -> int:
-        """How many calls beside the one that asks are open."""
+        """The number of open calls, without the call that asks for it."""
         return max(0, self.open - 1)
 
     def stop_listening(self, *, handed_on: bool = False) -> None:
-        """Refuse new calls. Callers whose connections wait to be accepted lose them, also with `handed_on`."""
+        """Refuse new calls. Connections that wait to be accepted are lost, even with `handed_on`."""
         if self._stopping is None:
             self._stopping = asyncio.ensure_future(self._server.stop(_MOST_LEAVING if handed_on else None))
 
     def hurry(self) -> None:
-        """grpcio waits for messages until the deadlines of their calls."""
+        """Do nothing: grpcio waits for a call's message until the call's deadline."""
 
     def leave(self) -> int:
-        """Returns how many calls are open."""
+        """Return the number of open calls."""
         return self.open
 
     async def drain(self, *, grace: float, quiet_seconds: float) -> None:
@@ -95,7 +95,7 @@ class GrpcioPort:
         await self.end(grace - (loop.time() - began))
 
     async def end(self, grace: float) -> None:
-        """Refuse new calls, and wait for open ones within the grace."""
+        """Refuse new calls, and wait at most the grace for open calls."""
         await self._server.stop(max(0.0, grace))
 
     async def stop(self) -> None:
@@ -137,7 +137,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # no class t
             if not (method.is_stream or method.predicts):
                 await call.receive()
             await method.run(call)
-        except Exception as error:  # noqa: BLE001, the edge
+        except Exception as error:  # noqa: BLE001, the last place before grpcio
             await call.context.abort(*logged_status(error))
         finally:
             port.open -= 1
@@ -146,7 +146,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # no class t
 
 
 class GrpcioCall:
-    """A call of grpcio's server as handlers see calls."""
+    """A call of grpcio's server with the interface that handlers expect."""
 
     is_of_newcomer = False
 
@@ -177,7 +177,7 @@ class GrpcioCall:
         return content
 
     async def receive(self) -> None:
-        """Wait for the one message. Raises RequestError."""
+        """Wait for the call's only message. Raises RequestError."""
         content = await self.read()
         if content is None:
             raise RequestError("request: expected one message, found none")
@@ -198,4 +198,4 @@ class GrpcioCall:
         self.response = content
 
     def finish(self) -> None:
-        """grpcio ends the call when its handler returns."""
+        """Do nothing: grpcio ends the call when its handler returns."""

@@ -16,16 +16,16 @@ from ..serving.served import Models
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-_CHANGING = (EventKind.SWAPPED,)  # a swap alone makes a model serve; hearing of every event would cost all requests
+_CHANGING = (EventKind.SWAPPED,)  # only a swap makes a model serve; handling every event would slow all requests
 _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class Health:
-    """Overall under "", each model under its name, and each service under its own. Lives on one event loop.
+    """Health of the server under "", of each model and of each service under its name. Lives on one event loop.
 
-    Overall the server serves once all models serve that were there from the start.
+    The server is SERVING once all models configured at its start serve.
 
-    grpcio's own servicer loses watchers when one of several leaves, and waits for watchers that do not read.
+    grpcio's own servicer loses watchers when another watcher leaves, and waits for watchers that do not read.
     """
 
     def __init__(self, models: Models, services: Iterable[str]) -> None:
@@ -36,7 +36,7 @@ class Health:
         self._changed = asyncio.Event()
 
     async def follow(self) -> None:
-        """Keep health up to date with the models until cancelled. Before this call nothing serves."""
+        """Keep health up to date with the models until cancelled. Before this call, every answer is NOT_SERVING."""
         self._follows = True
         while True:
             others = self._models.changed
@@ -64,7 +64,7 @@ class Health:
             changed, code, draining = self._changed, self._code(request.service), self._draining
             if code != last:
                 yield health_pb2.HealthCheckResponse(status=code)
-            if draining:  # as it was before that message was sent
+            if draining:  # read before the message was sent
                 return
             last = code
             await changed.wait()
@@ -79,7 +79,7 @@ class Health:
         return int(_SERVING if serves and self._follows and not self._draining else _NOT_SERVING)
 
     def look(self) -> None:
-        """Wake the watchers, which look for themselves."""
+        """Wake the watchers: each reads its model's state again."""
         self._changed.set()
         self._changed = asyncio.Event()
 

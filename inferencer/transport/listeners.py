@@ -1,4 +1,4 @@
-"""Listening sockets, at every address of a host or at a path, and how connections are accepted from them."""
+"""Listening sockets, at every address of a host or at a path, and an acceptor of their connections."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paramsync.rpc.addresses import refused
 from .rare_errors import RareErrors
 
 WAITING = 4096  # connections that the kernel keeps until they are accepted
-_AT_ONCE = 4  # connections that are accepted in one turn of the event loop
+_AT_ONCE = 4  # connections accepted in one turn of the event loop
 _ABSENT = (
     errno.EADDRNOTAVAIL,
     errno.EAFNOSUPPORT,
@@ -25,8 +25,8 @@ _ABSENT = (
 
 
 def listeners_at(host: str, port: int, option: str, *, shared: bool = False) -> list[socket.socket]:
-    """Listen at one port, at every address of the host that this machine has. Other processes may listen there too if
-    the port is `shared`. Raises SettingsError."""
+    """Listen at one port, at every address of the host that this machine has. If the port is `shared`, other processes
+    may listen there too. Raises SettingsError."""
     found: list[socket.socket] = []
     absent: OSError | None = None
     with ExitStack() as until_failure:
@@ -51,7 +51,7 @@ def listeners_at(host: str, port: int, option: str, *, shared: bool = False) -> 
 
 
 def listener_on(path: Path) -> socket.socket:
-    """Listen on a UNIX socket. A process that listened there before keeps its connections and gets no new ones.
+    """Listen on a UNIX socket. A process that listened there before keeps its connections and gets no new connections.
 
     Raises SettingsError.
     """
@@ -76,7 +76,7 @@ def port_of(listeners: Iterable[socket.socket]) -> int:
 
 
 class Acceptor:
-    """Accepts connections, and makes a protocol for each. Lives on one event loop."""
+    """Accepts connections, and makes a protocol for each connection. Lives on one event loop."""
 
     def __init__(self, protocol: Callable[[], asyncio.BaseProtocol], *, handshake_seconds: float) -> None:
         """A TLS handshake may take `handshake_seconds`."""
@@ -110,8 +110,8 @@ class Acceptor:
             self._servers.append(server)
 
     def stop(self, *, handed_on: bool = False) -> None:
-        """Refuse connections that wait to be accepted, unless another process goes on with the same listeners. Those at
-        a UNIX socket are refused once all processes have closed it."""
+        """Refuse connections that wait to be accepted, unless another process goes on with the same listeners. A UNIX
+        socket refuses its waiting connections only once all processes have closed it."""
         for listener, _ in self._listeners:
             with suppress(OSError):
                 if not handed_on:
@@ -124,7 +124,7 @@ class Acceptor:
 
 
 class _Listener(socket.socket):
-    """Keeps the kernel's queue long: for asyncio the backlog is also how many connections to accept in one turn."""
+    """Keeps the kernel's queue long: asyncio also takes the backlog as the number of connections accepted in a turn."""
 
     def listen(self, backlog: int = WAITING) -> None:
         super().listen(WAITING)

@@ -1,4 +1,4 @@
-"""A budget for the memory of messages by every protocol: as they come, as values, computed, and unread."""
+"""A budget for the memory of requests and answers of all protocols, from the first byte until the client has read."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from paramsync.host import memory
 
 _log = logging.getLogger("paramsync.services")
 
-SHARES = 12  # times the largest message is the budget
-_STRING = 40  # bytes that a string takes beside its content
-_GIVEN_BACK = 8  # times the heap is trimmed while as much as the budget is freed
-_SOON = 0.1  # seconds, in which the memory of a share that was left is freed
-LARGE = 1 << 20  # bytes of a share that leaves a gap in the heap; small shares fill each other's gaps
-BRIEF = 4096  # bytes, below which requests need no share: their number is limited
+SHARES = 12  # the budget divided by the size of the largest message
+_STRING = 40  # bytes that a string takes in addition to its content
+_GIVEN_BACK = 8  # how often the heap is trimmed while memory as large as the budget is freed
+_SOON = 0.1  # seconds until the memory of a returned share is really freed
+LARGE = 1 << 20  # bytes: a larger share leaves a gap in the heap; small shares fill each other's gaps
+BRIEF = 4096  # bytes: smaller requests need no share, because their number is limited
 
 
 class MemoryBudget:
-    """Lives on one event loop; any thread may call `left` and `dropped`. Every request that is more than brief has a
-    share, and so have messages that come. The memory taken is the sum of all shares: no share is below zero, and a
-    share that is garbage-collected gives its size back."""
+    """Lives on one event loop; any thread may call `left` and `dropped`. Every request above BRIEF bytes has a share,
+    and so has every message while it is received. The memory taken is the sum of all shares: no share is below zero,
+    and a garbage-collected share gives its size back."""
 
     def __init__(self, most: int, all_taken: memoryview | None = None, slot: int = 0) -> None:
-        """The processes of one server share a budget: `all_taken` is shared memory with what each of them takes, this
-        process in its `slot`."""
+        """The processes of one server share a budget: in the shared memory `all_taken`, each process writes the bytes
+        that it takes into its `slot`."""
         self.most = most
         self.taken = 0
         self._all_taken = memoryview(bytearray(8)).cast("Q") if all_taken is None else all_taken
@@ -43,7 +43,7 @@ class MemoryBudget:
         return MemoryShare(self)
 
     def left(self, size: int) -> None:
-        """Count freed bytes. After many, another thread returns the gaps in the heap to the system."""
+        """Count freed bytes. After many bytes, a thread returns the gaps in the heap to the system."""
         self._freed += size
         if self._freed > self.most // _GIVEN_BACK and not self._trimming:
             self._freed, self._trimming = 0, True
@@ -67,7 +67,7 @@ class MemoryBudget:
         return sum(self._all_taken)
 
     def take(self, size: int) -> None:
-        """Add to the memory taken; `size` may be negative. For shares alone."""
+        """Add to the memory taken; `size` may be negative. Only shares call this."""
         self.taken += size
         self._all_taken[self._slot] = self.taken
 
@@ -82,7 +82,7 @@ class MemoryBudget:
             self.mended(f"{size} bytes belonged to a request that is gone")
 
     def mended(self, found: str) -> None:
-        """Log the first fault of this process in how memory was counted."""
+        """Log an error in this process's count of memory, only the first time."""
         if not self._said:
             self._said = True
             _log.error("the memory of requests was counted wrong, and is put right: %s; please report this", found)
@@ -98,7 +98,7 @@ class MemoryShare:
         self.size = 0
 
     def need(self, size: int) -> None:
-        """Set the size. Raises TooLargeError if it never fits, BusyError if it does not fit now."""
+        """Set the size. Raises TooLargeError if the size never fits, BusyError if it does not fit now."""
         budget = self._budget
         if size > budget.most:
             raise TooLargeError("request, with all that is made of it", limit=budget.most, found=size)
@@ -110,7 +110,7 @@ class MemoryShare:
         self.keep(size)
 
     def lacks(self, size: int) -> int:
-        """How many bytes others must leave before this share can have the size."""
+        """How many bytes other shares must give back before this share can have the size."""
         budget = self._budget
         if size <= self.size:
             return 0
@@ -121,7 +121,7 @@ class MemoryShare:
         self.need(self.size + size)
 
     def keep(self, size: int) -> None:
-        """Set the size whether there is room or not, for memory that is taken already."""
+        """Set the size even over budget, for memory that is already taken."""
         if size < 0:
             self._budget.mended(f"a request was to have {size} bytes")
             size = 0

@@ -1,4 +1,4 @@
-"""A method of a gRPC port: who may call it, what answers, and what its handler sees of a call."""
+"""A method of a gRPC port: its access check, its handler, and the interface of a call for handlers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .memory_budget import MemoryShare
 Answering: TypeAlias = Callable[[bytes, MemoryShare, Any], Awaitable[tuple[bytes, Trailers]]]
 """Turns a prediction request, its share and its call into the response and the trailing metadata.
 
-Raises what the request is refused with."""
+Raises the error with which the request is refused."""
 
 
 class Call(Protocol):
@@ -28,15 +28,15 @@ class Call(Protocol):
     share: MemoryShare | None
     """Memory of the request and its answer; given back once the kernel has taken the answer."""
     is_of_newcomer: bool
-    """Whether the connection is new, or cost more time than its answers made up for."""
+    """Whether the connection is new, or has cost more time than its answers made up for."""
 
     @property
     def peer(self) -> str:
-        """The caller's address as gRPC names it, such as ipv4:127.0.0.1:1234."""
+        """The caller's address in gRPC's form, such as ipv4:127.0.0.1:1234."""
 
     @property
     def certificate(self) -> str | None:
-        """The name in the certificate that the caller showed."""
+        """The name in the caller's certificate."""
 
     def time_remaining(self) -> float | None:
         """Seconds until the deadline, if the call has one."""
@@ -44,19 +44,19 @@ class Call(Protocol):
     def invocation_metadata(self) -> Metadata: ...
 
     def take(self) -> bytes:
-        """Take the one message of a call with one out of the call, so that the call does not keep it alive."""
+        """Take the message out of a call with a single message, so that the call does not keep the message alive."""
 
     async def read(self) -> bytes | None:
         """Wait for the next message of a stream; None after the last. Raises RequestError."""
 
     async def send_initial_metadata(self, metadata: Trailers = ()) -> None:
-        """Tell the caller that its answers begin."""
+        """Send the headers of the answer."""
 
     async def write(self, content: bytes) -> None:
-        """Send one of several answers, as far as the caller's windows let it."""
+        """Send one of several answers; wait while the caller's windows are full."""
 
     def answer(self, content: bytes, trailers: Trailers) -> None:
-        """End the call with its one answer."""
+        """End the call with its only answer."""
 
     def finish(self) -> None:
         """End the call after several answers."""
@@ -71,7 +71,7 @@ class Admission:
         self._method = method
         effect = effect_of(method)
         self.looks = access.looks_at(effect)
-        """Whether `admit` must be asked."""
+        """Whether `admit` must be called."""
         self._changes = effect is Effect.CHANGES
         self._check = access.check if self._changes else access.check_read
 
@@ -90,10 +90,10 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """What answers calls to one path."""
+    """Answers calls to one path."""
 
     run: Callable[[Call], Awaitable[None]]
     admission: Admission
     is_stream: bool = False
-    """Whether the handler reads messages itself and runs from the call's beginning; others start with their message."""
+    """True: the handler starts with the call and reads messages itself. False: it starts once the message has come."""
     predicts: bool = False

@@ -16,10 +16,10 @@ from paramsync.tensorbundle.sstable import varint
 
 _M = TypeVar("_M", bound=Message)
 
-PIECE = 1 << 17  # bytes: at worst a dozen milliseconds
+PIECE = 1 << 17  # bytes, parsed in a dozen milliseconds at worst
 MOST_FIELDS = 1 << 20
-"""Fields of a message above a piece, and of its parts: packed values are one field, each string is one."""
-_DEEPEST = 64  # messages in messages; protobuf itself allows 100
+"""The limit of fields in a message above PIECE bytes, nested messages included. Packed values count as one field."""
+_DEEPEST = 64  # levels of nested messages; protobuf itself allows 100
 _VARINTS = {
     Field.TYPE_INT32,
     Field.TYPE_INT64,
@@ -30,12 +30,12 @@ _VARINTS = {
     Field.TYPE_BOOL,
     Field.TYPE_ENUM,
 }
-_FIRST = 64  # fields in which `beginning` looks
-_BRIEF = 4096  # bytes, above which `beginning` leaves a field out
+_FIRST = 64  # fields that `beginning` looks at
+_BRIEF = 4096  # bytes: `beginning` leaves out longer fields
 
 
 def read(kind: type[_M], content: bytes) -> _M:
-    """Parse a request. Any thread. Raises RequestError for bytes that are none, InputError for too many fields."""
+    """Parse a request. Any thread. Raises RequestError for invalid bytes, InputError for too many fields."""
     try:
         return parse(kind, content)
     except DecodeError as error:
@@ -44,9 +44,9 @@ def read(kind: type[_M], content: bytes) -> _M:
 
 
 def beginning(kind: type[_M], content: bytes) -> _M:
-    """Parse the short ones of the first fields, which name the model that a request asks. Takes no time.
+    """Parse only short fields at the beginning of a request: they name its model. Takes no time.
 
-    Raises DecodeError for bytes that are no message.
+    Raises DecodeError for invalid bytes.
     """
     fields, parts, at = Fields(content, _FIRST), [], 0
     while at < len(content) and fields.left:
@@ -58,10 +58,10 @@ def beginning(kind: type[_M], content: bytes) -> _M:
 
 
 def parse(kind: type[_M], content: bytes) -> _M:
-    """Return what `kind.FromString` returns. Any thread.
+    """Parse a message, with the same result as `kind.FromString`. Any thread.
 
-    Raises DecodeError for bytes that are no message or contain groups, which our messages have not, and InputError for
-    a large message of too many fields.
+    Raises DecodeError for invalid bytes and for groups, which our messages do not use; InputError for a large message
+    with too many fields.
     """
     if len(content) <= PIECE:
         return kind.FromString(content)
@@ -71,7 +71,7 @@ def parse(kind: type[_M], content: bytes) -> _M:
 
 
 class _Merge:
-    """Walks one message's bytes. Only fields above a piece are looked into; all others are passed to protobuf whole."""
+    """Walks one message's bytes. Splits fields above PIECE bytes; passes all others to protobuf whole."""
 
     def __init__(self, content: bytes) -> None:
         self._content = content
@@ -102,7 +102,7 @@ class _Merge:
     def _parts(
         self, message: Message, field: Field | None, at: int, begin: int, body: int, end: int, depth: int
     ) -> bool:
-        """Add a large field in parts, after the piece before it. False: the field has no parts."""
+        """Parse the piece before a large field, then the field in parts. False: the field cannot be split."""
         if field is None or not (field.message_type or field.type in _VARINTS):
             return False
         self._parse(message, begin, at)
@@ -120,7 +120,7 @@ class _Merge:
         return True
 
     def _entry(self, entries: object, kind: object, at: int, end: int, depth: int) -> bool:
-        """Add an entry of a map from strings to messages. False: the map is of another kind."""
+        """Add an entry of a map from strings to messages. False: keys or values of the map have other types."""
         key, value = kind.fields_by_number[1], kind.fields_by_number[2]  # type: ignore[attr-defined]
         if key.type != Field.TYPE_STRING or not value.message_type:
             return False
@@ -159,7 +159,7 @@ class _Merge:
             message.MergeFromString(self._content[begin:end])
 
     def _short(self, at: int, end: int) -> int:
-        """Skip short sized fields, such as many strings are, up to a piece. Returns where they end."""
+        """Skip short length-delimited fields, such as strings, of up to PIECE bytes. Returns their end; 0: none."""
         content, left, most, last = self._content, self._fields.left, at + PIECE, end - 1
         begin = at
         while at < last and content[at] & 0x87 == SIZED and content[at + 1] < 0x80 and at < most and left > 0:

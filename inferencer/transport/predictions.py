@@ -1,4 +1,4 @@
-"""Answers a prediction request: parses it, computes, writes the response, each on the event loop or a thread."""
+"""Answers a prediction request: parses it, computes, writes the response; each step on the event loop or a thread."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from .unfolding import unfolded
 _LARGE = (
     1 << 17
 )  # bytes above which a message is parsed or written on a thread: on the event loop that would take milliseconds
-_LOOKED_AT = 1000  # fields by which the memory of a small message is estimated
-_BESIDE = 2  # copies of a parsed message's values: as arrays, and as TensorFlow has them
-_WRITTEN = 3  # copies of an answer: as a message, as bytes, and as sent
-_UNREAD = 2  # the last two
+_LOOKED_AT = 1000  # fields looked at to estimate the memory of a small message
+_BESIDE = 2  # more copies of a parsed message's values: as arrays, and in TensorFlow
+_WRITTEN = 3  # copies of an answer: as a message, as bytes, and in the send buffer
+_UNREAD = 2  # copies of an answer that is not read: as bytes, and in the send buffer
 
 
 VERSION = "paramsync-version"
@@ -42,7 +42,7 @@ _T = TypeVar("_T")
 
 
 class PredictionMethod(Protocol):
-    """A prediction method as plain functions, which any thread may call."""
+    """A prediction method as plain functions. Any thread may call them."""
 
     protocol: str
     """The label of its requests in the metrics: "tfs" or "kserve"."""
@@ -66,7 +66,7 @@ class Predictions:
         self._budget = budget
         self._most = message_bytes
         self.awaited: Callable[[], int] = lambda: 1
-        """How many requests may come at any moment; the gRPC port sets this."""
+        """Returns how many requests may come at any moment; the gRPC port sets this."""
 
     def share(self) -> MemoryShare:
         """A share for one request, until its answer is sent."""
@@ -103,7 +103,7 @@ class Predictions:
                 request, questions = await self._aside(partial(_read, method, kind, content))
             if (
                 values := weight(questions[0].inputs)
-            ) > BRIEF:  # one value may stand for many, which only `method.read` shows
+            ) > BRIEF:  # one value may stand for many, known only after `method.read`
                 share.need(max(share.size, size + _BESIDE * values))
             if len(questions) == 1:
                 answer = None if self.awaited() else self._batcher.at_once(questions[0])
@@ -193,10 +193,10 @@ def trailers(resident: Resident, now: float) -> Trailers:
 
 
 def _done_at(version: Version) -> float | None:
-    """When its step was done or, if that was not recorded, when the version became visible."""
+    """When the version's step was done or, if that was not recorded, when the version became visible."""
     return version.step_done_at if version.step_done_at > 0 else version.committed_at
 
 
 def _taken(size: int, unfolded: int) -> int:
-    """Memory of a request: the message as it came, parsed, and its values."""
+    """Memory of a request: the received bytes, the parsed message, and its values."""
     return size + unfolded + _BESIDE * min(size, unfolded)

@@ -28,7 +28,7 @@ class RareErrors:
         self._logged[key] = now
         more = f" ({self._left_out} more like this were left out)" if self._left_out else ""
         self._left_out = 0
-        if isinstance(error, OSError):  # the traceback of a fault of the machine says nothing
+        if isinstance(error, OSError):  # the machine is at fault: a traceback would not help
             _log.error("%s: %s%s", key[0], error, more)
         else:
             _log.error("%s%s", key[0], more, exc_info=error)

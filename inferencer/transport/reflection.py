@@ -1,4 +1,4 @@
-"""Server reflection whose streams end when the server drains; otherwise callers could keep them open for ever."""
+"""Server reflection. Its streams end when the server drains; otherwise callers could keep them open for ever."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ METHOD = f"{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
 
 class Reflection:
-    """Lists the services of a port, and itself."""
+    """Lists the services of a port, and its own service."""
 
     def __init__(self, services: Iterable[str], draining: asyncio.Event) -> None:
         self._draining = draining

@@ -20,9 +20,9 @@ T = TypeVar("T")
 class Slots:
     """A limited number of places, shared fairly between addresses and connections. Lives on one event loop.
 
-    When all places are taken, the address that holds most loses a place to an address that holds fewer. Within one
-    address, as behind a proxy, the connection that holds most loses one to a connection that holds fewer. A single
-    caller may hold all places while nobody else asks.
+    When all places are taken, the address with the most places loses a place to an address with fewer. Within one
+    address, as behind a proxy, the connection with the most places loses a place to a connection with fewer. A single
+    caller may hold all places as long as nobody else asks for a place.
     """
 
     def __init__(self, most: int, what: str) -> None:
@@ -34,9 +34,10 @@ class Slots:
 
     @contextmanager
     def one(self, connection: str) -> Iterator[None]:
-        """Hold a place for the current task within this context. Raises BusyError if there is none, or once it is lost.
+        """Hold a place for the current task within this context. Raises BusyError if no place is free, or once the
+        place is lost.
 
-        `connection` is as gRPC names it, such as ipv4:127.0.0.1:1234.
+        `connection` is the caller's address in gRPC's form, such as ipv4:127.0.0.1:1234.
         """
         if self._taken >= self._most:
             self._make_room(connection)
@@ -121,7 +122,7 @@ def each(
                     try:
                         # the response itself names the version, so trailing metadata are left out
                         response = method.answered((await answer(request, taken, call))[0])
-                    except Exception as error:  # noqa: BLE001, the edge
+                    except Exception as error:  # noqa: BLE001, a refused request must not end the stream
                         response = method.refused(request, logged_status(error)[1])
                     del request
                     yield response
@@ -132,7 +133,7 @@ def each(
 
 
 async def until(ended: asyncio.Event, read: Callable[[], Coroutine[Any, Any, T | None]]) -> AsyncGenerator[T, None]:
-    """Yield what `read` returns, until it returns None or the event is set."""
+    """Yield the results of `read` until it returns None or the event is set."""
     end = asyncio.ensure_future(ended.wait())
     try:
         while True:

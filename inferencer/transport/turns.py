@@ -7,25 +7,25 @@ import itertools
 from heapq import heappop, heappush
 from typing import Protocol
 
-_TURN_SECONDS = 0.001  # of a turn of the event loop, for input of connections that cost much
-_FULL_SECONDS = 0.01  # of a turn, after which input of all connections waits for the next one
-ANSWER_SECONDS = 0.0002  # by which an answer lowers the cost: about what reading its call takes
-READ_SECONDS = 0.00005  # that reading a few frames is expected to take
-READ_BYTES = 1 << 15  # of a message, for each of which its answer lowers the cost by one more read
+_TURN_SECONDS = 0.001  # of a turn of the event loop, for input of expensive connections
+_FULL_SECONDS = 0.01  # of a turn; after that, input of all connections waits for the next turn
+ANSWER_SECONDS = 0.0002  # an answer lowers the cost by this: about the time of reading its call
+READ_SECONDS = 0.00005  # expected for reading a few frames
+READ_BYTES = 1 << 15  # of a message: for each such part, the answer lowers the cost by READ_SECONDS more
 NEWCOMER_SECONDS = 0.002  # the cost of a new connection: it comes after connections whose calls were answered
 _READ = 1 << 18  # bytes at a time
 _READ_UNDER_LOAD = 1 << 12  # for a connection that has to wait: its input takes memory meanwhile
 
 
 class Served(Protocol):
-    """A connection. It waits at most once at a time."""
+    """A connection. It may wait at one place in the queue at most."""
 
     @property
     def cost(self) -> float:
-        """Seconds that the event loop lately spent on its input, less what its answers earned."""
+        """Seconds that the event loop lately spent on its input, minus a credit for each answer."""
 
     def serve(self) -> None:
-        """Take a bounded part of its input, and wait again for the rest."""
+        """Take a bounded part of the input, and wait again for the rest."""
 
 
 class Turns:
@@ -42,12 +42,12 @@ class Turns:
         self._waiting: list[tuple[float, int, int, Served]] = []
         self._order = itertools.count()
         self.is_busy = False
-        """Whether `has_time` and `room` must be asked: much of this turn is spent, or connections wait."""
+        """Whether `has_time` and `room` must be called: much of this turn is spent, or connections wait."""
         self.buffer = memoryview(bytearray(_READ))
-        """Shared by all connections: each copies its input out at once."""
+        """Shared by all connections: each connection copies its input out at once."""
 
     def room(self, connection: Served) -> memoryview:
-        """Return the part of the buffer that a connection may fill: little if its input will wait in memory."""
+        """Return the part of the buffer that a connection may fill: a small part if the input will wait in memory."""
         is_small = self._waiting and connection.cost >= NEWCOMER_SECONDS
         return self.buffer[:_READ_UNDER_LOAD] if is_small or not self.has_time(connection) else self.buffer
 
@@ -62,7 +62,7 @@ class Turns:
             self._serve_soon()
 
     def wait(self, connection: Served, size: int = 0) -> None:
-        """Queue a connection for the next turn. Of equal costs, such as newcomers have, small input goes first."""
+        """Queue a connection for the next turn. At equal cost, as among newcomers, small input goes first."""
         heappush(self._waiting, (connection.cost, size, next(self._order), connection))
         self._serve_soon()
 

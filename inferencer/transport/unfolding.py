@@ -10,13 +10,13 @@ from google.protobuf.message import DecodeError
 
 from paramsync.rpc.wire_fields import Fields
 
-_NEAR = 4096  # bytes of a field that is too small to look into
-_ALL = 1 << 20  # fields that are looked at
+_NEAR = 4096  # bytes: smaller fields are estimated without looking into them
+_ALL = 1 << 20  # fields looked at
 _DEEPEST = 64
 _OF_MESSAGE = 224  # bytes that a message or an entry of a map takes by itself
 _OF_STRING = 40
-_TIMES = 25  # bytes that an unseen byte may become: measured, at worst 22 in messages, 86 in empty entries of maps
-_GROWN = 2  # a list that grows is copied, and its old memory is left behind
+_TIMES = 25  # bytes in memory for a byte not looked at: measured, at most 22 in messages, 86 in empty entries of maps
+_GROWN = 2  # a growing list is copied, and leaves its old memory behind
 _WIDTHS = {
     FieldDescriptor.TYPE_INT64: 8,
     FieldDescriptor.TYPE_UINT64: 8,
@@ -30,7 +30,7 @@ _WIDTHS = {
 
 
 def unfolded(kind: Any, content: bytes, *, fields: int = _ALL) -> int:
-    """An upper bound in bytes, found by looking at most at as many fields. Any thread; any bytes."""
+    """An upper bound in bytes, from at most `fields` fields. Any thread; the content may be any bytes."""
     reading = Fields(content, fields)
     try:
         return _size(reading, kind, 0, len(content), 0)

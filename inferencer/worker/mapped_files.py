@@ -1,10 +1,11 @@
 """MappedFiles: the data files of versions, mapped into this process.
 
-A mapping outlives its last version for a while: a publisher writes into its old files again, and to map and unmap 268
-MB takes 30 ms.
+A mapping outlives its last version for a while: publishers reuse their old files, and mapping and unmapping 268 MB
+takes 30 ms.
 
-A file in use has two descriptors. The supervisor sent the first with the lock that keeps publishers from the file; it
-is closed with the last array or tensor of the file. The second has no lock, and belongs to the mapping.
+A file in use has two descriptors. The first comes from the supervisor and holds the lock that keeps publishers from
+writing into the file; it is closed with the last array or tensor of the file. The second has no lock, and belongs to
+the mapping.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import numpy as np
 from paramsync.errors import GraphError
 from paramsync.host import memory
 
-_KEPT_SECONDS = 10.0  # that a mapping stays without a version
+_KEPT_SECONDS = 10.0  # how long a mapping without a version stays
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
@@ -31,13 +32,13 @@ class MappedFiles:
     def __init__(self) -> None:
         self._mappings: dict[tuple[int, int], _Mapping] = {}
         self.graphs: Collection[int] = ()
-        """Keys of the graphs that versions have. A mapping for other graphs goes with its last version."""
+        """Keys of the graphs of current versions. A mapping for other graphs is undone with its last version."""
 
     def map(self, descriptor: int, size: int, ranges: Sequence[tuple[int, int]], *, graph: int) -> Bytes:
-        """The first `size` bytes of a file. The `ranges`, each from and to, are brought into the page table.
+        """Map the first `size` bytes of a file, and bring `ranges` (start, stop) into the page table.
 
-        They hold parameters of the graph with this key. The descriptor is closed with the last reference to the bytes.
-        Raises GraphError, OSError.
+        The ranges hold parameters of the graph with the key `graph`. The descriptor is closed with the last reference
+        to the bytes. Raises GraphError, OSError.
         """
         if not size:
             os.close(descriptor)
@@ -72,7 +73,7 @@ class _Mapping:
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.size = size
-        self.graphs: set[int] = set()  # keys of the graphs whose parameters were in it
+        self.graphs: set[int] = set()  # keys of graphs that have had parameters in this file
         self.users: set[int] = set()  # ids of leases: a reference would keep a lease alive
         self.used_at = 0.0
         self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
@@ -94,11 +95,11 @@ class _Mapping:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the file has no name any more: no publisher will write into it again."""
+        """Whether the file has been deleted: no publisher will write into it again."""
         return not os.fstat(self._file).st_nlink
 
     def bring_in(self, start: int, stop: int) -> None:
-        """Bring a range into the page table, unless it is there already."""
+        """Bring a range into the page table, unless it is already there."""
         known = any(first <= start and stop <= last for first, last in self._present)
         if known and memory.is_present(self._bytes, start, stop):
             return
@@ -106,12 +107,12 @@ class _Mapping:
             self._present.append((start, stop))
 
     def drop_pages(self) -> None:
-        """Release the pages without the GIL, so that the end of the mapping takes no time."""
+        """Release the pages without the GIL, so that unmapping takes no time."""
         memory.drop_pages(self._bytes)
 
 
 class _Lease:
-    """The owner of the bytes of an array: keeps the mapping, and the lock of the file."""
+    """The owner of an array's bytes: keeps the mapping and the file's lock alive."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -123,7 +124,7 @@ class _Lease:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """The bytes, declared writable: dlpack exports no others."""
+        """The bytes, declared writable: dlpack does not export read-only arrays."""
         mapping = self._mapping
         assert mapping is not None
         return {"shape": (mapping.size,), "typestr": "|u1", "data": (mapping.address, False), "version": 3}

@@ -1,6 +1,6 @@
 """The default job, and an example for other jobs: a 784-256-256-10 network learns to read digits.
 
-The functions import TensorFlow themselves, so that wrong data is reported before that.
+The functions import TensorFlow themselves: wrong data is reported without waiting for this slow import.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def job(settings: JobSettings) -> Job:
 
 
 def build(examples: Examples, *, seed: int) -> Job:
-    """A job that trains on these examples. The seed determines weights, seed and step each batch."""
+    """A job that trains on these examples. The seed determines the initial weights; seed and step determine a batch."""
     import keras
     import tensorflow as tf
 
@@ -71,7 +71,7 @@ def build(examples: Examples, *, seed: int) -> Job:
 
 
 def network() -> keras.Model:
-    """Pictures in, logits out."""
+    """A network from images to logits."""
     import keras
 
     return keras.Sequential(
@@ -85,8 +85,8 @@ def network() -> keras.Model:
 
 
 def _use_one_thread() -> None:
-    """On a CPU one thread trains this small network faster than four (870 steps/s, not 580, on four cores), and leaves
-    the other cores to the inferencer."""
+    """On a CPU, one thread trains this small network faster than four threads (870 steps/s against 580, on four cores),
+    and leaves the other cores to the inferencer."""
     import tensorflow as tf
 
     if not tf.config.list_physical_devices("GPU"):

@@ -146,12 +146,12 @@ def fill(response: pb.ModelInferResponse, outputs: Mapping[str, Array], *, raw: 
 
 
 def datatype_of(array: Array) -> str:
-    """KServe's name for the dtype of an array, which has one."""
+    """KServe's name for the dtype of an array; the caller makes sure that KServe has a name for it."""
     return _NAMES[dtypes.name(dtypes.from_numpy(array.dtype) or 0)]
 
 
 def to_raw(array: Array) -> bytes:
-    """The bytes of an array; strings each behind its length in four bytes."""
+    """The bytes of an array; each string follows its length in four bytes."""
     if array.dtype != object:
         return array.tobytes()
     return b"".join(part for string in array.flat for part in (_LENGTH.pack(len(string)), string))
