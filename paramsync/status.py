@@ -1,6 +1,6 @@
 """The status of a model, and the events of its versions: values that cross threads, processes and the wire.
 
-They are read by programs that serve, and written by followers. Pure: the standard library only.
+Followers write them; programs that serve read them. Pure: the standard library only.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ class Publication:
 
     number: int
     count: int
-    """How many versions were published up to this one, itself included."""
+    """How many versions were published so far, including this version."""
     committed_at: float | None
     found_at: float
 
 
 def usable(published: Collection[int], quarantined: Collection[int]) -> list[int]:
-    """The newest first."""
+    """The published versions that are not quarantined, the newest first."""
     return sorted({*published} - {*quarantined}, reverse=True)
 
 
 class Back(NamedTuple):
-    """Where a rollback goes: to a version that `served` before, or if there is none to the next lower number."""
+    """Where a rollback goes: to a version that `served` before or, without one, to the next lower number."""
 
     number: int
     served: bool
@@ -73,7 +73,7 @@ def back_to(
 ) -> Back | None:
     """Where a rollback goes: to the last version that served `before` and can be used.
 
-    If none is left, as after a restart, to the next lower number, but not while nobody knows what is published.
+    If none is left, as after a restart, the rollback goes to the next lower number; None if the store cannot be read.
     """
     there = {*resident, *(published or ())}
     good = {*usable(there, quarantined), *resident}
@@ -123,40 +123,40 @@ class Status:
     published: Version | None = None
     in_store: tuple[int, ...] = ()  # every published version
     serving: Version | None = None
-    before: tuple[int, ...] = ()  # versions that served before, the last one first
-    signed_by: str = ""  # the trusted key that signed it; empty if unsigned versions serve, too
-    not_served: Mapping[str, str] = field(default_factory=dict)  # signatures left out of its graph, and why
+    before: tuple[int, ...] = ()  # versions that served before, the most recent first
+    signed_by: str = ""  # the trusted key that signed the serving version; empty if versions need no signature
+    not_served: Mapping[str, str] = field(default_factory=dict)  # by signature left out of the graph: the reason
     restoring: int | None = None
     restoring_progress: Progress | None = None
-    parts: tuple[tuple[str, Version], ...] = ()  # of a joined model: what its answers come from
-    resident: tuple[int, ...] = ()  # the serving one first
+    parts: tuple[tuple[str, Version], ...] = ()  # of a joined model: the versions that its answers come from
+    resident: tuple[int, ...] = ()  # versions in memory, the serving version first
     labels: Mapping[str, int] = field(default_factory=dict)  # of resident versions
     leaving: tuple[int, ...] = ()
-    ended: tuple[int, ...] = ()  # the last few that left, the latest last
+    ended: tuple[int, ...] = ()  # the last few versions that left memory, the latest last
     quarantined: tuple[Quarantined, ...] = ()
     pinned: int | None = None
     publisher: LastPublisher | None = None  # None if the store does not say
     reason: str = ""  # why the store has no version, or why the newest version is not restored; empty if all is well
     store_lost: bool = False  # the store cannot be read, or is empty while a version of it serves
     swaps: int = 0
-    restores: int = 0  # versions brought in since the start, as all counts
+    restores: int = 0  # versions restored; like the other counts, since the process started
     quarantines: int = 0
     restore_seconds: float | None = None
     lag_seconds: float | None = None
     lag_steps: int | None = None
-    lag_versions: int | None = None  # publications since the serving version
+    lag_versions: int | None = None  # number of publications since the serving version
     since_publication_seconds: float | None = None
     serving_age_seconds: float | None = None  # since the training step of the serving version
     found_at: float = math.inf  # when the newest version was found, on the monotonic clock
     served_at: float = math.inf  # when the serving version came to serve
-    overdue: Publication | None = None  # the oldest one newer than the serving version
+    overdue: Publication | None = None  # the oldest publication newer than the serving version
 
     def ageless(self) -> Status:
         """This status without its lag and its ages, which change while nothing happens."""
         return replace(self, lag_seconds=None, since_publication_seconds=None, serving_age_seconds=None)
 
     def at(self, now: float, monotonic: float) -> Status:
-        """This status with its lag and its ages at a time in seconds since the epoch, and on the monotonic clock.
+        """This status with its lag and ages at one moment: `now` since the epoch, `monotonic` on the monotonic clock.
 
         An age is at least what the monotonic clock says, whatever the other clock was set to since.
         """
@@ -167,7 +167,7 @@ class Status:
         if published is not None:
             age = _age(published.committed_at, now, monotonic - self.found_at)
             ages["since_publication_seconds"] = age
-            if serving is None:  # nothing is known of the time before
+            if serving is None:  # the lag counts from when this process found the overdue version
                 ages["lag_seconds"] = None if self.overdue is None else monotonic - self.overdue.found_at
             else:
                 serves = serving.number == published.number
@@ -185,7 +185,7 @@ class Status:
     def short_reason(self) -> str:
         """Why no good version serves, in one sentence: the reason of the newest quarantined version, or else `reason`.
 
-        Empty if a good version serves, or if nothing is known but that no version has come.
+        Empty if a good version serves, or if no version has come and no reason is known.
         """
         if self.serving is not None and self.state is not State.DAMAGED:
             return ""
@@ -218,7 +218,7 @@ class Status:
     def courses(self) -> tuple[Course, ...]:
         """The stage of each known version, the highest number first.
 
-        A version in memory is RESIDENT also while its rewritten files are restored, or cannot be.
+        A version in memory stays RESIDENT while its rewritten files are restored, even if that fails.
         """
         courses: dict[int, Course] = {}
 
@@ -241,7 +241,7 @@ class Status:
 
 
 def nothing_serves(store: Path, short_reason: str) -> str:
-    """What callers of a model that does not serve are told."""
+    """The error text for callers of a model that does not serve."""
     text = f"no version from store {store} serves yet"
     return f"{text}: {short_reason}" if short_reason else text
 
@@ -251,8 +251,8 @@ def _age(committed_at: float | None, now: float, known_for: float) -> float | No
 
 
 class EventKind(Enum):
-    FOUND = "found"  # a version that was not the latest before is in the store
-    RESTORING = "restoring"  # it is being restored; again, with progress, where that takes long
+    FOUND = "found"  # the store has a new latest version
+    RESTORING = "restoring"  # its restore began; sent again with progress during a long restore
     RESTORED = "restored"  # it is in memory and was checked
     SWAPPED = "swapped"  # it serves
     QUARANTINED = "quarantined"  # it cannot be used, see reason

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from paramsync.errors import UnknownLabelError, UnknownVersionError
 
-NUMBERS = 10**18  # the numbers of versions are below, so that they fit an int64
+NUMBERS = 10**18  # every version number is smaller, so that it fits an int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +25,7 @@ class Version:
     bytes_written  size of the tensors in files that no earlier version has
     checksum       digest of the checksums of all tensors: equal for versions with the same parameters
     finite         whether the publisher looked at all values and found no NaN and no infinity
-    seal           state of its data files then (`paramsync.checkpoint.data_file`); "" for files that are not in memory
+    seal           state of its data files at that check (`paramsync.checkpoint.data_file`); "" for files not in memory
     digest         cryptographic digest of all tensors (`paramsync.checkpoint.digests`); "" without a signature
     graph_file     SHA-256 of the graph's file; "" without a signature
     publications   number of versions published in this store so far, unsigned; 0 if unknown
@@ -151,7 +151,7 @@ class InMemory(Protocol):
 
     @property
     def graph(self) -> Any:
-        """Its `refused` maps each signature that is not served to the reason."""
+        """The graph, whose `refused` maps each signature that is not served to the reason."""
 
 
 R = TypeVar("R", bound=InMemory)
@@ -162,20 +162,20 @@ R_co = TypeVar("R_co", bound=InMemory, covariant=True)
 class View(Generic[R]):
     """The versions that requests are answered from, replaced as a whole."""
 
-    recent: tuple[R, ...] = ()  # those that served last, the serving one first
+    recent: tuple[R, ...] = ()  # the versions that served last, the serving version first
     labels: Mapping[str, R] = field(default_factory=dict)
-    beside: tuple[R, ...] = ()  # what else is to be in memory
+    beside: tuple[R, ...] = ()  # other versions that stay in memory
     residents: tuple[R, ...] = field(init=False)
     numbered: Mapping[int, R] = field(init=False)
 
     def __post_init__(self) -> None:
         residents = tuple(dict.fromkeys((*self.recent, *self.beside, *self.labels.values())))
         object.__setattr__(self, "residents", residents)
-        # Of two with one number, a labelled one and the same rewritten, the one that served last is meant.
+        # A labelled version and its rewritten successor have the same number: it means the version that served last.
         object.__setattr__(self, "numbered", {resident.version.number: resident for resident in reversed(residents)})
 
     def take(self, model: str, version: int | None = None, label: str = "") -> R:
-        """The serving version, which there is, or the one with this number, or with this label.
+        """The version with this label, or with this number, or else the serving version, which must exist.
 
         Raises UnknownVersionError, UnknownLabelError.
         """
@@ -190,7 +190,7 @@ class View(Generic[R]):
         return self.numbered[version]
 
     def mapped(self, change: Callable[[R], R | None]) -> View[R]:
-        """The same with what `change` makes of each version, without those of which it makes None."""
+        """A view with `change(version)` in place of each version, leaving out versions changed to None."""
         changed = {resident: change(resident) for resident in self.residents}
         return View(
             tuple([new for resident in self.recent if (new := changed[resident]) is not None]),
@@ -202,15 +202,15 @@ class View(Generic[R]):
 class Leaving(Generic[R]):
     """Versions that have left, and their parts, kept until no request holds a version any more.
 
-    The thread that drops the last reference frees the parts, which takes milliseconds: `tend` is that thread's, so
-    that no request pays. One thread tends; any thread may call the rest.
+    Freeing the parts takes milliseconds on the thread that drops the last reference. They are kept here so that this
+    is the thread that calls `tend`, and no request pays. One thread tends; any thread may call the rest.
     """
 
     def __init__(self) -> None:
         self._kept: dict[weakref.ref[R], tuple[int, tuple[Any, ...]]] = {}
 
     def add(self, resident: R, *parts: Any) -> None:
-        """Keep its parts. The caller drops the version itself."""
+        """Keep the parts of a version. The caller drops the version itself."""
         self._kept[weakref.ref(resident)] = resident.version.number, parts
 
     @property

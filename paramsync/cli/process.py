@@ -42,7 +42,7 @@ def leave(code: int) -> NoReturn:
 
 
 def open_closed_streams() -> None:
-    """Open closed streams on /dev/null, so that no other file gets their numbers, and have all take any letter."""
+    """Open closed streams on /dev/null, so that no other file gets their numbers; print unknown letters as "?"."""
     for number in range(3):
         try:
             os.fstat(number)

@@ -54,7 +54,7 @@ class TensorFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """One version. With `problems` of its files as a whole there may be no `tensors`.
+    """The verdict on one version. If its files as a whole have `problems`, `tensors` may be empty.
 
     `signed_by` is the trusted key that signed it, if any.
     """

@@ -1,4 +1,4 @@
-"""Connection: a model that is two served models joined, outputs of the first into inputs of the second."""
+"""Connection: joins two served models into one; outputs of the first become inputs of the second."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("paramsync.connection")
 class Connection:
     """Feeds the outputs of `first` into `second`; each answer comes from exactly one version of each.
 
-    A part's follower joins the pair on its own thread, and builds a new joined graph before its part swaps: the pair
+    A part's follower joins the pair on its own thread. It builds a new joined graph before its part swaps, so the pair
     serves as soon as the part's version does. If two versions do not fit, each part goes on by itself, and the pair
     that was joined last goes on serving here.
 
@@ -39,7 +39,7 @@ class Connection:
         self.parts = (first, second)
         self._names = (first.model, second.model)
         self._joiner = Joiner(self._names, inputs, outputs)
-        self._lock = threading.Lock()  # guards the next three; not held while a graph is built
+        self._lock = threading.Lock()  # guards the next three fields; not held while a graph is built
         self._serving: Joined | None = None  # the pair that requests are answered from
         self._reason = ""
         self._swaps = 0
@@ -50,8 +50,8 @@ class Connection:
         self._follow()
 
     def close(self) -> None:
-        """Join nothing more. Requests may go on holding what is joined."""
-        leaves, self._leaves = self._leaves, ()  # they refer to this object: only the garbage collector would free it
+        """Stop joining versions. Requests may go on holding joined versions."""
+        leaves, self._leaves = self._leaves, ()  # they refer to this object and would delay its freeing
         for leave in leaves:
             leave()
 
@@ -111,7 +111,7 @@ class Connection:
     # For the followers of the parts -----------------------------------------------------------------------------------
 
     def _prepare(self, part: int, resident: Resident) -> Callable[[], None]:
-        """Build the joined graph before a part swaps to this version. Returns what joins the serving versions."""
+        """Build the joined graph before a part swaps to this version. Returns a function to call after the swap."""
         other = self.parts[1 - part].residents[:1]
         if other:
             pair = (resident, other[0]) if part == 0 else (other[0], resident)
@@ -133,7 +133,7 @@ class Connection:
                     return
 
     def _take_over(self, joined: Joined | None, reason: str) -> None:
-        """Serve this pair, or go on with the pair before and say why."""
+        """Serve this pair, or go on serving the previous pair and say why."""
         if reason and reason != self._reason:
             _log.warning("%s: %s", self.model, reason)
         self._reason = reason

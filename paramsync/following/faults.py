@@ -39,11 +39,11 @@ _FAULTS: dict[type[BaseException], Fault] = {
 }
 _THE_MACHINES = (UnreadableError, MemoryError)
 _CODES_OF_THE_MACHINE = frozenset((4, 7, 8, 14))
-"""Of TensorFlow's errors: a deadline, permission denied, memory or descriptors used up, unavailable."""
+"""TensorFlow's codes for: deadline exceeded, permission denied, memory or descriptors used up, unavailable."""
 
 
 def fault_of(error: BaseException) -> Fault:
-    """The fault of an error. If any cause is the machine's, the error says nothing of the version."""
+    """The fault of an error. If any cause is the machine's, the version is not to blame."""
     if any(isinstance(cause, _THE_MACHINES) or _is_the_machines(cause) for cause in _causes(error)):
         return Fault.THE_MACHINES
     return next((_FAULTS[kind] for kind in type(error).__mro__ if kind in _FAULTS), Fault.UNFORESEEN)

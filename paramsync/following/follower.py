@@ -37,16 +37,16 @@ else:
 
 _log = logging.getLogger("paramsync.follower")
 _JOIN_SECONDS = 10.0
-_WAITING_SECONDS = 1.0  # between two looks while nothing serves: the watch may miss a directory just made
-_LONG_SECONDS = 0.5  # a longer round is followed by another: some file systems do not tell of news
-_TEND_SECONDS = 0.05  # between two looks whether a request still holds a version that is to be freed
+_WAITING_SECONDS = 1.0  # between two looks while nothing serves: the watch may miss a new directory
+_LONG_SECONDS = 0.5  # a longer round is followed by another: some file systems do not report changes
+_TEND_SECONDS = 0.05  # between two checks whether requests still hold a version to free
 
 
 class Follower(Generic[V]):
     """Keeps a replica at the right version.
 
     `start`, or a `with` block, calls `run_once` on a worker thread, after each ring of the watch and every
-    `poll_seconds`. Without them the thread that calls `run_once` is the worker. All other methods may be called from
+    `poll_seconds`. Otherwise the thread that calls `run_once` is the worker. All other methods may be called from
     any thread; only `sync`, `pin` and the like wait for a restore.
     """
 
@@ -66,9 +66,9 @@ class Follower(Generic[V]):
         Args:
             poll_seconds: Between two looks at the store, if the watch does not ring.
             keep: The directory in which pins and labels survive a restart.
-            labels: Labels of the settings. A label of `keep` counts more, unless the settings changed since.
+            labels: Labels of the settings. A label in `keep` wins, unless the settings have changed since.
             latest: How many of the newest versions stay in memory, in place of those that served last.
-            change: A change that counts from the start; it is kept once it is asked for.
+            change: A change that applies from the start; `keep` gets it once it is requested.
             serve_damaged: Whether a version whose files are damaged goes on serving if there is no other.
         """
         kept = PinsFile(keep, replica.model, replica.source.path, given=labels)
@@ -82,7 +82,7 @@ class Follower(Generic[V]):
         self._draining = threading.Event()
         self._worker: threading.Thread | None = None
         self.looked: Future[None] = Future()
-        """Done after the worker's first round, whatever came of it."""
+        """Done after the worker's first round, even if the round failed."""
         self._reconciler = Reconciler(
             replica,
             self._requests,
@@ -111,7 +111,7 @@ class Follower(Generic[V]):
 
     @property
     def latest(self) -> int | None:
-        """How many of the newest versions stay in memory; None: those that served last do."""
+        """How many of the newest versions stay in memory; None if the versions that served last stay instead."""
         return self._requests.latest
 
     @property
@@ -120,37 +120,37 @@ class Follower(Generic[V]):
         return self._requests.beside
 
     def on_trial(self, trial: bool) -> None:
-        """Whether the model is a new configuration on trial: log lines say so, and name its store."""
+        """Set whether the model is a new configuration on trial: log lines then say so, and name its store."""
         self._report.set_on_trial(trial)
 
     def hold(self, change: Change | None) -> None:
-        """Have in memory what this change needs, until the next call; `Action.PREPARE` is answered once it is."""
+        """Keep the versions that this change needs in memory until the next call. `Action.PREPARE` waits for them."""
         self._requests.hold(change)
         self.notify()
 
     def ask(
         self, action: Action, number: int | None = None, label: str = "", change: Change | None = None
     ) -> Future[Status]:
-        """Ask as `sync`, `pin` and the like do, without waiting. The future may be cancelled. Raises InputError."""
+        """Open a request like `sync` or `pin`, without waiting. The future may be cancelled. Raises InputError."""
         answer = self._requests.ask(action, number, label, change)
         answer.add_done_callback(self._answered)
         self.notify()
         return answer
 
     def _answered(self, answer: Future[Status]) -> None:
-        if answer.cancelled():  # a pin whose caller left is given up
+        if answer.cancelled():  # the caller left: give the pin up
             self.notify()
 
     def sync(self, version: int | None = None, *, timeout: float | None = None) -> Status:
-        """Returns once that version or a newer one serves; None: the newest published when the call arrives.
+        """Returns once this version or a newer version serves; None: the newest version published at the call.
 
         A quarantined version is tried once more. Raises SyncError if the version will not come to serve,
-        UnknownVersionError, NotServingError while draining, TimeoutError, which says what the call waited for.
+        UnknownVersionError, NotServingError while draining, TimeoutError, which says why the call had to wait.
         """
         return self._wait(self.ask(Action.SYNC, version), version, timeout)
 
     def pin(self, version: int, *, timeout: float | None = None) -> Status:
-        """Returns once that version serves; it stays until `unpin`. If this raises, nothing has changed."""
+        """Returns once this version serves; it stays until `unpin`. If this raises, nothing has changed."""
         return self._wait(self.ask(Action.PIN, version), version, timeout)
 
     def unpin(self, *, timeout: float | None = None) -> Status:
@@ -160,8 +160,8 @@ class Follower(Generic[V]):
     def rollback(self, version: int | None = None, *, timeout: float | None = None) -> Status:
         """Pin the version that served before, at once if it is in memory. Raises as `pin` does.
 
-        `version` is the one that `status().back` named, so that a version which came to serve meanwhile does not change
-        where the rollback goes. The next rollback goes further back.
+        `version` is the version that `status().back` named. So a swap in between does not change where the
+        rollback goes. The next rollback goes further back.
         """
         return self._wait(self.ask(Action.ROLLBACK, version), version, timeout)
 
@@ -200,7 +200,7 @@ class Follower(Generic[V]):
         self._worker.start()
 
     def drain(self, why: str = "the server is stopping") -> None:
-        """Report DRAINING from now on, restore nothing more, refuse requests. The serving version goes on serving."""
+        """From now on report DRAINING, restore nothing, refuse operators. The serving version goes on serving."""
         if not self._draining.is_set():
             self._draining.set()
             self._requests.refuse(NotServingError(self.model, why))
@@ -268,7 +268,7 @@ class Follower(Generic[V]):
             self.looked.set_result(None)
 
     def run_once(self) -> Version | None:
-        """One round: look at the store, and restore and swap to the version to serve. Returns it if it is another.
+        """One round: look at the store, and restore and swap to the version to serve. Returns it if it changed.
 
         A version that cannot be used is quarantined, and the next best is taken in the same round.
         """
@@ -277,7 +277,7 @@ class Follower(Generic[V]):
 
 
 def _why_waiting(number: int | None, status: Status) -> str:
-    """Why a request that is neither fulfilled nor failed has to wait."""
+    """Why an open request has to wait."""
     if status.restoring is not None:
         return f"version {status.restoring} is being restored"
     if status.reason:

@@ -1,4 +1,4 @@
-"""What operators ask of a follower: the rules of each action, the open requests, and what was chosen before.
+"""Requests of operators to a follower: the rules of each action, the open requests, and the earlier choices.
 
 | action | admitted | fulfilled | then chosen |
 |---|---|---|---|
@@ -11,8 +11,8 @@
 | BEGIN | as PREPARE | as PREPARE, and the model serves or its store is empty | |
 | CHANGE | at once | its pin serves | the whole change (at once) |
 
-A request that is admitted is tried: its pin or label takes effect as soon as it can. The choice before it stands if it
-fails, if its caller leaves, or if another request takes its place. Knows no store and no replica.
+An admitted request is tried: its pin or label takes effect as soon as possible. The earlier choice stands if the
+request fails, if its caller leaves, or if another request takes its place. Knows no store and no replica.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Action(Enum):
     ROLLBACK = "rollback"  # a pin to the version that served before
     LABEL = "label"
     UNLABEL = "unlabel"
-    PREPARE = "prepare"  # have in memory what a change needs
-    BEGIN = "begin"  # PREPARE for a follower that is new
-    CHANGE = "change"  # make a change that was prepared
+    PREPARE = "prepare"  # bring the versions that a change needs into memory
+    BEGIN = "begin"  # PREPARE for a new follower
+    CHANGE = "change"  # make a prepared change
 
 
 _PINNING = (Action.PIN, Action.ROLLBACK)
@@ -56,15 +56,15 @@ class OperatorRequest:
     answer: Future[Status] = field(default_factory=Future)
     admitted: bool = False
     backward: bool = False  # a sync that names a version older than the serving one
-    failure: ParamsyncError | None = None  # known when the request was admitted, or since
+    failure: ParamsyncError | None = None  # set when the request is admitted, or later
 
     def outcome(
         self, status: Status, published: Collection[int] | None, *, whole: bool
     ) -> Status | ParamsyncError | None:
         """The answer; None as long as the request has to wait.
 
-        `published` is None if nobody knows, and `whole` says that the newest version was followed, as far as possible,
-        since the request was admitted.
+        `published` is None if the store cannot be read. `whole` says that a round went as far as possible towards the
+        newest version since the request was admitted.
         """
         if self.failure is not None:
             return self.failure
@@ -137,7 +137,7 @@ def _prepared(request: OperatorRequest, status: Status, published: Collection[in
 
 
 def _begun(status: Status, published: Collection[int] | None) -> bool:
-    """Whether a new model serves, or has an empty store. Raises SyncError if it cannot serve as things are."""
+    """Whether a new model serves, or has an empty store. Raises SyncError if it cannot serve in its present state."""
     if status.serving is not None:
         return True
     none_usable = published and not usable(published, {case.number for case in status.quarantined})
@@ -178,7 +178,7 @@ def _check_usable(number: int | None, status: Status) -> None:
 
 
 def _check_comes(request: OperatorRequest, status: Status, published: Collection[int] | None) -> None:
-    """Raise UnknownVersionError for a version that is nowhere and will not come: numbers only rise."""
+    """Raise UnknownVersionError for a version that does not exist and will not: numbers only rise."""
     number, serving = request.number, _serving(status)
     if number is None or published is None or number in published or number in status.resident:
         return
@@ -196,9 +196,9 @@ def _check_comes(request: OperatorRequest, status: Status, published: Collection
 class Known:
     """Versions that requests are judged by."""
 
-    published: Collection[int] | None = None  # None if nobody knows
+    published: Collection[int] | None = None  # None if the store cannot be read
     newest: int | None = None  # None if the store does not say
-    before: Sequence[int] = ()  # those that served before, the last one first
+    before: Sequence[int] = ()  # versions that served before, the most recent first
 
 
 class OperatorRequests:
@@ -207,14 +207,14 @@ class OperatorRequests:
     def __init__(self, choices: Choices, keep: Callable[[Choices], None], *, latest: int | None = None) -> None:
         """`keep` is called with each change of the choices, before a caller gets its answer.
 
-        `latest` is how many of the newest versions are to be in memory; without it those that served last are.
+        `latest` is how many of the newest versions stay in memory; None: the versions that served last stay instead.
         """
         self._choices = choices
         self._keep = keep
         self._latest = latest
         self._held: Change | None = None
-        self._pinning: OperatorRequest | None = None  # whose pin is tried
-        self._labelling: dict[str, OperatorRequest] = {}  # whose labels are tried
+        self._pinning: OperatorRequest | None = None  # the request whose pin is tried
+        self._labelling: dict[str, OperatorRequest] = {}  # by label: the request that is tried
         self._lock = threading.Lock()
         self._open: list[OperatorRequest] = []
         self._refusal: ParamsyncError | None = None
@@ -222,7 +222,7 @@ class OperatorRequests:
     def ask(
         self, action: Action, number: int | None = None, label: str = "", change: Change | None = None
     ) -> Future[Status]:
-        """Open a request. Any thread. Raises InputError for a label that could not be kept."""
+        """Open a request. Any thread. Raises InputError for a label that cannot be stored."""
         if action is Action.LABEL:
             check_label("label", label)
         request = OperatorRequest(action, number, label, change or Change())
@@ -235,34 +235,34 @@ class OperatorRequests:
         return request.answer
 
     def hold(self, change: Change | None) -> None:
-        """Have in memory what this change needs, from now on; None: no longer. Any thread."""
+        """From now on keep the versions that this change needs in memory; None: stop. Any thread."""
         self._held = change
 
     @property
     def held(self) -> list[int]:
-        """The versions that a change needs, and those that the change before it named."""
+        """The versions that a change needs, and the versions that the previous change named."""
         return sorted({*self._choices.beside, *(() if self._held is None else self._held.versions)})
 
     @property
     def beside(self) -> tuple[int, ...]:
-        """The versions that the last change named, to be in memory."""
+        """The versions that the last change keeps in memory."""
         return self._choices.beside
 
     @property
     def latest(self) -> int | None:
-        """How many of the newest versions are to be in memory; None: those that served last are."""
+        """How many of the newest versions stay in memory; None if the versions that served last stay instead."""
         held = self._held
         return self._latest if held is None or held.latest is None else max(held.latest, self._latest or 0)
 
     @property
     def preparing(self) -> bool:
-        """Whether somebody waits for what a change needs."""
+        """Whether a caller waits for the versions that a change needs."""
         with self._lock:
             return any(request.action in _PREPARING for request in self._open)
 
     @property
     def pinned(self) -> int | None:
-        """The version to serve and to stay at."""
+        """The pinned version, to serve until it is unpinned."""
         tried = self._pinning
         return self._choices.pinned if tried is None or tried.answer.done() else tried.number
 
@@ -286,7 +286,7 @@ class OperatorRequests:
         }
 
     def fresh(self) -> list[OperatorRequest]:
-        """New requests: to be taken before a look at the store, and admitted after it."""
+        """New requests: take them before a look at the store, admit them after it."""
         with self._lock:
             return [request for request in self._open if not request.admitted]
 
@@ -326,7 +326,7 @@ class OperatorRequests:
         return numbers.union(*(request.change.versions for request in admitted if request.action in _PREPARING))
 
     def _change(self, request: OperatorRequest, status: Status) -> None:
-        """Choose what was prepared: what it needs is in memory."""
+        """Make a prepared change, whose versions are in memory."""
         request.admitted = True
         change = request.change
         self._latest = change.latest
@@ -338,7 +338,7 @@ class OperatorRequests:
         self._keep(self._choices)
 
     def _try(self, request: OperatorRequest, status: Status, known: Known) -> None:
-        """Have a pin, rollback or label take effect, if its version is there."""
+        """Let a pin, rollback or label take effect, if its version is there."""
         if request.action is Action.ROLLBACK and request.number is None:
             back = back_to(
                 _serving(status),
@@ -375,7 +375,7 @@ class OperatorRequests:
             before.failure = SyncError(f"model {status.model!r}: {what} before version {before.number} had it")
 
     def settle(self, status: Callable[[], Status], published: Collection[int] | None, *, whole: bool) -> None:
-        """Answer each request that is fulfilled now, or never will be; see OperatorRequest.outcome."""
+        """Answer each request that is fulfilled, or never can be; see OperatorRequest.outcome."""
         with self._lock:
             waiting = [request for request in self._open if request.admitted]
         if not waiting:
@@ -403,7 +403,7 @@ class OperatorRequests:
             self._keep(choices)
 
     def refuse(self, error: ParamsyncError) -> None:
-        """Answer everything, now and from now on, with this error."""
+        """Answer all requests, open and future, with this error."""
         with self._lock:
             self._refusal = error
             refused, self._open = self._open, []
@@ -427,7 +427,7 @@ def _in_memory(request: OperatorRequest, resident: Collection[int], before: Sequ
     if request.action in (*_PINNING, Action.LABEL):
         return request.number in resident
     if request.action is Action.CHANGE:
-        return not request.change.unpin  # which is answered once the store was read
+        return not request.change.unpin  # an unpin needs a look at the store
     return request.action is Action.UNLABEL
 
 

@@ -19,7 +19,7 @@ from paramsync.version import NUMBERS
 MOST_LABELS = 256  # of a model
 _LABEL = 200  # characters, of four bytes at most
 _log = logging.getLogger("paramsync.kept")
-_LIMIT = 1 << 22  # bytes, eight times what all labels of one process take; a larger file is none of ours
+_LIMIT = 1 << 22  # bytes, eight times the labels of one process; a larger file is not ours
 _ERRORS = (OSError, ValueError, RecursionError, CorruptCheckpointError)
 
 
@@ -35,8 +35,8 @@ def check_label(where: str, label: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """What operators chose: the pinned version, or None to follow the newest; the version of each label; other versions
-    to have in memory."""
+    """The choices of operators: the pinned version, or None to follow the newest; the version of each label; other
+    versions to keep in memory."""
 
     pinned: int | None = None
     labels: Mapping[str, int] = field(default_factory=dict)
@@ -45,14 +45,14 @@ class Choices:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """What a configuration says of one model's pin, labels and memory; fulfilled all at once, or not at all."""
+    """A configuration's settings for one model's pin, labels and memory; applied all at once, or not at all."""
 
     pinned: int | None = None  # the version to pin
     unpin: bool = False
     labels: Mapping[str, int] = field(default_factory=dict)  # to give, or to move
-    without: Collection[str] = ()  # labels to take away, if they are there
-    beside: tuple[int, ...] | None = None  # other versions to have in memory; None: those of the change before
-    latest: int | None = None  # how many of the newest stay in memory; None: those that served last do
+    without: Collection[str] = ()  # labels to take away, if they exist
+    beside: tuple[int, ...] | None = None  # other versions to keep in memory; None: as the change before
+    latest: int | None = None  # how many of the newest stay in memory; None: the last to serve
 
     @property
     def versions(self) -> list[int]:
@@ -68,7 +68,7 @@ class Change:
         return replace(choices, pinned=pinned, labels={**labels, **self.labels}, beside=beside)
 
     def is_so(self, status: Status, latest: int | None, beside: tuple[int, ...]) -> bool:
-        """Whether this changes nothing, if `latest` versions, and those `beside`, stay in memory now."""
+        """Whether this changes nothing, if `latest` and `beside` are the versions that stay in memory now."""
         choices = Choices(pinned=status.pinned, labels=dict(status.labels), beside=beside)
         return latest == self.latest and self.of(choices) == choices
 
@@ -77,18 +77,17 @@ class PinsFile:
     """One small file for each model in a directory; without a directory nothing is kept. One thread owns it.
 
     A file survives the end of the process, however it ends, but not always a crash of the machine. A directory that
-    cannot be written costs one warning, and a damaged file another: the model is served all the same.
+    cannot be written is logged once, and so is a damaged file: the model is served all the same.
 
-    Several processes may keep the same model in the same file: the pin, and each label, is the last that any of them
-    chose.
+    Several processes may share the file of a model: the last process to set the pin, or a label, wins.
     """
 
     def __init__(
         self, directory: Path | None, model: str, store: Path, *, given: Mapping[str, int] | None = None
     ) -> None:
-        """A file of the same model with another store does not count: it has other versions.
+        """A file of the same model with another store is ignored: that store has other versions.
 
-        `given` are the labels of the settings. Those that changed since the file was written count more than the file.
+        `given` are the labels of the settings. Labels that changed since the file was written override the file.
         """
         self._model = model
         self._store = str(store.absolute())
@@ -98,7 +97,7 @@ class PinsFile:
         self._warned = False
 
     def read(self) -> Choices:
-        """The choices in the file, as far as it can be read, with the labels that settings changed since."""
+        """The readable choices in the file, with the labels that settings changed since."""
         try:
             content = self._content()
         except _ERRORS as error:
@@ -108,12 +107,12 @@ class PinsFile:
         if content is None:
             return self._known
         self._known, given = content
-        if given != self._given:  # these settings are no news at the next start
+        if given != self._given:  # so that the next start does not take these settings for changed
             self._save(self._known)
         return self._known
 
     def write(self, choices: Choices) -> None:
-        """Write the choices by one rename, if they are others than before."""
+        """Write the choices by one rename, if they changed."""
         if self._path is None or choices == self._known:
             return
         before, self._known = self._known, choices
@@ -151,7 +150,7 @@ class PinsFile:
         record = {"model": self._model, "store": self._store, **chosen, "given": self._given}
         content = f"{json.dumps(record, indent=1, ensure_ascii=False)}\n".encode()
         try:
-            _check_size(content)  # other processes may have added to it
+            _check_size(content)  # other processes may have added labels
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with files.aside(self._path, writer=f"{secrets.token_hex(4)}-") as file:
                 file.write(content)

@@ -2,11 +2,11 @@
 
 | fault of a version (`faults.Fault`) | rule | who waits |
 |---|---|---|
-| unfinished | looked at again after 0.05 s, doubled, for 2 s; then as its own | that version: older ones serve |
+| unfinished | tried after 0.05 s, doubled, for 2 s; then treated as its own | that version: older versions serve |
 | its own: damaged, not a graph, not trusted | quarantined until its files change, or a sync names it | nobody |
 | not its own: it may be gone at the next look | quarantined, and tried at every look | nobody |
-| the machine's: memory, descriptors, permission | never quarantined; tried after 0.05 s, doubled to 30 s | it alone |
-| unforeseen | as its own; the log has the traceback | nobody |
+| the machine's: memory, descriptors, permission | not quarantined; tried after 0.05 s, doubled to 30 s | that version |
+| unforeseen | treated as its own; the log has the traceback | nobody |
 
 "Nobody" means that the next best version is taken in the same round. Whatever the fault, the serving version goes on.
 Pure: no clock, disk or thread; the standard library only.
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from paramsync.status import Publication, Quarantined, usable
 from paramsync.version import Candidate, V, Version
 
-MOST_BEFORE = 16  # versions that served before which a rollback knows of
+MOST_BEFORE = 16  # how many formerly serving versions a rollback remembers
 
 
 def next_restore(
@@ -37,7 +37,7 @@ def next_restore(
     that it had then: the version is passed over for as long as it has these files.
 
     With a pin, only the pinned version counts; while nothing serves, any other version is better than none, the newest
-    older version first. Without a pin, the newest version counts that is not quarantined. A version older than the
+    older version first. Without a pin, the newest version that is not quarantined counts. A version older than the
     serving one is restored only if the store `starts_over` with lower numbers. Signed stores may not do so: somebody
     could put old versions in the place of newer ones.
     """
@@ -73,9 +73,9 @@ def newest(published: Sequence[Candidate[V]], *, quarantined: Mapping[int, Hasha
 
 
 def served_before(before: Sequence[int], *, left: int | None, now: int, back: bool) -> tuple[int, ...]:
-    """The versions that served before version `now`, each once, the last one first, after `left` was swapped for it.
+    """The versions that served before version `now`, each once, the most recent first. `now` has just replaced `left`.
 
-    After a rollback (`back`), versions that it went back from, or past, are not among them.
+    After a rollback (`back`), the versions that the rollback left or skipped are not among them.
     """
     if back:
         return tuple(before[before.index(now) + 1 :]) if now in before else ()
@@ -86,7 +86,7 @@ def served_before(before: Sequence[int], *, left: int | None, now: int, back: bo
 # When to try again ---------------------------------------------------------------------------------------------
 
 
-UNFINISHED_SECONDS = 2.0  # that files may be missing or growing before the version counts as damaged
+UNFINISHED_SECONDS = 2.0  # how long files may be missing or growing before the version counts as damaged
 _SOONEST = 0.05
 _LATEST = 30.0  # seconds between two tries at most
 
@@ -109,11 +109,11 @@ class Backoff:
 
 @dataclass(slots=True)
 class _Failure:
-    """The failures of one version with these files."""
+    """The failures of one version with one state of its files."""
 
     files: Hashable
     quarantined: Quarantined | None = None
-    own_fault: bool = True  # else the version is tried at every look
+    own_fault: bool = True  # if false, the version is tried at every look
     incomplete_since: float | None = None
     machine: str = ""  # why this machine could not restore the version
     back_off: Backoff = field(default_factory=Backoff)
@@ -128,7 +128,7 @@ class Failures:
     def quarantine(self, candidate: Candidate[V], reason: str, *, since: float, own_fault: bool) -> bool:
         """Quarantine a version. Returns whether that is news. Without `own_fault` it is still tried at every look."""
         before = self._failures.get(candidate.number)
-        known = None if before is None else before.quarantined  # the same reason is no news, also with other files
+        known = None if before is None else before.quarantined  # the same reason is no news, even if the files changed
         failure = self._of(candidate)
         news = known is None or known.reason != reason
         failure.quarantined = Quarantined(number=candidate.number, reason=reason, since=since) if news else known
@@ -165,7 +165,7 @@ class Failures:
         self._failures.pop(number, None)
 
     def keep(self, numbers: Collection[int]) -> None:
-        """Forget all versions but these, which are in the store."""
+        """Forget all versions except these, the versions in the store."""
         self._failures = {number: failure for number, failure in self._failures.items() if number in numbers}
 
     def settle(self, published: Iterable[Candidate[V]], wanted: Collection[int]) -> None:
@@ -210,8 +210,8 @@ class Failures:
 class Publications:
     """The publications of one store. Belongs to one thread.
 
-    Remembers the versions in the store and in memory, and the first version after each version in memory: a lag counts
-    from there, even long after the store dropped that version.
+    Remembers the versions in the store and in memory, and the first successor of each version in memory: a lag counts
+    from the successor, even long after the store dropped it.
     """
 
     def __init__(self) -> None:

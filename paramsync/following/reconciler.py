@@ -53,15 +53,15 @@ class Reconciler:
         self._notified = notified
         self._serve_damaged = serve_damaged
         self._serving: Candidate[Version] | None = None
-        self._before: tuple[int, ...] = ()  # what served before that, the last one first
+        self._before: tuple[int, ...] = ()  # versions that served before it, the most recent first
         self._files: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()
-        self._examined: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()  # with the files that they had then
+        self._examined: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()  # the files at that time
         self._damaged: InMemory | None = None  # a version that serves because there is no other
         self._failures = Failures()
         self._wanted: set[int] = set()  # versions that this round restored, or would restore
         self._looks = Backoff()
-        self._error = ""  # of the last look
-        self._newest: list[InMemory] = []  # the newest of the store, which stay in memory
+        self._error = ""  # the error of the last look
+        self._newest: list[InMemory] = []  # the newest versions of the store, which stay in memory
 
     def run_once(self) -> Version | None:
         """One round. Returns the version that came to serve, if any.
@@ -170,7 +170,7 @@ class Reconciler:
         """Swap to the version that the policy names, or to the next best if it cannot be used."""
         published, serving = look.published or [], self._serving
         if look.problem is not None and serving is not None and pinned is None:
-            # newer versions may be hidden: that is no store which started over with lower numbers
+            # newer versions may be hidden: lower numbers do not mean that the store started over
             published = [candidate for candidate in published if candidate.number >= serving.number]
         if serving is not None and any(candidate.same_as(serving) for candidate in published):
             self._failures.pardon(serving.number)  # its files could not be read for a while, and can be now
@@ -209,7 +209,7 @@ class Reconciler:
         return next(same, None)
 
     def _restored(self, candidate: Candidate[Version], *, until: Callable[[], bool] = lambda: False) -> InMemory | None:
-        """Restore a version aside; None if it cannot be restored, or not yet again. Raises _OvertakenError."""
+        """Restore a version without a swap; None if it fails or is tried too early. Raises _OvertakenError."""
         number, version = candidate.number, candidate.version
 
         def tell(progress: Progress) -> None:
@@ -264,8 +264,8 @@ class Reconciler:
     def _damages(self, published: Iterable[Candidate[Version]]) -> dict[InMemory, str]:
         """Versions in memory that are damaged, and how.
 
-        Examines suspects and versions whose files were written to; if one is damaged, all others too, for they may
-        share its files.
+        Examines suspects and versions whose files were written to. If one of these is damaged, examines all others too:
+        they may share its files.
         """
         suspects = {self._replica.suspects.pop() for _ in range(len(self._replica.suspects))}
         files = {candidate.number: candidate.files for candidate in published}
@@ -280,7 +280,7 @@ class Reconciler:
         return damages
 
     def _drop(self, bad: Mapping[InMemory, str], *, damaged: bool = False) -> None:
-        """Quarantine versions that were restored well, and answer from them no more.
+        """Quarantine versions that turned bad after their restore, and stop answering from them.
 
         1. Report each.
         2. If one of them serves, another version in memory takes its place, as in a rollback. If there is none, nothing
@@ -315,7 +315,7 @@ class Reconciler:
         self._report.set_memory(self._replica)
 
     def _label(self) -> None:
-        """Have every label lead to its version, if that is in memory.
+        """Make every label lead to its version, if the version is in memory.
 
         A label keeps its version when the version is rewritten, unless an operator gives the label again.
         """
@@ -330,11 +330,11 @@ class Reconciler:
         self._report.set_memory(self._replica)
 
     def _bring_beside(self, published: list[Candidate[Version]] | None) -> None:
-        """Restore what is to be in memory beside the serving version. Raises _OvertakenError.
+        """Restore the versions that stay in memory beside the serving version. Raises _OvertakenError.
 
-        Labelled versions come first, then versions that a configuration names, then the newest of the store. Versions
-        that are not wanted any more leave before the newest are restored, but for as many as shall stay. While nobody
-        knows what is published, or a version is pinned, the newest stay as they are.
+        Labelled versions come first, then versions that a configuration names, then the newest of the store. Before the
+        newest are restored, versions that are no longer wanted leave, except as many as the settings keep in memory.
+        While the store cannot be read, or a version is pinned, the newest stay as they are.
         """
         requests, given = self._requests, self._replica.labels
         candidates = {candidate.number: candidate for candidate in published or []}

@@ -23,17 +23,17 @@ from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.follower")
 MOST_UNREAD = 256  # events that a subscriber may leave unread
-_MOST_PROGRESS = 64  # unread events beyond which progress is left out
+_MOST_PROGRESS = 64  # more unread events than this, and progress is left out
 _BETWEEN = 0.05  # seconds between events about the progress of one restore
-_BETWEEN_SWAPS = 10.0  # and between log lines about swaps
-_ENDED = 8  # versions that left memory and are still listed
+_BETWEEN_SWAPS = 10.0  # seconds between log lines about swaps
+_ENDED = 8  # how many versions that left memory stay listed
 
 
 class Subscription:
     """One listener's queue of a follower's events, of some kinds, from now on. Any thread.
 
-    `wake` is called on the follower's thread after each event: it must return at once and must not raise. A listener
-    that leaves too many events unread has fallen behind, and gets no more. Events of progress are left out before that.
+    `wake` is called on the follower's thread after each event: it must return at once and must not raise. A slow
+    listener first gets no more events of progress; with MOST_UNREAD events unread it has fallen behind, and gets none.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Subscribers:
 
 
 class Report:
-    """Reports what has happened. Any thread may use `status` and `subscribers`; all else is the worker's."""
+    """Reports what has happened. Any thread may use `status` and `subscribers`; the worker uses the rest."""
 
     def __init__(self, model: str, store: Path, *, pinned: int | None, clock: Callable[[], float]) -> None:
         self.subscribers = Subscribers()
@@ -104,9 +104,9 @@ class Report:
         self._told_at = 0.0
         self._publications = Publications()
         self._swaps = SwapLog(model)
-        self._repeats = Repeats()  # of errors
+        self._repeats = Repeats()  # suppresses repeated errors
         self._on_trial = False
-        self._error = ""  # of the last look at the store, or of this machine
+        self._error = ""  # the error of the last look at the store, or of this machine
         self._waiting = ""  # why the store has no version
 
     def set_on_trial(self, trial: bool) -> None:
@@ -130,7 +130,7 @@ class Report:
         return self._status
 
     def set_error(self, text: str) -> None:
-        """Report an error of the store or of this machine, or "" once it is over. What serves goes on serving."""
+        """Report an error of the store or of this machine, or "" once it is over. The serving version stays."""
         if not text:
             self._repeats.over()
         elif text != self._error and (line := self._repeats.text(text)) is not None:
@@ -139,7 +139,7 @@ class Report:
         self._set(reason=self._error or self._waiting)
 
     def set_waiting(self, reason: str, *, unread: bool) -> None:
-        """Report why the store has no version; "" if it has one, or if it is `unread`, so that nobody knows."""
+        """Report why the store has no version; "" if it has a version, or if it is `unread`."""
         if reason and reason != self._waiting:
             _log.warning("%s: waits for a version: %s", self.name, reason, extra={"model": self._status.model})
         self._waiting = reason
@@ -162,8 +162,8 @@ class Report:
             self._tell(EventKind.FOUND, latest)
 
     def set_publisher(self, publisher: LastPublisher | None) -> None:
-        """Set the publisher's state. The store's lock does not say when a publisher died: it died since this look if it
-        lived at the look before, or else since its latest version."""
+        """Set the publisher's state. The store's lock does not say when a publisher died: this look counts if the
+        publisher lived at the look before, otherwise its latest version."""
         before, latest = self._status.publisher, self._status.published
         if publisher is None or publisher.state is not PublisherState.DIED:
             self._set(publisher=publisher)
@@ -189,7 +189,7 @@ class Report:
         self._tell(EventKind.RESTORING, version)
 
     def set_progress(self, version: Version, progress: Progress) -> None:
-        """Set how far the restore is; an event tells of it now and then. Any thread."""
+        """Set the progress of the restore; sends an event now and then. Any thread."""
         known = self._progress
         if known is not None and not progress.bytes_total:  # a later phase has no numbers of its own
             progress = replace(known, phase=progress.phase)
@@ -208,7 +208,7 @@ class Report:
         self._set(restoring=None)
 
     def swap(self, version: Version, seconds: float, *, not_served: Mapping[str, str], signed_by: str) -> None:
-        """Set the serving version, its signatures that are left out, and the trusted key that signed it, or ""."""
+        """Set the serving version, its signatures that are left out, and the trusted key that signed it ("": none)."""
         swaps = self._status.swaps + 1
         serves = {"serving": version, "served_at": time.monotonic(), "signed_by": signed_by, "not_served": not_served}
         self._set(state=State.SERVING, **serves, swaps=swaps, restore_seconds=seconds)
@@ -218,7 +218,7 @@ class Report:
         self._tell(EventKind.SWAPPED, version, restore_seconds=seconds)
 
     def set_before(self, before: tuple[int, ...]) -> None:
-        """Set the versions that served before the serving one, the last one first."""
+        """Set the versions that served before the serving version, the most recent first."""
         self._set(before=before)
 
     def serve_nothing(self) -> None:
@@ -231,7 +231,7 @@ class Report:
         self._set(state=State.DAMAGED)
 
     def _log_swaps(self) -> None:
-        """Log swaps, unless on trial: then the model serves nobody yet."""
+        """Log swaps, unless the model is on trial and so serves nobody yet."""
         if not self._on_trial:
             self._swaps.flush()
 
@@ -272,7 +272,7 @@ class Report:
 
 
 class SwapLog:
-    """Logs swaps: each at once if the last line was ten seconds ago, otherwise one line about all since.
+    """Logs a swap at once if the last line is ten seconds old; otherwise collects swaps for one line.
 
     Belongs to one thread.
     """
@@ -281,7 +281,7 @@ class SwapLog:
         self._model = model
         self._clock = clock
         self._number = 0
-        self._seconds: list[float] = []  # of the restores before swaps that were not logged
+        self._seconds: list[float] = []  # durations of the restores of swaps that were not logged
         self._logged_at = -math.inf
 
     def add(self, number: int, seconds: float) -> None:

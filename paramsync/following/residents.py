@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("paramsync.replica")
 _T = TypeVar("_T")
-RESIDENT = 2  # the serving version and the version before, so that going back is a swap
+RESIDENT = 2  # the serving version and its predecessor, so that a rollback is only a swap
 
 
 Prepare = Callable[[R], Callable[[], None]]
@@ -23,7 +23,7 @@ Prepare = Callable[[R], Callable[[], None]]
 
 
 class Residents(Generic[R]):
-    """The versions of one model that are in memory, wherever that is.
+    """The versions of one model that are in memory, of this process or of workers.
 
     `restore`, `swap`, `label` and `tend` belong to one thread, the follower's. `take` and the
     properties may be used from any number of threads at once and take no lock: they read one reference, once.
@@ -55,9 +55,9 @@ class Residents(Generic[R]):
         self._leaving: Leaving[R] = Leaving()
         self._prepares: tuple[Prepare[R], ...] = ()
         self.suspects: set[R] = set()
-        """Versions in memory that may be damaged: its follower examines them. Any thread adds to it."""
+        """Versions in memory that may be damaged: the follower examines them. Any thread may add a version."""
         self.reason = ""
-        """Why nothing serves, as its follower knows it; see `Status.short_reason`."""
+        """Why nothing serves, set by the follower; see `Status.short_reason`."""
 
     # For everybody ----------------------------------------------------------------------------------------------------
 
@@ -78,7 +78,7 @@ class Residents(Generic[R]):
 
     @property
     def leaving(self) -> tuple[int, ...]:
-        """Versions that have left, and that requests may hold."""
+        """Versions that have left and that requests may still hold."""
         return self._leaving.numbers
 
     def serving(self) -> R:
@@ -109,7 +109,7 @@ class Residents(Generic[R]):
 
     @property
     def trouble(self) -> str:
-        """Why answers fail whatever the version, such as workers that crash; empty if they do not."""
+        """Why answers fail whatever the version, for example crashing workers; empty if they do not."""
         return ""
 
     # For the follower -------------------------------------------------------------------------------------------------
@@ -129,7 +129,7 @@ class Residents(Generic[R]):
         prepares = self._prepares
         prepared = [self._guarded(number, prepare, resident) for prepare in prepares]
         self._show(View((resident, *others)[: self._most], view.labels, view.beside))
-        came = [prepare for prepare in self._prepares if prepare not in prepares]  # added while the others prepared
+        came = [prepare for prepare in self._prepares if prepare not in prepares]  # added while others ran
         prepared += [self._guarded(number, prepare, resident) for prepare in came]
         for serve in prepared:
             if serve is not None:
@@ -140,7 +140,7 @@ class Residents(Generic[R]):
         self.arrange(labels={**self._view.labels, label: resident})
 
     def failing(self) -> Mapping[R, str]:
-        """Versions in memory that turned out to be unfit, such as those that crash workers, and why."""
+        """By version in memory that turned out to be unfit, for example because it crashes workers: the reason."""
         return {}
 
     def damage(self, resident: R) -> Exception | None:
@@ -148,11 +148,11 @@ class Residents(Generic[R]):
         return self.source.damage(resident)
 
     def drop(self, residents: Collection[R]) -> None:
-        """Answer from these versions no more, but from what served before them, if that is in memory."""
+        """Stop answering from these versions; the version that served before replaces them, if it is in memory."""
         self._show(self._view.mapped(lambda other: None if other in residents else other))
 
     def hold(self, beside: Sequence[R], *, recent: int, most: int) -> None:
-        """Keep these versions in memory, and the last `recent` that served; from the next swap on the last `most`."""
+        """Keep these versions in memory, and the last `recent` to serve; from the next swap on, the last `most`."""
         self._most = most
         self.arrange(beside=beside, recent=recent)
 
@@ -174,14 +174,14 @@ class Residents(Generic[R]):
             self._show(view)
 
     def release(self) -> None:
-        """Serve nothing any more, and keep nothing in memory but what requests hold."""
+        """Serve nothing any more, and keep in memory only versions that requests hold."""
         self._show(View())
 
     def tend(self) -> None:
         """Free versions that have left, which takes milliseconds that no serving thread must spend.
 
-        The thread that drops the last reference pays: a request that holds a version holds the Resident, and its
-        parts are held here until nobody does.
+        The thread that drops the last reference does the freeing. A request holds only the Resident; its parts are held
+        here until no request holds the Resident.
         """
         self._leaving.tend()
 

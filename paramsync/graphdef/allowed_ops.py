@@ -140,7 +140,7 @@ _SEEDED = """
     StatelessRandomUniformFullIntV2 StatelessRandomUniformInt StatelessRandomUniformIntV2 StatelessRandomUniformV2
     StatelessSampleDistortedBoundingBox StatelessShuffle StatelessTruncatedNormal StatelessTruncatedNormalV2
 """
-# Other numbers in each call
+# Random numbers that differ from call to call
 _RANDOM = """
     AllCandidateSampler FractionalAvgPool FractionalMaxPool LearnedUnigramCandidateSampler
     LogUniformCandidateSampler Multinomial NonDeterministicInts ParameterizedTruncatedNormal RandomCrop RandomGamma

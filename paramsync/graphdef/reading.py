@@ -45,7 +45,7 @@ def prefixed(tensor: str, prefix: str) -> str:
 
 
 def data_inputs(node: Any) -> list[str]:
-    """The inputs of a node without control inputs."""
+    """The inputs of a node, leaving out control inputs."""
     return [tensor for tensor in node.input if not tensor.startswith("^")]
 
 
@@ -67,7 +67,7 @@ def every_node(graph_def: Any) -> Iterator[Any]:
 
 
 def origin(nodes: Mapping[str, Any], tensor: str, passing: Collection[str] = ("Identity",)) -> str:
-    """The name of the node behind a tensor and any nodes of the ops `passing`, which pass their first input on."""
+    """The node that a tensor comes from. Skips nodes of the ops `passing`, which only pass their first input on."""
     name, seen = node_of(tensor), set[str]()
     while name in nodes and nodes[name].op in passing and nodes[name].input and name not in seen:
         seen.add(name)

@@ -50,8 +50,8 @@ class Draft:
     - `tables` are packed, each under the node of its handle; `seeds` are the nodes of Keras SeedGenerators' states.
     - An input of a signature may be any tensor. Some output must depend on it, unless `unused_inputs` is set. Dtypes of
       outputs may be left out.
-    - `called` is the framework's name for the variable of a parameter. `object_graph` makes, for the names of the
-      parameters, the object graph of their checkpoints.
+    - `called` is the framework's name for the variable of a parameter. `object_graph(names)` makes the object
+      graph for a checkpoint of the parameters with these names.
     - `refused` has the reason for each signature that was left out because it cannot be served.
     """
 

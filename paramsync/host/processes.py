@@ -30,20 +30,20 @@ def memory_bytes() -> int:
     """Bytes of the machine's memory, or of the container's limit."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in _MEMORY_LIMITS:
-        with suppress(OSError, ValueError):  # "max" is none
+        with suppress(OSError, ValueError):  # the file says "max" if there is no limit
             found = min(found, int(limit.read_text()))
     return found
 
 
 class Memory(NamedTuple):
-    """Bytes of a process: in memory, and of these in no file."""
+    """Memory of a process in bytes: `resident` is all of it, `private` the part that no file backs."""
 
     resident: int
     private: int
 
 
 def memory_of(pid: int) -> Memory:
-    """The memory of a process, with pages that it shares; zero if the process is gone.
+    """The memory of a process, including shared pages; zero if the process is gone.
 
     The kernel keeps these numbers: reading them does not delay the process.
     """
@@ -57,7 +57,7 @@ def memory_of(pid: int) -> Memory:
 def processors() -> int:
     """How many processors this process may use: affinity and quota may leave it fewer than there are."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with suppress(OSError, ValueError):  # "max 100000" is none
+    with suppress(OSError, ValueError):  # the file says "max 100000" if there is no quota
         quota, period = map(int, _QUOTA.read_text().split())
         count = min(count, -(-quota // period))
     return max(1, count)

@@ -1,4 +1,4 @@
-"""Restores the versions of one store: verified, and mapped, each file once. Caches their graphs."""
+"""Restores the versions of one store: verifies each version, maps each file only once, caches the graphs."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from paramsync.version import InMemory, R, Version
 
 _log = logging.getLogger("paramsync.sources")
 _NOT_NUMBERS = {dtypes.BOOL, dtypes.STRING, dtypes.VARIANT}
-_LARGE = 4 << 20  # bytes of an embedding: a smaller one is brought in with its neighbours
+_LARGE = 4 << 20  # bytes: a smaller embedding is brought into memory whole, as all other tensors are
 _PORTION = 64 << 20  # bytes that are checked at once; between portions progress is reported, and a restore may be ended
 _THREADS = max(1, min(THREADS, PROCESSORS // 2))
 """Checking takes processors, and the GIL, from threads that answer: `docs/performance.md` has figures."""
-_GRAPHS = 4  # cached: those of a version and its predecessor, and of some that were there before
+_GRAPHS = 4  # graphs in the cache: for the current version, its predecessor and a few earlier versions
 
 
 class GraphSpec(Wanting, Protocol):
-    """What has to be known of a graph to check a checkpoint for it."""
+    """The facts about a graph that are needed to check a checkpoint for it."""
 
     @property
     def embeddings(self) -> Collection[str]:
@@ -48,7 +48,7 @@ Locate = Callable[..., tuple[str, ...]]
 
 
 class GraphCache(Generic[G]):
-    """An LRU cache of graphs, by all that they were built from: versions with the same graph share it. Any thread."""
+    """An LRU cache of graphs; any thread may use it. The key is everything that a graph was built from."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -70,7 +70,7 @@ class GraphCache(Generic[G]):
         return graph
 
     def find_or_build(self, key: Hashable, build: Callable[[], G]) -> G:
-        """The cached graph, or what `build` returns, which is called without the lock."""
+        """The cached graph, or else the graph that `build` returns. `build` is called without the lock."""
         graph = self.find(key)
         return self.keep(key, build()) if graph is None else graph
 
@@ -102,7 +102,7 @@ class Checkpoints(ABC, Generic[G, R]):
     """
 
     answers_here = True
-    """Whether this process answers. Otherwise only checks read the pages here, and others have them mapped."""
+    """Whether this process answers requests. If not, it reads pages only to check them; workers map them to answer."""
 
     def __init__(
         self,
@@ -134,11 +134,11 @@ class Checkpoints(ABC, Generic[G, R]):
 
     @abstractmethod
     def copy_unrecorded(self, version: Version, tell: ProgressCallback) -> R:
-        """A version in memory whose checkpoint names no graph: somebody else wrote it."""
+        """Bring into memory a version whose checkpoint names no graph, because another program wrote it."""
 
     @abstractmethod
     def copy_saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> R:
-        """The version in memory that this SavedModel is."""
+        """Bring this SavedModel into memory as a version."""
 
     @abstractmethod
     def warm(self, resident: R, tell: ProgressCallback) -> R:
@@ -166,12 +166,12 @@ class Checkpoints(ABC, Generic[G, R]):
         keys = self._locate(graph, bundle, where=f"version {version.number}")
         verified = self._check(version, graph, bundle, keys, tell)
         resident = self.make_resident(version, graph, bundle, keys)
-        if version.checksum:  # otherwise all bytes are copied, and only the tensors are to keep the copies
+        if version.checksum:  # otherwise all bytes are copies, which must go when the last tensor does
             self._known[resident] = _Known(version, bundle, tuple(keys), frozenset(verified))
         return resident
 
     def damage(self, resident: InMemory) -> CorruptCheckpointError | None:
-        """Why a version in memory has other bytes by now than were published; None if it has not.
+        """How the bytes of a version in memory differ from the published bytes; None if they do not differ.
 
         None as well if its files cannot be read now, and for copies, which cannot be damaged.
         """
@@ -217,10 +217,10 @@ class Checkpoints(ABC, Generic[G, R]):
     ) -> Collection[str]:
         """Check a version, and bring its pages into the page table before the first request needs them.
 
-        - What our publisher did not record is always verified by its checksums, and its values are checked.
+        - The checksums and values of a version that our publisher did not record are always checked.
         - "auto" believes a seal which shows that nobody wrote to the files since our publisher checked all values, and
           what was verified already for a version in memory with the same files.
-        - If the record says that the publisher checked all values, matching checksums stand for them.
+        - If the record says that the publisher checked all values, values are not checked again where checksums match.
         - If only signed versions are trusted, all tensors must have the signed digests, which stand for checksums.
 
         Returns the tensors whose checksums match.
@@ -231,7 +231,7 @@ class Checkpoints(ABC, Generic[G, R]):
         if self.trust is not None:
             done = 0
 
-            def advance(count: int) -> None:  # on any thread: it may fall a little short
+            def advance(count: int) -> None:  # on several threads without a lock: the count may be slightly too low
                 nonlocal done
                 done += count
                 tell(Progress("verifying", bytes_done=done, bytes_total=version.bytes))
@@ -251,7 +251,7 @@ class Checkpoints(ABC, Generic[G, R]):
     def _verified_before(self, version: Version, bundle: Bundle, keys: Sequence[str]) -> set[str]:
         """The tensors that were verified for a version in memory with the same files, not written to since.
 
-        None of them if the kernel has dropped any: it would be read from the disk again, and must be verified again.
+        Empty if the kernel has dropped a page of any tensor: the page would come from the disk again, unverified.
         """
         before: set[str] = set()
         for known in self._known.values():

@@ -31,20 +31,20 @@ _log = logging.getLogger("paramsync.store")
 class StoreWriter:
     """The publisher's side of a store: makes, locks and writes it.
 
-    One thread owns it; only `next_number` may be called from another. A version is published in these steps. A
-    publisher that is killed between any two of them leaves the previous version as the latest, and its rubbish marked:
+    One thread owns it; only `next_number` may be called from another. A version is published in these steps. If
+    the publisher is killed in between, the previous version stays the latest, and the rubbish is marked:
 
     1. Mark the new version, and the versions that it will replace, as unlisted.
-    2. Write data, index and record, each renamed to its name when complete. Unchanged data gets another name; other
-       data goes into retired files (see `FilePool`) or new ones.
+    2. Write data, index and record, each renamed to its name when complete. Files of unchanged data get another name;
+       other data goes into retired files (see `FilePool`) or new files.
     3. Rename `checkpoint`: the new version is visible, and the latest.
-    4. For every marked version that `checkpoint` does not list: remove the index, the record, the names of its data,
-       then the graph if no other version has it, then the mark.
+    4. For every marked version that `checkpoint` does not list: remove the index, the record, the names of the data,
+       then the graph if no other version uses it, then the mark.
 
     With `durable`, data, index, record, directory, `checkpoint` and directory again are each synced to the disk before
-    the next is written. Without, a version survives the end of its publisher, but perhaps not that of the machine.
+    the next is written. Otherwise a version survives a crash of its publisher, but perhaps not of the machine.
 
-    Versions that TensorFlow wrote are never removed, see `StateFile`. A damaged graph is written again.
+    Never removes versions that TensorFlow wrote, see `StateFile`. Writes a damaged graph again.
     """
 
     def __init__(
@@ -55,9 +55,9 @@ class StoreWriter:
         durable: bool = False,
         signing_key: Path | None = None,
     ) -> None:
-        """Make and lock the store, and remove what a killed publisher left.
+        """Make and lock the store, and remove the rubbish of a killed publisher.
 
-        The `keep` newest versions stay, or those that a Retention names. With the file of a `signing_key`, the records
+        `keep` is how many of the newest versions stay, or a Retention. With the file of a `signing_key`, the records
         of versions are signed, see `paramsync.store.signing`. Raises SettingsError, StoreLockedError, StoreError.
         """
         self._retention = keep if isinstance(keep, Retention) else Retention(keep=keep)
@@ -65,15 +65,15 @@ class StoreWriter:
         self._path = path
         self._durable = durable
         self._signer = None if signing_key is None else Signer(signing_key)
-        self._graph_files: dict[str, tuple[bytes, str]] = {}  # by graph: the content, and its digest
+        self._graph_files: dict[str, tuple[bytes, str]] = {}  # by graph: the file's content and its digest
         self._numbers = threading.Lock()
-        self._fresh_graphs: set[str] = set()  # added, and not yet in a version
+        self._fresh_graphs: set[str] = set()  # graphs that no version uses yet
         self._sound: dict[Path, FileStamp] = {}  # graph files with the right content, until their stamp changes
         self._pool: FilePool | None = None
         self._unchanged: frozenset[str] = frozenset()
         self._reserved = -1
-        self._publications = 0  # since the store was made
-        self._repeats = Repeats()  # of removals that failed
+        self._publications = 0  # number of publications since the store was made
+        self._repeats = Repeats()  # suppresses repeated failures of removals
         self._closed = False
         self._lock: int | None = None
         self._take()
@@ -81,8 +81,7 @@ class StoreWriter:
     def add_graph(self, digest: str, content: bytes) -> None:
         """Add a graph, which stays as long as a version refers to it. Raises StoreError.
 
-        Called before each version, it writes a graph again that was damaged meanwhile; otherwise it compares the file's
-        size and time.
+        Call this before each version: it compares the file's size and time, and writes a damaged graph again.
         """
         self._keep_lock()
         path = self._store.graph_file(digest)
@@ -97,7 +96,7 @@ class StoreWriter:
                 if files.has(path, content):
                     self._sound[path] = stamp
                     return
-            if path.is_dir() and not path.is_symlink():  # no file can be renamed over a folder
+            if path.is_dir() and not path.is_symlink():  # a file cannot be renamed over a folder
                 files.keep_aside(path, path.with_name(f"{path.name}.damaged"))
             with files.aside(path, durable=self._durable) as file:
                 file.write(content)
@@ -136,11 +135,11 @@ class StoreWriter:
         """Publish, then prune. Returns the version as followers see it.
 
         Sets prefix, committed_at, bytes, bytes_written, checksum, finite, seal, and signs. `unchanged` are parameters
-        that the caller knows to have the values of this writer's last commit that did not raise; others are compared.
-        `copied` is called, on any thread, with the name of each parameter that changed, once nothing here refers to it
-        any more. Raises StoreError, CorruptCheckpointError if `checkpoint` was damaged meanwhile, ParameterError for a
-        tensor that TensorFlow cannot store, and NotFiniteError if values are to be `finite`. The previous version is
-        then still the latest, and nothing of this one is left, unless the StoreError says that it was published.
+        whose values the caller knows to be those of this writer's last successful commit; others are compared.
+        `copied` is called, on any thread, with the name of each parameter that changed, once this writer no longer
+        refers to it. Raises StoreError, CorruptCheckpointError if `checkpoint` was damaged meanwhile, ParameterError
+        for a tensor that TensorFlow cannot store, and NotFiniteError if values are to be `finite`. The previous version
+        is then still the latest, and nothing of this one is left, unless the StoreError says that it was published.
         """
         self._keep_lock()
         listed = self._state.read_names()
@@ -152,7 +151,7 @@ class StoreWriter:
             with self._faults(f"version {version.number} was not published"):
                 self._mark(name, version.graph)
                 unlisted = set(listed) - set(names)
-                for dropped in unlisted - self._state.find_gone(unlisted):  # which leave no file to remove
+                for dropped in unlisted - self._state.find_gone(unlisted):  # no files: nothing to remove
                     self._mark(dropped, self._state.graph(dropped) or "")
                 written = self._checkpoints.write(self._path / name, tensors, unchanged, finite=finite, copied=copied)
                 version = replace(
@@ -196,7 +195,7 @@ class StoreWriter:
         return self._checkpoints.has(tensors)
 
     def close(self, *, finished: bool = True) -> None:
-        """Let another publish here. Closing twice is fine.
+        """Unlock the store for another publisher. May be called twice.
 
         Unless `finished`, followers report that the publisher died.
         """
@@ -217,7 +216,7 @@ class StoreWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
-        self.close(finished=not isinstance(error, Exception))  # Ctrl-C is meant
+        self.close(finished=not isinstance(error, Exception))  # Ctrl-C counts as finished
 
     def _take(self) -> None:
         with self._faults("cannot be made a store"):
@@ -262,7 +261,7 @@ class StoreWriter:
 
     def _check(self, version: Version, listed: Sequence[str]) -> None:
         above = max(map(store.number_of, listed), default=-1)
-        if version.number <= above:  # a name without files may be somebody's mistake, or a disk's
+        if version.number <= above:  # a name without files may be a person's mistake, or a disk error
             gone = self._state.find_gone(listed)
             above = max((store.number_of(name) for name in listed if name not in gone), default=-1)
         if not above < version.number < NUMBERS:
@@ -273,7 +272,7 @@ class StoreWriter:
             raise StoreError(self._path, f"expected graph {version.graph} to be added before version {version.number}")
 
     def _graph_file(self, digest: str) -> str:
-        """The digest of a graph's file: as it was added, or else as it is in the store."""
+        """The digest of a graph's file: of the added file, or else of the file in the store."""
         if not digest:
             return ""
         if digest in self._graph_files:
@@ -294,7 +293,7 @@ class StoreWriter:
                     self._clear(name, kept, data.get(name, ()))
                 elif file.startswith(files.TEMPORARY):
                     (self._path / file).unlink(missing_ok=True)
-            except (OSError, UnreadableError) as error:  # remove the others all the same
+            except (OSError, UnreadableError) as error:  # go on with the other versions
                 problems.append(error)
         if self._pool is not None:
             self._pool.trim()
@@ -328,5 +327,5 @@ class StoreWriter:
         except OSError as error:
             if error.errno in NO_ROOM and self._pool is not None:
                 with suppress(OSError):
-                    self._pool.trim(keep=0)  # makes room for the next try
+                    self._pool.trim(keep=0)  # make room for the next try
             raise StoreError(self._path, f"{problem}: {error.strerror}") from error

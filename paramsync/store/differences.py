@@ -25,7 +25,7 @@ EDGES = tuple([2.0**exponent for exponent in range(-40, 9)])
 
 _BINS = len(EDGES) - 1
 _FIRST = -40  # the exponent of the first edge
-_FRACTION, _BIAS = 52, 1023  # of a float64: the bits behind its exponent, and what the exponent is stored with
+_FRACTION, _BIAS = 52, 1023  # of a float64: the bits of its fraction, the bias of its exponent
 _ELEMENTS = 1 << 14  # compared at once: intermediate results stay in a processor's cache
 _SQUARED = 1e-100, 1e100  # between them, squares fit into a float64
 _OPAQUE = {dtypes.STRING, dtypes.VARIANT}
@@ -33,16 +33,16 @@ _OPAQUE = {dtypes.STRING, dtypes.VARIANT}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A parameter of two versions. `reshaped`: with another shape, other parts, or values that cannot be compared.
+    """A parameter of two versions. `reshaped`: the shape or the parts differ, or the values cannot be compared.
 
-    dtype, shape   in the newer version; in the older version if the newer has no such parameter
-    elements       how many this shape has
-    changed        how many elements have another value; of variants, which are opaque, all or none
+    dtype, shape   in the newer version, or in the older version if the newer lacks the parameter
+    elements       the number of elements
+    changed        how many elements have another value; all or none of variants, which are opaque
     norm           the L2 norm of the difference; None if nothing can be subtracted (strings, or only NaN)
     norm_before    the L2 norm in the older version; None if nothing had to be read
     relative       `norm` divided by `norm_before`; infinite if the older version was all zeros
     largest        the largest absolute difference of an element
-    not_finite     elements with NaN or infinity in either version, which count only for `changed`
+    not_finite     elements with NaN or infinity in either version; they count only for `changed`
     histogram      counts of absolute differences other than 0 between two of EDGES; smaller differences are in the
                    first bin, larger ones in the last
     """
@@ -71,14 +71,14 @@ def differences(
     threads: int = THREADS,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[Difference]:
-    """All parameters of two versions: first those that changed, by their relative change, those that are not finite
-    before all others; then those that did not change, by name.
+    """All parameters of two versions: first changed parameters, by their relative change, with non-finite parameters on
+    top; then unchanged parameters, by name.
 
     Locks the files of both versions, so that no publisher of ours overwrites them; reads them in portions, and checks
-    the checksums of all that it reads. A tensor in a file that both versions have is unchanged and not read; nothing is
-    read if the records show the same parameters. `advance` is called, on any thread and at each portion, with the bytes
-    that were compared since; an error that it raises ends the comparison. Raises UnknownVersionError if a version was
-    pruned, CorruptCheckpointError, UnreadableError.
+    the checksums of all tensors that it reads. A tensor in a file of both versions is unchanged and not read; if the
+    records show the same parameters, nothing is read. `advance` is called, on any thread and at each portion, with the
+    bytes that were compared since; an error that it raises ends the comparison. Raises UnknownVersionError if a version
+    was pruned, CorruptCheckpointError, UnreadableError.
     """
     before, after = store.open(old, mapped=False), store.open(new, mapped=False)
     same = bool(new.checksum) and old.checksum == new.checksum
@@ -169,7 +169,7 @@ class _Sums:
         if not self.is_number:
             self.changed += int(np.count_nonzero(before != after))
             return
-        with np.errstate(all="ignore"):  # infinity less infinity
+        with np.errstate(all="ignore"):  # infinity minus infinity
             self._add_numbers(before, after)
 
     def _add_numbers(self, before: Array, after: Array) -> None:

@@ -1,8 +1,8 @@
 """Signed versions: keys, signatures of records, and whether a trusted key signed a version.
 
-Ed25519, by the package `cryptography`, which is imported when there is a key. A signature covers a record without its
+Ed25519, by the package `cryptography`, which is imported if there is a key. A signature covers a record without its
 trace and its count of publications: number, step, times, metrics, and the digests of all tensors and of the graph's
-file. So a record fits only these bytes under this number.
+file. So a signed record fits only these bytes under this number.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ SIGNED = (
 """The fields of a record that its signature covers: all but the signature, `publications` and `traceparent`. A reader
 that does not know a field would refuse signatures that cover the field."""
 
-_STATEMENT = b"paramsync: the record of a version, 1\n"  # so that no signature of other data passes for one of a record
+_STATEMENT = b"paramsync: the record of a version, 1\n"  # so that a signature of other data does not fit a record
 _EXPECTED_PRIVATE = "expected an Ed25519 private key in PEM, as paramsync keys new makes it"
 _END = b"-----END PUBLIC KEY-----"
 _ID = 16  # hexadecimal digits
@@ -72,7 +72,7 @@ class Signer:
 
 
 class TrustedKeys(ReadAgain["dict[str, Ed25519PublicKey]"]):
-    """The public keys in some files, to which keys may be added, and removed, while a server runs. Any thread."""
+    """The public keys in some files. Keys may be added and removed while a server runs. Any thread."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Raises SettingsError for a file without keys, or with anything but keys."""
@@ -80,9 +80,9 @@ class TrustedKeys(ReadAgain["dict[str, Ed25519PublicKey]"]):
         super().__init__(*paths)
 
     def check_record(self, version: Version) -> None:
-        """Raises UntrustedError unless a trusted key signed the version's record.
+        """Raise UntrustedError unless a trusted key signed the version's record.
 
-        Call this before anything else of the version is read.
+        Call this before reading anything else of the version.
         """
         keys = self.value()
         where = f"version {version.number}"
@@ -103,19 +103,19 @@ class TrustedKeys(ReadAgain["dict[str, Ed25519PublicKey]"]):
             raise UntrustedError(where, expected="one whose graph is signed, too", found="one without a graph")
 
     def check_graph(self, version: Version, content: bytes, path: Path) -> None:
-        """Raises UntrustedError if this is not the content of the graph file in the checked record."""
+        """Raise UntrustedError if the checked record has another digest for the graph file."""
         if graph_digest(content) != version.graph_file:
             where, expected = f"version {version.number}", f"the graph that key {version.signed_by} signed"
             raise UntrustedError(where, expected=expected, found=f"another in {path.name}")
 
     def check_tensors(self, version: Version, bundle: Bundle, **how: Any) -> None:
-        """Raises UntrustedError if these are not the tensors of the checked record. `how` is as in `Bundle.digest`."""
+        """Raise UntrustedError if the checked record has another digest of tensors. For `how` see `Bundle.digest`."""
         if bundle.digest(**how) != version.digest:
             where, expected = f"version {version.number}", f"the tensors that key {version.signed_by} signed"
             raise UntrustedError(where, expected=expected, found="others")
 
     def _read(self) -> dict[str, Ed25519PublicKey]:
-        """By their ids."""
+        """The keys by their ids."""
         return {key_id(key): key for path in self._paths for key in _public_keys(path)}
 
 
@@ -126,7 +126,7 @@ def of_saved_model(version: Version) -> UntrustedError:
 
 
 def graph_digest(content: bytes) -> str:
-    """The digest of a graph's file that a record has."""
+    """The digest of a graph's file, as records hold it."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -175,7 +175,7 @@ def _statement(version: Version) -> bytes:
 def _is_signed(version: Version, key: Ed25519PublicKey) -> bool:
     from cryptography.exceptions import InvalidSignature
 
-    with suppress(ValueError, InvalidSignature):  # ValueError: it is no base64
+    with suppress(ValueError, InvalidSignature):  # ValueError: not base64
         key.verify(base64.b64decode(version.signature, validate=True), _statement(version))
         return True
     return False

@@ -1,4 +1,4 @@
-"""The state file of a store, `checkpoint`: which versions it lists, and which of them stay as newer ones come."""
+"""The state file of a store, `checkpoint`: which versions it lists, and which stay when newer versions come."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from paramsync.tensorbundle.index import index_file
 from paramsync.version import Version
 
 MARK = ".unlisted-"
-MOST_BY_AGE = 1000  # versions that stay for their age: every look at the store and every publication reads their names
+MOST_BY_AGE = 1000  # versions kept by age: every look at the store and every publication reads their names
 
 _log = logging.getLogger("paramsync.store")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Keeps the `keep` newest versions. With `keep_for`, keeps older versions for so many seconds after publication.
-    With `keep_every`, keeps of these older ones only the first of each period of so many seconds. One an hour, for a
+    """Keeps the `keep` newest versions. With `keep_for`, keeps older versions for this many seconds after publication.
+    With `keep_every`, keeps only the first older version of each period of this many seconds. Hourly versions, for a
     day:
 
         Retention(keep=5, keep_for=86400, keep_every=3600)
@@ -48,9 +48,9 @@ class Retention:
             raise SettingsError(f"keep_every: expected keep_for with it, found {self.keep_every} alone")
 
     def drop(self, versions: Sequence[tuple[str, float]], *, now: float) -> set[str]:
-        """The names to drop when one more version is published now; `versions` are names and times, oldest first.
+        """The names to drop when another version is published now; `versions` are names and times, oldest first.
 
-        A time further in the future than `keep_for` seconds came from a wrong clock.
+        A time more than `keep_for` seconds in the future came from a wrong clock.
         """
         older = versions[: max(0, len(versions) + 1 - self.keep)]
         stay: dict[int, str] = {}
@@ -61,7 +61,7 @@ class Retention:
 
 
 class _Record(NamedTuple):
-    """What is remembered of a record; the defaults stand for a broken one."""
+    """The remembered part of a record; a broken record has the defaults."""
 
     graph: str = ""
     committed_at: float = 0.0
@@ -75,20 +75,20 @@ class StateFile:
     """The publisher's view of `checkpoint`, which lists versions, oldest first. The publisher's thread owns it.
 
     Versions without a record, or with a record of other parameters, are TensorFlow's: they stay listed while their
-    files exist. Our versions that somebody took out of `checkpoint` are listed again. A damaged `checkpoint` is set
-    aside, and written again with the names that this publisher listed, or else with all our whole versions.
+    files exist. Our versions that another program took off the list are listed again. A damaged `checkpoint` is set
+    aside, and written again with the names that this publisher listed, or else with all our complete versions.
     """
 
     def __init__(
         self, directory: Path, *, durable: bool, faults: Callable[[str], AbstractContextManager[object]]
     ) -> None:
-        """`faults` turns an OSError in its block into a StoreError that begins with the problem it is given."""
+        """`faults(problem)` turns an OSError in its block into a StoreError that begins with the problem."""
         self._directory = directory
         self._durable = durable
         self._faults = faults
-        self._state: store.CheckpointState | None = None  # what `checkpoint` said last
+        self._state: store.CheckpointState | None = None  # the last content of `checkpoint`
         self._names: tuple[str, ...] | None = None  # listed names, and our unlisted ones; None before the first look
-        self._text: str | None = None  # that this object wrote: parsing a thousand names takes a while
+        self._text: str | None = None  # the text that this object wrote: parsing a thousand names takes a while
         self._records: dict[str, _Record | None] = {}  # by version; None without a record
 
     def read_names(self) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class StateFile:
             state = store.read_state(self._directory)
         except CorruptCheckpointError as error:
             return self._heal(error)
-        if self._names is None or state != self._state:  # a stranger wrote it, or an earlier publisher
+        if self._names is None or state != self._state:  # another program wrote it, or an earlier publisher
             self._state, self._names, self._records = state, self._with_unlisted(state.names if state else ()), {}
         return self._names
 
@@ -112,18 +112,18 @@ class StateFile:
         self._records[version.prefix] = _Record.of(version)
 
     def keep(self, names: Collection[str], retention: Retention, *, now: float) -> list[str]:
-        """The names to list beside one more version; the retention decides about ours."""
+        """The names to list beside a new version; the retention decides about our versions."""
         ours = {}
         gone = self.find_gone(names)
         for name in (name for name in names if name not in gone):
-            with suppress(UnreadableError):  # nobody can tell now whose version it is: it stays
+            with suppress(UnreadableError):  # its writer is unknown now: the version stays
                 if (record := self._known(name)) is not None:
                     ours[name] = record.committed_at
         dropped = {*retention.drop([*ours.items()], now=now), *gone}
         return [name for name in names if name not in dropped]
 
     def find_gone(self, names: Collection[str]) -> set[str]:
-        """The names of versions that have no file any more."""
+        """The names of versions without any file."""
         if not names:
             return set()
         there = files.names(self._directory)
@@ -131,7 +131,7 @@ class StateFile:
         return set(names) - begun - set(there)
 
     def find_remains(self) -> list[Version]:
-        """The records of versions whose index was removed, as by a CheckpointManager that took them for its own."""
+        """The records of versions whose index is gone, for example because a CheckpointManager took them over."""
         unlisted = self._unlisted(self.read_names())
         return [version for name, version in unlisted if not index_file(self._directory / name).exists()]
 
@@ -141,12 +141,12 @@ class StateFile:
         return max(map(store.number_of, [*begun, *self.read_names()]), default=-1)
 
     def graph(self, name: str) -> str | None:
-        """The graph's digest in a record, "" if the record is broken, None without one. Raises UnreadableError."""
+        """The graph's digest in a record, "" if the record is broken, None without a record. Raises UnreadableError."""
         record = self._known(name)
         return None if record is None else record.graph
 
     def _known(self, name: str) -> _Record | None:
-        """What is remembered of a version's record; None without one. Raises UnreadableError."""
+        """The remembered part of a version's record; None if it has no record. Raises UnreadableError."""
         if name not in self._records:
             try:
                 record = self._record(name)
@@ -156,7 +156,7 @@ class StateFile:
         return self._records[name]
 
     def _heal(self, error: CorruptCheckpointError) -> tuple[str, ...]:
-        """Set a damaged `checkpoint` aside, and write it again. Returns the names that it lists now."""
+        """Set a damaged `checkpoint` aside, and write a new one. Returns the names that the new one lists."""
         known = self._names or ()
         gone = self.find_gone(known)
         names = self._with_unlisted([name for name in known if name not in gone])
@@ -184,10 +184,10 @@ class StateFile:
         self._state, self._names, self._text = state, names, text
 
     def _with_unlisted(self, listed: Collection[str]) -> tuple[str, ...]:
-        """Our versions that are whole, neither listed nor marked as rubbish, and the listed ones."""
+        """The listed versions, and our complete versions that are neither listed nor marked as rubbish."""
         whole = []
         for name, version in self._unlisted(listed):
-            with suppress(UnreadableError):  # left as it is
+            with suppress(UnreadableError):  # leave the version as it is
                 if self._record(name) == version and index_file(self._directory / name).is_file():
                     whole.append(name)
         return (*sorted(whole, key=store.number_of), *listed)
@@ -208,7 +208,7 @@ class StateFile:
                 yield name, version
 
     def _record(self, name: str) -> Version | None:
-        """The record of a version; None without one, or if somebody wrote another checkpoint of that name over ours.
+        """The record of a version; None without a record, or if another program overwrote our checkpoint of that name.
 
         Raises as `store.read_record` does, and UnreadableError if the index cannot be read now.
         """
@@ -224,7 +224,7 @@ class StateFile:
 
 
 def mark_file(directory: Path, name: str) -> Path:
-    """The file that marks a version as rubbish unless `checkpoint` lists it."""
+    """The mark of a version: the version is rubbish unless `checkpoint` lists it."""
     return directory / f"{MARK}{name}"
 
 
@@ -234,7 +234,7 @@ def marked_name(file: str) -> str | None:
 
 
 def write_text(path: Path, text: str, *, durable: bool) -> None:
-    """Write a small file in a store, aside and renamed. Raises OSError, StoreError for a text too large to be read."""
+    """Write a small file in a store, aside, then rename. Raises OSError, StoreError for a text too large to be read."""
     encoded = text.encode()
     if len(encoded) > store.TEXT_LIMIT:
         raise StoreError(path.parent, f"{path.name}: expected at most {store.TEXT_LIMIT} bytes, found {len(encoded)}")

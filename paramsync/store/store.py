@@ -4,12 +4,12 @@ checkpoint              TensorFlow's CheckpointState as text; replaced by rename
 checkpoint.damaged      the last `checkpoint` that was unreadable
 ckpt-420.index  .data-* the parameters, complete before the rename
 ckpt-420.json           the Version record
-graph-<digest>.pb       a graph; with .damaged, a folder that was in its place
+graph-<digest>.pb       a graph; with .damaged, a folder that had the graph's name
 publisher.lock          locked by the publisher until it ends or dies; names the last publisher, and when it ended
 .tmp-*                  files being written
 .spare-*                data files of versions that are gone, waiting to be overwritten
-.unlisted-ckpt-420      marks the files of this name as rubbish unless `checkpoint` lists it: the version is being
-                        published, or pruned; names the version's graph
+.unlisted-ckpt-420      marks a version as rubbish unless `checkpoint` lists it: the version is being published,
+                        or pruned; names the version's graph
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from paramsync.version import Version
 LOCK = "publisher.lock"
 
 _LOCK_LIMIT = 1024  # bytes
-_READERS_SECONDS = 1.0  # that a publisher waits for readers of the lock
+_READERS_SECONDS = 1.0  # how long a publisher waits for readers of the lock
 _STATE = "checkpoint"
-_LOOKS = 10  # how often `latest` reads a state file that is replaced while it is read
+_LOOKS = 10  # how often `latest` reads a state file that changes meanwhile
 TEXT_LIMIT = 1 << 20  # bytes of a state file or a record
 _NAME_LIMIT = 200  # bytes of 255, so that `.data-00000-of-00001` fits behind and `.tmp-` in front
 _INT64 = 1 << 63
 _YEAR_10000 = 253_402_300_800.0  # seconds since the epoch
 
-# Field 15 of a graph message, of 32 bytes, behind all others: readers of the message skip it. No field number that they
-# know differs from 15 by a single bit.
+# Field 15 of a graph message, of 32 bytes, after all others: readers of the message skip it. No known field number
+# differs from 15 by a single bit.
 _TAG = b"\x7a\x20"
 _CHECKED = len(_TAG) + hashlib.sha256().digest_size
 
@@ -72,7 +72,7 @@ class Store:
         self.path = path
 
     def latest(self) -> Version | None:
-        """The version that `checkpoint` names; None if nothing was published yet, or there is no directory.
+        """The latest version that `checkpoint` names; None if nothing was published yet, or there is no directory.
 
         Raises StoreError for a path that cannot be read, CorruptCheckpointError if `checkpoint` or the version's record
         is broken, or the version's files are not there.
@@ -93,8 +93,8 @@ class Store:
     def versions(self) -> list[Version]:
         """All versions that `checkpoint` lists and whose files are there, ascending.
 
-        Leaves out a version whose record or index is broken or unreadable, so that it hides no other. Raises as
-        `latest` does if `checkpoint` itself cannot be used.
+        Leaves out a version whose record or index is broken or unreadable, so that other versions can be used. Raises
+        as `latest` does if `checkpoint` itself cannot be used.
         """
         return self.listed(read_state(self.path))
 
@@ -107,7 +107,7 @@ class Store:
         with suppress(OSError):  # the directory is gone, or cannot be listed
             begun = {file.rpartition(".")[0] for file in files.names(self.path)} if names else names
         for name in state.names if state else ():
-            if name not in begun:  # a list may name many versions that are gone
+            if name not in begun:  # the list may name many removed versions
                 continue
             try:
                 version = known.get(name) or self._version(name)
@@ -134,13 +134,13 @@ class Store:
     ) -> Bundle:
         """Open a version's parameters: mapped if our publisher recorded them, else copied when they are read.
 
-        Other writers overwrite files that are in use. `mapped=False` maps nothing, whoever wrote it. For `frozen` and
-        `shared` see `Bundle.open`. Raises CorruptCheckpointError if the files are not a whole checkpoint, or not the
-        recorded one, UnknownVersionError if the version was pruned after the caller learned of it.
+        Other writers overwrite files in use, so their files are never mapped. `mapped=False` maps no files at all. For
+        `frozen` and `shared` see `Bundle.open`. Raises CorruptCheckpointError if the files are not a whole checkpoint,
+        or not the recorded one, UnknownVersionError if the version was pruned after the caller learned of it.
         """
         try:
             mapped = mapped and bool(version.checksum)
-            most = version.bytes if frozen else None  # of a record that is signed
+            most = version.bytes if frozen else None  # the size in the signed record
             bundle = Bundle.open(self.prefix(version), mapped=mapped, frozen=most, shared=shared)
         except CorruptCheckpointError as error:
             state = read_state(self.path)
@@ -155,7 +155,7 @@ class Store:
         return bundle
 
     def prefix(self, version: Version) -> Path:
-        """The path with which a version's files begin. Raises StoreError if it would lie outside the store."""
+        """The common prefix of the paths of a version's files. Raises StoreError if it lies outside the store."""
         if not is_name(version.prefix):
             raise StoreError(self.path, f"expected a prefix in this directory, found {files.shown(version.prefix)}")
         return self.path / version.prefix
@@ -167,7 +167,7 @@ class Store:
         return graph_file(self.path, digest)
 
     def _in_place_of(self, name: str) -> str:
-        """What the directory has in place of the files of a version."""
+        """Describe what the directory has in place of the files of a version."""
         itself = re.compile(re.escape(name).replace(r"\?", "[0-9]"))  # a name with ??? stands for several files
         if not any(itself.fullmatch(name) for name in files.names(self.path)):
             return "no such files"
@@ -178,8 +178,8 @@ class Store:
 
     def _version(self, name: str) -> Version | None:
         """The version of this name; None if its files are not there."""
-        # The record is read first, and pruning removes the index first: if there is no record, and afterwards there is
-        # an index, the version never had a record.
+        # Pruning removes the index before the record. So read the record first: if it is missing and the index is still
+        # there afterwards, the version never had a record.
         record = read_record(self.path, name)
         listing = index_file(self.path / name)
         try:
@@ -208,7 +208,7 @@ def graph_file(directory: Path, digest: str) -> Path:
 
 
 def is_name(text: str) -> bool:
-    """Whether names of files in a directory can begin with the text, and none outside the directory."""
+    """Whether the text can begin the name of a file in a directory, and leads nowhere else."""
     return text not in ("", ".", "..") and "/" not in text and text.isprintable() and len(text.encode()) <= _NAME_LIMIT
 
 
@@ -265,7 +265,7 @@ def read_record(directory: Path, name: str) -> Version | None:
 
 
 def problem(record: Version) -> tuple[str, str] | None:
-    """What a record should say and what it says instead, if it could not be shown, sent or followed."""
+    """The expected and the actual value of a record that could not be shown, sent or followed; None if sound."""
     if record.graph and not is_digest(record.graph):
         return "the hexadecimal digest of a graph", files.shown(record.graph)
     counts = (record.step, record.bytes, record.publications)
@@ -280,7 +280,7 @@ def problem(record: Version) -> tuple[str, str] | None:
 
 
 def add_checksum(graph: bytes) -> bytes:
-    """A graph message without a checksum, followed by one."""
+    """Append a checksum to a graph message that has none."""
     return graph + _TAG + hashlib.sha256(graph).digest()
 
 
@@ -338,7 +338,7 @@ def take_lock(store: Path) -> int:
 
 
 def _lock_alone(descriptor: int) -> None:
-    """Raises BlockingIOError if a publisher has the lock. Readers share it for a moment, see `last_publisher`."""
+    """Raise BlockingIOError if a publisher has the lock. Readers share it for a moment, see `last_publisher`."""
     end = time.monotonic() + _READERS_SECONDS
     while True:
         try:
@@ -355,7 +355,7 @@ def _lock_alone(descriptor: int) -> None:
 def holds_lock(descriptor: int, store: Path) -> bool:
     """Whether the store at this path still has this lock: its directory may have been removed and made again.
 
-    Raises OSError if that cannot be read now, which is no reason to give the lock back.
+    Raises OSError if the directory cannot be read now: the caller then keeps the lock.
     """
     try:
         return os.path.samestat(os.fstat(descriptor), (store / LOCK).lstat())
@@ -366,7 +366,7 @@ def holds_lock(descriptor: int, store: Path) -> bool:
 
 
 def release_lock(descriptor: int, *, finished: bool = False) -> None:
-    """Give the lock back, even if a forked child has the descriptor too; in that child only close it.
+    """Give the lock back, even if a forked child has the descriptor too; the child itself only closes it.
 
     With `finished`, the lock file says that the publisher ended, and did not die.
     """
@@ -389,7 +389,7 @@ class PublisherState(Enum):
 class LastPublisher:
     """The last publisher of a store, when it began, and since when it has been in this state.
 
-    When a publisher died is unknown: then `since` is `began`.
+    The time of a publisher's death is unknown: then `since` is `began`.
     """
 
     state: PublisherState
@@ -404,7 +404,7 @@ def last_publisher(store: Path) -> LastPublisher | None:
     """
     try:
         with files.regular(store / LOCK) as descriptor:
-            is_free = files.lock_shared(descriptor)  # first: a publisher writes that it ended before it unlocks
+            is_free = files.lock_shared(descriptor)  # first: a publisher unlocks after it writes that it ended
             holder = _lock_content(descriptor) or {}
             began = _seconds(holder.get("since")) or os.fstat(descriptor).st_mtime
             if not is_free:
@@ -425,9 +425,9 @@ def _seconds(value: object) -> float | None:
 
 
 def lock_owner(store: Path) -> str:
-    """The text that the last publisher wrote into the lock, different for each; "" if there was none.
+    """The unique text that the last publisher wrote into the lock; "" if there was no publisher.
 
-    If two paths, perhaps on different machines, have the same text, they lead to one store, or a copy of it.
+    Two paths with the same text, perhaps on different machines, lead to one store, or a copy of it.
     """
     try:
         return files.content(store / LOCK, limit=_LOCK_LIMIT).decode(errors="replace").strip()
@@ -436,7 +436,7 @@ def lock_owner(store: Path) -> str:
 
 
 def _lock_content(descriptor: int) -> dict[str, object] | None:
-    """What the publisher wrote into the lock; None if somebody else wrote there."""
+    """The publisher's text in the lock; None if another program wrote there."""
     try:
         values = json.loads(os.pread(descriptor, _LOCK_LIMIT, 0))
         return {**values, "pid": values["pid"], "host": values["host"]}

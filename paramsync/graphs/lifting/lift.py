@@ -1,8 +1,9 @@
 """Makes variables arguments: rewrites a GraphDef and its functions so that every read of a variable takes a value.
 
 A *parameter node* stands for a variable: it gives a handle or, in v1 graphs, a reference. Lifting makes it a
-placeholder that gives the value. All reads of the variable then use the value, in functions, loops and branches of
-either kind too. An op that cannot use a value with the same result is refused by name.
+placeholder that gives the value. All reads of the variable then use the value, also inside functions and
+inside loops and branches, whether of v1 (Enter, Switch) or of v2 (While, If). An op that cannot use a value with the
+same result is refused by name.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from paramsync.graphs.nodes import (
     definition,
 )
 
-_PLACES = ("_class", "_output_shapes")  # the node's colocation, and the shapes of its results before
+_PLACES = ("_class", "_output_shapes")  # no longer true after lifting: the node's colocation, its former output shapes
 _ALTERNATIVES = ("api_implements", "api_preferred_device")  # make TensorFlow call another, not lifted function instead
 _ABOUT_HANDLES = ("_read_only_resource_inputs", "_gradient_op_type")
 _SEED = 2  # numbers in the state of a Keras SeedGenerator
@@ -187,7 +188,7 @@ class _Body:
                         calls[node.name] = None
                     else:
                         passed += self._passed(node, position, reached[tensor])
-            else:  # a call is looked at once all values that reach it otherwise are known
+            else:  # calls come last: first find all values that reach them by other ways
                 name = next(iter(calls))
                 del calls[name]
                 passed += self._call_results(*self._taken[name])

@@ -1,4 +1,4 @@
-"""duplicate() copies part of a live graph into a scope of its own; synchronise() assigns variables others' values."""
+"""duplicate() copies part of a live graph into its own scope; synchronise() copies variables' values to others."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _select(source: tf.Graph, target: tf.Graph, replacements: Replacements, ends
     if own:
         selection.add_initialisers()
         selection.add_beside()
-        selection.add_initialisers()  # of the losses and updates
+        selection.add_initialisers()  # again: add_beside() may have selected more variables
     return selection
 
 
@@ -185,7 +185,7 @@ class Synchronisation:
     feeds: tuple[tf.Tensor, ...]
 
     def run(self, session: tf.compat.v1.Session, target_session: tf.compat.v1.Session | None = None) -> None:
-        """Synchronise once. All values are of one moment between two runs of `session`, the source's session."""
+        """Synchronise once. A single run of `session`, the source's session, reads all values."""
         check_session(session, self.reads[0].graph, "session")
         if not self.feeds:
             if target_session is not None and target_session is not session:

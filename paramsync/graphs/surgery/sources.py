@@ -40,7 +40,10 @@ class ImportedGraph:
     """Nodes that could not be imported, each with the unknown op that it needs."""
 
     def tensor(self, name: str) -> tf.Tensor | None:
-        """The tensor of a name in a signature or the graph; None for an unknown name. Raises GraphError if left out."""
+        """Look up a tensor by its name in a signature or the graph; None for an unknown name.
+
+        Raises GraphError if its node was left out of the import.
+        """
         name = self.inputs.get(name, self.outputs.get(name, name))
         if op := self.left_out.get(node_of(name)):
             raise GraphError(
@@ -141,13 +144,13 @@ def _leave_out_unknown_ops(meta: Any) -> dict[str, str]:
         elif key in _PROTOS:
             items = [item for item in collection.bytes_list.value if not _names(_PROTOS[key], item) & left_out.keys()]
             collection.bytes_list.value[:] = items
-        elif collection.HasField("bytes_list"):  # such as the queues that feed a training
+        elif collection.HasField("bytes_list"):  # other types, such as training queues: they may name removed nodes
             del meta.collection_def[key]
     return left_out
 
 
 def _names(kind: Any, item: bytes) -> set[str]:
-    """The nodes that a variable or a context names, or a context within it."""
+    """The nodes that a variable or a context names, including those that nested contexts name."""
     return set(map(node_of, re.findall(r'"([^"]*)"', str(kind.FromString(item)))))
 
 

@@ -61,7 +61,7 @@ def sizes(shape: tf.TensorShape) -> Shape:
 
 
 def value_of(value: Any) -> Any:
-    """The tensor that reads a variable in its graph already; anything else as it is."""
+    """For a variable, the existing tensor in its graph that reads it; any other value unchanged."""
     if not isinstance(value, tf.Variable):
         return value
     with value.graph.as_default():  # elsewhere a variable makes no proto
