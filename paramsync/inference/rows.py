@@ -14,9 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from paramsync.graphdef.reading import node_of
+from paramsync.graphdef.reading import node_of, reach, readers_of
 from paramsync.graphs.graph import Graph
-from paramsync.graphs.nodes import inline, leading_to
+from paramsync.graphs.nodes import inline, leading_to, with_functions
 
 
 class InputPart(enum.Enum):
@@ -327,18 +327,23 @@ def are_apart(graph: Graph, signature: str) -> bool:
 def is_elementwise(graph: Graph, signature: str) -> bool:
     """Whether each element of the only input is computed by itself, with scalars, so that any shape is safe.
 
-    Other kernels rely on ranks, and some end the process for a wrong one. Broadcasting to a larger constant or
-    parameter could take any amount of memory.
+    Other kernels rely on ranks, and some end the process for a wrong one, also if only a control dependency runs them.
+    Broadcasting to a larger constant or parameter could take any amount of memory.
     """
     message = graph.message()
     described = message.signatures[signature]
-    whole = inline(tf.compat.v1.GraphDef.FromString(message.graph_def))
+    graph_def = tf.compat.v1.GraphDef.FromString(message.graph_def)
+    outputs = [end.tensor for end in described.outputs]
+    runs = leading_to({node.name: node for node in graph_def.node}, outputs)  # also by control dependencies
+    whole = inline(with_functions(graph_def, runs))
     nodes = {node.name: node for node in whole.graph_def.node}
     takes = {node_of(end.tensor) for end in described.inputs}
+    readers = readers_of(whole.graph_def.node)
+    fed = [nodes[name] for name in reach(takes, lambda name: readers.get(name, [])) if name in nodes]
     takes |= {value.node for value in message.parameters if not value.shape.unknown_rank and not value.shape.dim}
     return len(described.inputs) == 1 and all(
         node.name in takes or node.op in _ELEMENTWISE or _is_scalar(node)
-        for node in leading_to(nodes, [whole.tensor(end.tensor) for end in described.outputs])
+        for node in [*fed, *leading_to(nodes, map(whole.tensor, outputs))]
     )
 
 

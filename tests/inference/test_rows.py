@@ -123,6 +123,11 @@ def test_what_keeps_rows_apart_is_batched(specs: Spec, function: Computed, form:
     assert are_apart(made(specs, form(function)).graph, "serving_default")
 
 
+def checked(x: tf.Tensor) -> tf.Tensor:
+    with tf.control_dependencies([tf.debugging.assert_less(tf.linalg.trace(tf.matmul(x, x)), 1.0)]):
+        return tf.identity(x)
+
+
 ANY_SHAPE: dict[str, tuple[Spec, Computed, bool]] = {
     "half plus two": (FLOATS, lambda x: x / 2.0 + 2.0, True),
     "of two inputs": (TWO, lambda x, t: x + t, False),
@@ -130,6 +135,7 @@ ANY_SHAPE: dict[str, tuple[Spec, Computed, bool]] = {
     "a product": (FLOATS, lambda x: tf.matmul(x, tf.ones([4, 3])), False),
     "a sum": (FLOATS, lambda x: tf.reduce_sum(x, -1), False),
     "an image": (IMAGES, lambda x: tf.nn.max_pool2d(x, 2, 2, "SAME"), False),
+    "half, once something else is computed": (FLOATS, checked, False),
 }
 
 
