@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         program.run(asked, stop=stop)
     except ParamsyncError as error:
-        if sys.stderr is not None:  # it was closed before the program began
+        if sys.stderr is not None:  # None if it was closed before the program began
             sys.stderr.write(f"paramsync train: {error}\n")
         return 2
     return 0

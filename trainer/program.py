@@ -1,6 +1,6 @@
-"""The training program: check everything early, then step, publish if due, save now and then, until the end.
+"""The training program: checks everything early; then steps, publishes if due and saves now and then, until the end.
 
-A signal ends training like the last step does.
+A signal ends training in the same way as the last step.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from .scalars import Scalars
     from .state import TrainingState
 
-STATES = 2  # that are kept: the newest may turn out to be unreadable
+STATES = 2  # saved states that are kept: the newest may turn out to be unreadable
 _DRAW_SECONDS = 1.0  # between two points for TensorBoard
 
 _log = logging.getLogger("paramsync.trainer")
 
 
 def run(settings: Settings, *, stop: Stop) -> None:
-    """Train from the saved state on, until the last step or a signal.
+    """Train, beginning with the saved state, until the last step or a signal.
 
     Raises ParamsyncError if training cannot begin, SettingsError after the first step if the job does not count its
     steps or return a loss, and the errors of the job's own step.
@@ -117,7 +117,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
         try:
             loop.run(stop)
         finally:
-            with suppress(OSError):  # the terminal was closed; training ends in order all the same
+            with suppress(OSError):  # the terminal was closed; training still ends in order
                 screen.close()
         control.training_ends()
         manager.stopping("publishing and saving the last step")

@@ -15,13 +15,13 @@ _log = logging.getLogger("paramsync.trainer")
 
 
 class Scalars:
-    """Writes loss, steps_per_second, published_version and stall_ms by step. Each start of a trainer begins a file.
+    """Writes loss, steps_per_second, published_version and stall_ms by step. Each start of a trainer begins a new file.
 
-    Belongs to the thread that trains. After a failure, which is logged, nothing more is written; training goes on.
+    Belongs to the thread that trains. After a failure, it logs the error and writes nothing more; training goes on.
     """
 
     def __init__(self, directory: Path | None) -> None:
-        """The first point creates the file. Without a directory nothing is written."""
+        """The first point creates the file. Without a directory, nothing is written."""
         self._directory = directory
         self._writer: tf.summary.SummaryWriter | None = None
         self._kind = summary_pb2.SummaryMetadata(

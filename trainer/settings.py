@@ -1,4 +1,4 @@
-"""The training program's settings: arguments, and the environment it gives to TensorFlow."""
+"""The training program's settings: its arguments, and environment variables for TensorFlow."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SECONDS = seconds(below=math.inf)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What the program was asked to do. With `steps` of None it trains until it is stopped."""
+    """The program's settings. If `steps` is None, it trains until it is stopped."""
 
     job: str
     store: Path

@@ -28,7 +28,7 @@ from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.version import Version
 
 _MODEL = "model/"  # the prefix of the keys of its variables
-_WITHOUT_VARIABLES = (  # TensorFlow saves these in other ways than by variables
+_WITHOUT_VARIABLES = (  # types that TensorFlow does not save as variables
     tf.data.Iterator,
     tf.lookup.experimental.MutableHashTable,
     tf.lookup.experimental.DenseHashTable,
@@ -56,7 +56,7 @@ class TrainingState:
         Raises SettingsError for a state of more than variables, or whose variables do not exist yet.
         """
         self.saved: int | None = None  # the step that was saved last, or resumed from
-        self.error: str | None = None  # of the last save, if it failed
+        self.error: str | None = None  # the error of the last save, if it failed
         self._repeats = Repeats()  # of failed saves
         self._directory = directory
         self._store = store
@@ -87,7 +87,7 @@ class TrainingState:
         return False
 
     def save(self, step: int) -> bool:
-        """Begin to save the present values of all variables as the values of this step.
+        """Begin to save the current values of all variables as the values of this step.
 
         Does nothing and returns False while the previous save is being written.
         """
@@ -108,7 +108,7 @@ class TrainingState:
         return True
 
     def finish(self, step: int | None = None) -> None:
-        """Wait for the save under way; then save this step, if given, and wait for that too."""
+        """Wait for the save in progress; then save this step, if given, and wait for this save, too."""
         if self._writing is not None:
             self._writing.result()
         if step is not None:
@@ -116,7 +116,7 @@ class TrainingState:
             self.finish()
 
     def close(self) -> None:
-        """Wait for the save under way, and end the thread."""
+        """Wait for the save in progress, and end the thread."""
         self._thread.shutdown()
 
     def _write(self, snapshot: Snapshot) -> None:
@@ -125,7 +125,7 @@ class TrainingState:
             if not self._allow_nan and (wrong := [name for name in tensors if _has_diverged(name, tensors[name])]):
                 raise NotFiniteError(wrong)  # noqa: TRY301, reported like every other failure
             self._store.commit(snapshot.version, tensors)
-        except Exception as error:  # noqa: BLE001, the edge of the thread: training goes on
+        except Exception as error:  # noqa: BLE001, an error on this thread must not end training
             self._failed(error)
         else:
             self.saved, self.error = snapshot.version.step, None
@@ -139,7 +139,7 @@ class TrainingState:
     def _follow_structure(self) -> None:
         """Take up variables that were added or removed. Raises SettingsError for a state that cannot be saved.
 
-        Comparing with the previous variables takes about ten microseconds each.
+        Comparing with the previous variables takes about ten microseconds for each variable.
         """
         tracked = tf.train.TrackableView(self._checkpoint).descendants()
         structure = [*tracked, *parts(self._checkpoint)]  # Keras' layers have parts that TensorFlow does not see
@@ -164,7 +164,7 @@ class TrainingState:
 
 
 def _has_diverged(name: str, value: npt.NDArray[np.generic]) -> bool:
-    """Whether a parameter of the model has NaN or infinite values, which other state may have."""
+    """Whether a parameter of the model has NaN or infinite values. Other state may have such values."""
     sound = soundness(value.dtype) if name.startswith(_MODEL) and value.size else None
     return sound is not None and not sound(np.ascontiguousarray(value).view(np.uint8).reshape(-1).data)
 

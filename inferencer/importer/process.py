@@ -55,7 +55,7 @@ class _Importer:
         )
 
     def restore(self, version: Version, *, descriptors: Sequence[int]) -> Imported:
-        """Write the graph and the values into two files, given by their descriptors. Raises as Source.restore does."""
+        """Write the graph and the values into two files, given as descriptors. Raises the errors of Source.restore."""
         try:
             self._source.look()  # finds out the kind of store
             resident = self._source.restore(version, self._tell)
@@ -101,6 +101,6 @@ def _written(resident: Resident, descriptor: int) -> tuple[int, list[ParameterPl
 
 
 def _portable(error: tf.errors.OpError) -> Exception:
-    """The same error for a process without TensorFlow."""
+    """An equivalent error that a process without TensorFlow can read."""
     text = str(error.message)
     return MemoryError(text) if error.error_code in (4, 7, 8, 14) else RuntimeError(f"{type(error).__name__}: {text}")

@@ -14,7 +14,7 @@ from ..settings.settings import AnySettings
 
 @dataclass(frozen=True, slots=True)
 class GraphMessage:
-    """A graph, whose bytes come as a file. `key` is its number in this server."""
+    """A graph. Its bytes come as a file. `key` is its number in this server."""
 
     key: int
     allowed: tuple[str, ...] = ()
@@ -23,7 +23,7 @@ class GraphMessage:
 
 @dataclass(frozen=True, slots=True)
 class ParameterPlace:
-    """Where a parameter lies: the file's place in the message, and the first byte."""
+    """The place of a parameter: the index of its file in the message, and the first byte."""
 
     file: int
     offset: int
@@ -43,12 +43,12 @@ class VersionMessage:
     parameters: Sequence[ParameterPlace | Any]
     """The place or the values of each parameter, in the graph's order."""
     ranges: Sequence[tuple[int, int, int]] = ()
-    """Ranges to bring into the page table before it serves: the file, the first byte, the end."""
+    """Ranges to bring into the page table before the version serves: the file, the first byte, the end."""
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A version that others wrote, after the importer wrote its graph and its values into two files."""
+    """An imported version: the importer has written its graph and its values into two files."""
 
     digest: str
     refused: Mapping[str, str]
@@ -60,7 +60,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """The outcome of joining two models: the pair of versions that answers, if any, and why newer ones do not."""
+    """The outcome of joining two models: the pair of versions that answers, if any, and why newer pairs do not."""
 
     reason: str
     versions: tuple[Version, Version] | None = None
@@ -68,7 +68,7 @@ class Joining:
 
 @dataclass(frozen=True, slots=True)
 class ModelMessage:
-    """The versions, by their keys, from which one model is answered."""
+    """The versions, by their keys, that answer for one model."""
 
     settings: AnySettings
     status: Status

@@ -1,4 +1,4 @@
-"""SharedWords: memory that the processes of one server share, in words of eight bytes, each read and written whole."""
+"""SharedWords: memory shared by the processes of one server, as words of eight bytes, each read and written whole."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from types import TracebackType
 
 from ..settings.flags import MOST_WORKERS
 
-_CALLS = 16  # of each worker that the supervisor can see at a time
-_SLOTS = MOST_WORKERS + 1  # one more for a successor, while its predecessor leaves
+_CALLS = 16  # calls of each worker that the supervisor can see at a time
+_SLOTS = MOST_WORKERS + 1  # the additional slot is for a successor while its predecessor leaves
 _SIZE = 8 * (1 + _SLOTS + _SLOTS * _CALLS)
 
 
 class SharedWords:
-    """`epoch` is one word: the number of the epoch that answers. `taken` has a word for each slot: the bytes that the
-    requests of the worker in this slot take."""
+    """`epoch` is one word: the number of the current epoch. `taken` has a word for each slot: the bytes that requests
+    of the worker in this slot take."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -25,7 +25,7 @@ class SharedWords:
         self._calls = words[1 + _SLOTS :]
 
     def calls(self, slot: int) -> CallsUnderWay:
-        """The calls of the worker in a slot."""
+        """The calls in progress of the worker in this slot."""
         return CallsUnderWay(self._calls[slot * _CALLS : (slot + 1) * _CALLS])
 
 
@@ -37,7 +37,7 @@ def create() -> int:
 
 
 class CallsUnderWay:
-    """The keys of the versions that a worker computes: the supervisor reads them after a crash."""
+    """The keys of the versions that a worker is computing: the supervisor reads them after a crash."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
@@ -48,7 +48,7 @@ class CallsUnderWay:
         return CallUnderWay(self._words, self._free, key)
 
     def take(self) -> frozenset[int]:
-        """The keys of what the worker was computing when it ended; clears them."""
+        """The keys of the versions that the worker was computing when it ended. Clears them."""
         keys = frozenset(self._words) - {0}
         for place in range(len(self._words)):
             self._words[place] = 0
@@ -56,7 +56,7 @@ class CallsUnderWay:
 
 
 class CallUnderWay:
-    """A call in progress. It is not seen if all places are taken."""
+    """A call in progress. If all places are taken, the supervisor does not see it."""
 
     __slots__ = ("_free", "_key", "_place", "_words")
 

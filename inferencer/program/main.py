@@ -14,7 +14,7 @@ _SETTINGS = f"{__package__.rpartition('.')[0]}.settings.settings"
 
 
 def main(arguments: Sequence[str] | None = None, *, parsing: str = _SETTINGS) -> int:
-    """Serve. Exit code 0 after a drain, 2 for wrong settings, which the `parse` of the module `parsing` reads."""
+    """Serve. The module `parsing` reads the settings. Exit code 0 after a drain, 2 for wrong settings."""
     stop = Stop()
     stop.listen()  # before the imports, which take time
     import importlib

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..supervisor.server import Server
 
 _DESCRIPTORS = 64
-_OF_MODEL = 3  # descriptors: a graph, and a version's file twice, to check it and to send it
+_OF_MODEL = 3  # descriptors: a graph, and a version's file twice, for checking and for sending
 _OF_WORKER = 7  # descriptors: the process, its channel, and its listeners, at most at two addresses and a path
 _log = logging.getLogger("paramsync.inferencer")
 
@@ -59,7 +59,7 @@ async def _serve(settings: Settings, template: Template, stop: Stop, manager: Se
     names = ", ".join(model.name for model in settings.models)
     _log.info("inferencer starts: %s; workers: %d", names, settings.workers)
     stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(stopping.set))
-    with closing(template):  # here too: threads waiting for its import would hold up the end of the event loop
+    with closing(template):  # closed here, too: threads that wait for its import would keep the event loop from ending
         await serve(server, settings, stopping, manager)
 
 
@@ -75,7 +75,7 @@ async def serve(server: Server, settings: Settings, stop: asyncio.Event, manager
     starting, stopping = asyncio.ensure_future(server.start()), asyncio.ensure_future(stop.wait())
     await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
-        starting.cancel()  # nobody has asked for predictions yet
+        starting.cancel()  # no caller has asked for predictions yet
         await asyncio.wait({starting})
         return
     ports = await starting

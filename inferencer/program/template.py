@@ -1,7 +1,7 @@
-"""The template: a process that has imported all that workers need, and is forked for each worker.
+"""The template: a process that imports the modules that workers need, and is forked for each worker.
 
-Run as a module, with the number of a descriptor on which the supervisor asks for processes, and the format of logs. The
-threads that TensorFlow and gRPC start at their first call would not survive a fork: this process makes none.
+Run as a module, with the number of a descriptor on which the supervisor asks for processes, and the format of logs.
+TensorFlow and gRPC start threads at their first call, and threads do not survive a fork: so the template calls neither.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from paramsync.program.process import ending_signals, start_logging
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     for ending in ending_signals():
-        signal.signal(ending, signal.SIG_IGN)  # the supervisor gets them too, and ends its workers in its own order
+        signal.signal(ending, signal.SIG_IGN)  # the supervisor gets the signal, too, and ends its workers in order
     gc.disable()  # imports make no garbage, and collections would take a tenth of the time
     roles = _roles(log_format=sys.argv[2])
-    gc.freeze()  # no collection writes to these pages, so that all children share them
+    gc.freeze()  # so that no collection writes to these pages, and all children share them
     gc.enable()
     try:
         connection.send(b"ready")
@@ -53,10 +53,10 @@ def main() -> None:
 
 
 def _is_forked(connection: socket.socket, supervisor: int) -> bool:
-    """Fork a process that is a child of the supervisor, and send the supervisor its id. True in that process.
+    """Fork a process that is a child of the supervisor, and send its pid to the supervisor. True in the new process.
 
-    1. A process in between forks it, sends its id, and ends: the supervisor adopts it.
-    2. Then the kernel is asked to kill it when its parent, the supervisor, ends; the template may end before.
+    1. A process in between forks the new process, sends the pid, and ends: the supervisor adopts the new process.
+    2. The new process asks the kernel to kill it when its parent, the supervisor, ends; the template may end before.
     """
     ours, its = socket.socketpair()
     if between := os.fork():
@@ -71,14 +71,14 @@ def _is_forked(connection: socket.socket, supervisor: int) -> bool:
     try:
         forked = os.fork()
     except OSError:
-        os._exit(1)  # without sending an id
+        os._exit(1)  # without sending a pid
     if forked:
         its.send(b"%d" % forked)
         os._exit(0)
     its.recv(1)  # until the template has seen the end of the process in between
     its.close()
     end_with_parent()
-    if os.getppid() != supervisor:  # it has ended meanwhile
+    if os.getppid() != supervisor:  # the supervisor has ended meanwhile
         os._exit(1)
     return True
 

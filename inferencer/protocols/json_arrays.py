@@ -1,4 +1,4 @@
-"""JSON values to arrays of a signature's dtype, and back to JSON, in steps of a few milliseconds."""
+"""Turns JSON values into arrays of a signature's dtype, and arrays into JSON, in steps of a few milliseconds."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from .json_reader import Body, kind
 Array = np.ndarray[Any, Any]
 
 B64 = "b64"
-_BYTES = "_bytes"  # suffix of outputs whose strings are no text
+_BYTES = "_bytes"  # suffix of outputs whose strings are bytes, not text
 _SPACE = b" \t\n\v\f\r"
 _RANK = 32
 _DIGITS = 5  # enough for any number of one or two bytes
-_STEP = 1 << 18  # characters of base64 decoded in one go
-_PART = 4096  # elements of a list made an array in one go
-_VALUES = 1024  # values written in one go
+_STEP = 1 << 18  # characters of base64 decoded in one step
+_PART = 4096  # elements of a list turned into an array in one step
+_VALUES = 1024  # values written in one step
 _BEYOND_INTEGERS = 1 << 63  # a whole number beyond 64 bits is read as a float
 _SMALL_STRINGS = 1 << 15  # bytes of strings in a small answer
 
@@ -41,7 +41,7 @@ def is_b64(value: Any) -> bool:
 
 
 def read(name: str, value: Any, spec: TensorSpec, body: Body) -> Array:
-    """The array of numbers, booleans or strings in lists of one shape. Raises RequestError, NotImplementedError."""
+    """The array of nested lists of numbers, booleans or strings. Raises RequestError, NotImplementedError."""
     what = f"input {name!r}"
     if isinstance(value, list) and len(value) > _PART:
         parts = (value[at : at + _PART] for at in range(0, len(value), _PART))
@@ -159,7 +159,7 @@ def write_lists(name: str, array: Array) -> Iterator[bytes]:
 
 
 def write_list(count: int, size: int, piece: Callable[[int, int], list[Any]]) -> Iterator[bytes]:
-    """A list of `count` elements with `size` values in all; `piece(first, end)` gives some elements."""
+    """A list of `count` elements with `size` values in total; `piece(first, end)` returns a range of the elements."""
     step = max(1, count * _VALUES // max(1, size))
     yield b"["
     for at in range(0, count, step):
@@ -188,7 +188,7 @@ def to_lists(name: str, array: Array) -> Any:
 
 
 def _shortest(array: Array) -> Array:
-    """Each number as the shortest decimal that is read as the same number of its dtype."""
+    """Round each number to the shortest decimal that its dtype reads back as the same number."""
     with np.errstate(invalid="ignore"):  # for NaN
         exact = np.asarray(array, np.float64)
     shortest = exact.copy()

@@ -1,4 +1,4 @@
-"""Access to the ports of this server, and to the folders whose stores callers may have served."""
+"""Access checks for this server's ports, and for stores that callers want to have served."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def caller_of(request: web.BaseRequest) -> Caller:
 def check_origin(what: str, request: web.BaseRequest, access: Access, hosts: Collection[str] = ()) -> None:
     """Raise NotAllowedError for a change that a browser sends for a page of another site.
 
-    Browsers name the site in Origin, and its relation to this one in Sec-Fetch-Site; `hosts` are as in check_host.
+    Browsers name the site in Origin, and its relation to our site in Sec-Fetch-Site; `hosts` are as in check_host.
     """
     host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
     site = request.headers.get("Sec-Fetch-Site", "same-origin")
@@ -53,14 +53,14 @@ def check_host(what: str, request: web.BaseRequest, access: Access, hosts: Colle
 
 
 class ReloadRoots:
-    """The folders below which callers may have stores served; without any: anywhere on loopback, else nowhere."""
+    """The folders below which callers may have stores served. Without folders: anywhere on loopback, else nowhere."""
 
     def __init__(self, roots: Sequence[Path], *, host: str) -> None:
         self._roots = tuple(roots)
         self._anywhere = not roots and is_loopback(host)
 
     def check(self, where: str, path: Path) -> None:
-        """Raise NotAllowedError for a store that is not below a root, with links followed. Looks at files."""
+        """Raise NotAllowedError for a store that is not below a root. Follows links, so it looks at files."""
         if self._anywhere or any(_is_below(path, root) for root in self._roots):
             return
         roots = " or ".join(map(str, self._roots)) or f"a folder that {_OPTION} DIR names to the inferencer"

@@ -1,4 +1,4 @@
-"""Calls that a file system may never answer, on threads that hold up neither their caller nor the process's end."""
+"""Runs calls that a file system may never answer on threads that delay neither the caller nor the process's end."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _T = TypeVar("_T")
 
 
 async def aside(call: Callable[[], _T], what: str) -> _T:
-    """The result of a call on a thread. After ten seconds the thread is given up: raises SyncError.
+    """Run a call on a thread of its own. After ten seconds the thread is abandoned: raises SyncError.
 
-    The interpreter would wait for a thread of asyncio's own pool at the end of the process.
+    Threads of asyncio's own pool will not do: at the end of the process, the interpreter would wait for them.
     """
     answer: Future[_T] = Future()
     threading.Thread(target=_run, args=(call, answer), name=what, daemon=True).start()
     waiting = asyncio.wrap_future(answer)
     await asyncio.wait([waiting], timeout=_SECONDS)
-    if waiting.cancel():  # which cancels `answer` too
+    if waiting.cancel():  # also cancels `answer`
         raise SyncError(f"{what}: expected the file system to answer within {_SECONDS:g} s, found that it does not")
     return await waiting
 
@@ -35,5 +35,5 @@ def _run(call: Callable[[], _T], answer: Future[_T]) -> None:
             answer.set_result(call())
         except InvalidStateError:
             raise
-        except Exception as error:  # noqa: BLE001, it is raised by `aside`
+        except Exception as error:  # noqa: BLE001, `aside` raises the error
             answer.set_exception(error)

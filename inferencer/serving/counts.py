@@ -1,4 +1,4 @@
-"""Counts and histograms, which one thread adds to and any thread may read."""
+"""Counts and histograms. One thread adds to them; any thread may read them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Histogram:
-    """Counts observations by the first bound that is not below them. Hot paths inline `add`."""
+    """Counts each observation in the bucket of the smallest bound that is at least as large. Hot paths inline `add`."""
 
     __slots__ = ("bounds", "buckets", "last", "sum")
 
@@ -30,7 +30,7 @@ class Histogram:
         self.buckets = [0] * (len(bounds) + 1)
         self.sum = 0.0
         self.last = 0.0
-        """When the last observation was added, if whoever adds sets it."""
+        """The time of the last observation, if the caller of `add` sets it."""
 
     @property
     def count(self) -> int:
@@ -48,7 +48,7 @@ class Histogram:
 
 
 class Calls:
-    """The calls of one signature of one version. A call answers one request or more."""
+    """The calls of one signature of one version. A call answers one or more requests."""
 
     __slots__ = ("last", "requests", "rows", "waited")
 
@@ -84,7 +84,7 @@ class Scrubbed:
 
 
 class Followed:
-    """The durations of a follower's restores and swaps. Made before the follower starts; its thread adds to them."""
+    """The durations of a follower's restores and swaps. Made before the follower starts, whose thread adds to them."""
 
     def __init__(self, follower: Follower[Any]) -> None:
         self.follower = follower

@@ -1,4 +1,4 @@
-"""Followers' events for a coroutine."""
+"""Lets a coroutine wait for events of followers."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Feed:
         self._ready.clear()
 
     async def next(self) -> list[Event]:
-        """Wait for an event, and return all since the last call, in order for each follower.
+        """Wait for an event, and return all events since the last call, in order for each follower.
 
-        If too many were left unread, raises BusyError after the last event before the gap.
+        If too many events were left unread, raises BusyError after the last event before the gap.
         """
         await self.changed()
         events = [event for subscription in self._subscriptions.values() for event in subscription.take()]

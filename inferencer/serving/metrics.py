@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 OK = "OK"
 OLDER = "older"
-"""The label that sums up the versions of a model beyond APART."""
+"""The label under which a model's versions without labels of their own are counted together."""
 
 APART = 8
-"""How many versions of a model have labels of their own: those that answered last."""
+"""How many versions of a model, the last that answered, have labels of their own."""
 
 _FAILURES, _FAILING_SECONDS = 20, 10.0  # unforeseen failures in a row, and for how long, of a broken process
 
@@ -69,9 +69,9 @@ class Metrics:
         self.trouble: Callable[[], str] = str
         """What is wrong with the workers."""
         self.scrubbed: Callable[[], Scrubbed | None] = lambda: None
-        """What the scrub has verified, if there is a scrub."""
+        """Returns the scrub's progress, if there is a scrub."""
         self.spans: RequestSpans | None = None
-        """Makes a span of each request, if traces are on."""
+        """Makes a span for each request, if traces are on."""
         self.requests: dict[_Answered, Histogram] = {}
         self.calls: dict[_Called, Calls] = {}
         self._failures = 0  # unforeseen failures in a row
@@ -127,7 +127,7 @@ class Metrics:
         return self.calls[known]
 
     def _known(self, model: str, signature: str, version: str) -> _Called:
-        """The labels, without names that a request may have made up. Makes room for a new version."""
+        """The labels, leaving out names that exist only in the request. Makes room for a new version."""
         try:
             served = None if self.models is None else self.models.find(model)
         except UnknownModelError:
@@ -162,7 +162,7 @@ class Metrics:
 
     @property
     def failing(self) -> str:
-        """Why this process has to be replaced, if every request has failed unforeseen for a while; else empty."""
+        """Why this process must be replaced: for a while, every request has failed with unforeseen errors. Else ""."""
         seconds = self._clock() - self._failing_since
         if self._failures < _FAILURES or seconds < _FAILING_SECONDS:
             return ""

@@ -1,4 +1,4 @@
-"""Exposition: the metrics as Prometheus reads them, with the followers' statuses and the process's own metrics."""
+"""Exposition: all metrics in Prometheus' format, including the followers' statuses and the process's own metrics."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _OF_STATUS: tuple[tuple[str, str, Callable[[Status], Any]], ...] = (
 
 
 class Exposition(MetricsPage):
-    """Collects the metrics whenever it is asked: `text` takes a few milliseconds, on one thread at a time."""
+    """Collects the metrics anew for each page: `text` takes a few milliseconds, on one thread at a time."""
 
     def __init__(self, metrics: Metrics, *, as_tf_serving: bool = False) -> None:
         self._metrics = metrics

@@ -1,4 +1,4 @@
-"""The models of one server by name, which may change while it runs."""
+"""The models of one server by name. They may change while the server runs."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from .call_with_timeout import aside
 from .served import FollowedModel, Maker, followers_of
 
 _SECONDS = 50.0  # for a first look at a store and the restores after it
-_SECONDS_TO_CHOOSE = 10.0  # for pins and labels; a follower that takes longer waits for its file system
+_SECONDS_TO_CHOOSE = 10.0  # for setting pins and labels; a follower that takes longer waits for its file system
 
 
 class Registry:
-    """Iterates over the models. Lives on one event loop, but for `find`, which any thread may call.
+    """Iterates over the models. Lives on one event loop; only `find` may be called on any thread.
 
-    The table is replaced as a whole: a model that was found stays valid for its finder.
+    The table is replaced as a whole: a caller of `find` may go on using its model.
     """
 
     def __init__(self, models: Sequence[AnySettings], maker: Maker) -> None:
@@ -37,7 +37,7 @@ class Registry:
         self._changing = asyncio.Lock()
         self._draining = False
         self.trouble: Callable[[], str] = lambda: ""
-        """What is wrong with the workers."""
+        """Returns what is wrong with the workers; empty if nothing is."""
         self.changed = asyncio.Event()
         """Set at the next change of models, when another event takes its place."""
 
@@ -57,15 +57,15 @@ class Registry:
         return served is None or served.batched
 
     def some(self, model: str) -> list[FollowedModel]:
-        """The model of that name, or all for an empty one. Raises UnknownModelError."""
+        """The model of this name, or all models for an empty name. Raises UnknownModelError."""
         return [self.find(model)] if model else list(self)
 
     def followers(self, model: str = "") -> list[Follower[Any]]:
-        """The followers of one model, or of all, each once. Raises UnknownModelError."""
+        """The followers of one model, or of all models, each follower once. Raises UnknownModelError."""
         return followers_of(self.some(model))
 
     def follower(self, model: str) -> Follower[Any]:
-        """The follower of a model with a store; of a server's only model for an empty name.
+        """The follower of a model with a store. For an empty name, the follower of the server's only model.
 
         Raises UnknownModelError, and RequestError for a joined model.
         """
@@ -78,13 +78,13 @@ class Registry:
         return followers[0]
 
     def is_awaited(self, one: FollowedModel) -> bool:
-        """Whether the model was there from the start: the server is ready only once it serves."""
+        """Whether the model was configured at the start: the server is ready only once that model serves."""
         return one in self._awaited
 
     def missing(self) -> dict[str, str]:
-        """The models from the start that do not serve, with the reason if known.
+        """The models configured at the start that do not serve, each with the reason if known.
 
-        A model that is added later does not count: callers of the others lose nothing by it.
+        A model that is added later does not count: callers of the other models do not need it.
         """
         statuses = {one.name: one.status() for one in self._awaited}
         missing = {name: status.short_reason for name, status in statuses.items() if status.state is not State.SERVING}
@@ -92,19 +92,19 @@ class Registry:
         return {**missing, "workers": trouble} if trouble else missing
 
     async def apply(self, models: Sequence[AnySettings], changes: Mapping[str, Change] | None = None) -> None:
-        """Serve these models from now on, and no others, with `changes` of pins, labels and memory by model.
+        """Serve exactly these models from now on, with `changes` of pins, labels and memory by model.
 
         1. Check the settings.
-        2. Prepare aside: new models look at their stores and restore; the others bring into memory what their changes
-           need. All that may fail is done here, and nobody sees any of it.
+        2. Prepare aside: new models look at their stores and restore; other models bring the versions that their
+           changes need into memory. Every step that may fail happens here, invisible to callers.
         3. Replace the table, in one assignment: requests find the new models, and watchers are told.
-        4. Stop following the models that are gone; they are freed when no request holds them.
-        5. Choose the pins and labels. Others' choices stay, unless the changes name them.
+        4. Stop following removed models; their memory is freed when no request holds them.
+        5. Set the pins and labels. Earlier pins and labels stay, unless the changes name them.
 
-        Returns after that. A new model serves then, unless its store is still empty and nothing served under its name.
-        A model whose settings and changes are as before is not touched. Goes on to the end if the caller leaves. Raises
+        Returns after step 5. A new model serves then, unless its store is still empty and no model of its name served.
+        A model with the same settings and no changes is not touched. The change goes on if the caller leaves. Raises
         SettingsError, StoreError, UnknownVersionError, SyncError if a version cannot be used or takes too long,
-        NotServingError while draining, and TimeoutError if all is chosen but a store does not answer.
+        NotServingError while draining, and TimeoutError if a store does not answer in step 5.
         """
         change = asyncio.ensure_future(self._apply(tuple(models), changes or {}))
         self._changes.add(change)
@@ -138,7 +138,7 @@ class Registry:
             await _choose(steps)
 
     def _check(self, served: Mapping[str, FollowedModel]) -> None:
-        """Raise NotServingError while draining, SyncError for a serving model that would serve no more."""
+        """Raise NotServingError while draining, SyncError if a serving model would stop serving."""
         if self._draining:
             raise NotServingError(", ".join(served), "the server is stopping")
         for name, one in served.items():
@@ -159,19 +159,19 @@ class Registry:
         await _first_looks(self.followers())
 
     def drain(self) -> None:
-        """Restore nothing more, and refuse requests to followers. What serves goes on serving."""
+        """Stop restoring, and refuse requests to followers. Serving versions go on serving."""
         self._draining = True
         for one in self.followers():
             one.drain()
 
     async def close(self) -> None:
-        """End every follower, after the restore that it may be in."""
+        """End every follower, after the restore in progress, if any."""
         await asyncio.gather(*(asyncio.to_thread(one.close) for one in self.followers()))
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What one follower has to do for a change of models."""
+    """One follower's part in a change of models."""
 
     follower: Follower
     change: Change
@@ -202,7 +202,7 @@ async def _first_looks(followers: Sequence[Follower]) -> None:
 def _steps(
     served: Mapping[str, FollowedModel], before: Mapping[str, FollowedModel], changes: Mapping[str, Change]
 ) -> list[_Step]:
-    """The steps of all followers, without old ones that need no change."""
+    """The steps of new followers, and of old followers that need a change."""
     known = followers_of(before.values())
     steps = []
     for name, one in served.items():
@@ -216,9 +216,9 @@ def _steps(
 
 
 async def _prepare(steps: Sequence[_Step]) -> None:
-    """Have new followers follow their stores, and all bring into memory what they will need.
+    """Start new followers, and have all followers bring the versions they will need into memory.
 
-    They do so on their own threads: a directory that hangs, or a graph that does not end, holds up neither the next
+    Followers work on their own threads: a directory that hangs, or a graph that does not end, holds up neither the next
     change nor the end of the process.
     """
     answers = {}
@@ -243,7 +243,7 @@ async def _prepare(steps: Sequence[_Step]) -> None:
 
 
 async def _choose(steps: Sequence[_Step]) -> None:
-    """Choose pins and labels. This fails only if the server ends."""
+    """Set pins and labels. This fails only if the server ends."""
     answers = {}
     for one in steps:
         answer = one.follower.ask(Action.CHANGE, change=one.change)

@@ -38,7 +38,7 @@ class Served(Protocol):
         """Whether waiting requests may share a call."""
 
     def take(self, version: int | None = None, label: str = "") -> Resident:
-        """The version that serves, or the one asked for.
+        """The version with this number or label; without both, the version that serves.
 
         Raises NotServingError, UnknownVersionError, UnknownLabelError.
         """
@@ -57,20 +57,20 @@ class Models(Protocol):
         """Raises UnknownModelError."""
 
     def some(self, model: str) -> Sequence[Served]:
-        """The model of that name, or all for an empty one. Raises UnknownModelError."""
+        """The model of this name, or all models for an empty name. Raises UnknownModelError."""
 
     def batched(self, model: str) -> bool:
         """Whether waiting requests of this model may share a call."""
 
     def followers(self, model: str = "") -> Sequence[Any]:
-        """The followers of one model, or of all, each once. Raises UnknownModelError."""
+        """The followers of one model, or of all models, each follower once. Raises UnknownModelError."""
 
     def missing(self) -> Mapping[str, str]:
-        """The models from the start that do not serve, with the reason if known."""
+        """The models configured at the start that do not serve, each with the reason if known."""
 
 
 def followers_of(served: Iterable[FollowedModel]) -> list[Follower[Any]]:
-    """The followers of these models, each once."""
+    """The followers of these models, each follower once."""
     return list(dict.fromkeys(follower for one in served for follower in one.followers))
 
 
@@ -112,7 +112,7 @@ class ServedJoined(ABC):
         """Join no more versions."""
 
     def status(self) -> Status:
-        """The status of the joined model. Published is what the second model's store has."""
+        """The status of the joined model. Published versions are those of the second model's store."""
         status, parts = self.joined(), [follower.status() for follower in self.followers]
         last, states = parts[-1], [part.state for part in parts]
         state = State.DRAINING if last.state is State.DRAINING else status.state
@@ -133,7 +133,7 @@ FollowedModel: TypeAlias = "ServedModel | ServedJoined"
 
 
 class Maker(ABC):
-    """Makes models from settings, and ends them. Any thread, one at a time."""
+    """Makes models from settings, and ends them. Any thread, but only one at a time."""
 
     def __init__(self, *, poll_seconds: float, state: Path | None) -> None:
         self.poll_seconds = poll_seconds
@@ -145,8 +145,8 @@ class Maker(ABC):
         before: Mapping[str, FollowedModel],
         changes: Mapping[str, Change] | None = None,
     ) -> dict[str, FollowedModel]:
-        """The models by name. A model with the same settings as `before` is kept, and so is a follower whose store is
-        read as before. A new follower is given its model's changes. Raises ParamsyncError."""
+        """Make the models; returns them by name. A model of `before` with the same settings is kept, and so is a
+        follower whose store is read in the same way. A new follower gets its model's changes. Raises ParamsyncError."""
         made: dict[str, FollowedModel] = {}
         try:
             for one in models:
@@ -190,7 +190,7 @@ class Maker(ABC):
         """Join the versions of joined models, as far as they fit together."""
 
     def end(self, gone: Iterable[FollowedModel], *, kept: Collection[FollowedModel]) -> None:
-        """End the followers of models that are gone and not kept. Returns at once."""
+        """End the followers of `gone` models, except those of `kept` models. Returns at once."""
         for one in gone:
             if isinstance(one, ServedJoined) and one not in kept:
                 one.close()

@@ -1,4 +1,4 @@
-"""Spans of requests, and of versions on their way to serving. Imported only if traces are on."""
+"""Trace spans of requests, and of versions from their commit to serving. Imported only if traces are on."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _AT_FAULT = frozenset(  # errors of a server, by OpenTelemetry's conventions
 
 
 class RequestSpans:
-    """Makes a span of each prediction, after its answer was sent. Lives on one event loop."""
+    """Makes a span for each prediction, after its answer is sent. Lives on one event loop."""
 
     def __init__(self) -> None:
         self._tracer = trace.get_tracer("paramsync")
@@ -41,7 +41,7 @@ class RequestSpans:
         code: grpc.StatusCode,
         seconds: float,
     ) -> None:
-        """Make the span of a gRPC call. `path` is the method's, `metadata` the caller's."""
+        """Make the span of a gRPC call. `path` names the method; `metadata` come from the caller."""
         service, _, method = path.partition("/")
         names = {"rpc.system": "grpc", "rpc.service": service, "rpc.method": method}
         attributes = {**names, "rpc.grpc.status_code": code.value[0], **_of(model, signature, version)}
@@ -67,13 +67,13 @@ class RequestSpans:
 
 
 class VersionSpans:
-    """Makes spans of a follower's versions, in the traces of their publications. On the follower's thread."""
+    """Makes spans for a follower's versions, each in the trace of its publication. On the follower's thread."""
 
     def __init__(self, follower: Follower[Any]) -> None:
         self._tracer = trace.get_tracer("paramsync")
         self._since = time.time()
-        self._found: tuple[int, float] | None = None  # the version, and when
-        self._restored: tuple[int, float, float] | None = None  # the version, and from when to when
+        self._found: tuple[int, float] | None = None  # the version, and the time
+        self._restored: tuple[int, float, float] | None = None  # the version, and the restore's start and end
         self._subscription = follower.subscribe(self._hear)
 
     def _hear(self) -> None:

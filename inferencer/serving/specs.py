@@ -1,4 +1,4 @@
-"""ModelSpec: the model, version and signature that a request names, and that answered."""
+"""ModelSpec: the model, version and signature that a request or an answer names."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _NO_SERVABLE = "Servable not found"  # TensorFlow Serving's clients look for the
 
 
 def check_count(what: str, names: Sized) -> None:
-    """Raise InputError for more names than any model has, before time is spent on each."""
+    """Raise InputError for more names than any model has, before spending time on each name."""
     if len(names) > _MOST_NAMES:
         raise InputError(what, expected=f"at most {_MOST_NAMES} of them", found=len(names))
 
 
 def model_name(spec: model_pb2.ModelSpec) -> str:
-    """The name of the model. Raises InputError if there is none."""
+    """The name of the model. Raises InputError if the name is missing."""
     if not spec.name:
         raise InputError("model_spec", expected="the name of a model", found="none")
     return str(spec.name)
 
 
 def take_resident(models: Models, spec: model_pb2.ModelSpec) -> Resident:
-    """The version that a request names by number or label, or the one that serves.
+    """The version that a request names by number or label; without both, the version that serves.
 
-    Number 0 means the one that serves, unless there is a version 0: some clients send 0 for any version.
+    Number 0 means the version that serves, unless there is a version 0: some clients send 0 for any version.
 
     Raises InputError, UnknownModelError, UnknownVersionError, UnknownLabelError, NotServingError.
     """
@@ -52,7 +52,7 @@ def take_resident(models: Models, spec: model_pb2.ModelSpec) -> Resident:
 
 
 def latest(models: Models, spec: model_pb2.ModelSpec) -> Callable[[], Resident] | None:
-    """Question.latest: gives the version that serves, for a request that names none."""
+    """Question.latest: for a request that names no version, a function that returns the version that serves."""
     if spec.HasField("version") or spec.version_label:
         return None
     name_alone = model_pb2.ModelSpec(name=spec.name)  # the spec itself would keep the whole request in memory

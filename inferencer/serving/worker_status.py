@@ -10,14 +10,14 @@ class WorkerState(enum.Enum):
     STARTING = "starting"
     ANSWERING = "answering"
     LEAVING = "leaving"
-    """Another process has its number; it still answers on its connections."""
+    """A successor has the worker's number; the worker still answers on its connections."""
     ENDED = "ended"
-    """Another process is started soon."""
+    """A successor is started soon."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """One process. While a worker is replaced, two have the same number."""
+    """The status of one process. While a worker is replaced, two processes have the same number."""
 
     number: int
     state: WorkerState

@@ -1,6 +1,6 @@
-"""The options of the server and of its models: one table, which the command line and the file of models read.
+"""The options of the server and of its models: one table for the command line and the file of models.
 
-Flags that are not given are absent from the result, so that a file may give them.
+Flags that are not given are absent from the result, so that the file's values take effect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def _megabytes(text: str) -> int:
 
 
 class Kind(enum.Enum):
-    """The type of a value in the file, which says how often a flag is given."""
+    """The type of a value in the file; it also decides whether the flag may be repeated."""
 
     TEXT = "text"
     WHOLE = "a whole number"
@@ -52,7 +52,7 @@ class Option:
     names: tuple[str, str] | None = None
     """The field of Settings or ModelSettings, and the key in the file, if these differ from the flag's name."""
     read_in_file: Callable[[str], Any] | None = None
-    """Reads a text of the file, if the flag takes another form."""
+    """Reads a text of the file, if the file's form differs from the flag's."""
 
     @property
     def field(self) -> str:

@@ -1,4 +1,4 @@
-"""The TOML file of models and server options. A mistake is refused with its place."""
+"""Reads the TOML file of models and server options. The error for a mistake names its place."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_LIMIT = 1 << 20  # bytes; a larger one is another file
+_LIMIT = 1 << 20  # bytes; a larger file cannot be a file of models
 _SHOWN = 60  # characters of a wrong value
 
 Read: TypeAlias = Callable[[Any], Any]
-"""Reads a TOML value. Raises ArgumentTypeError with what it expected and found."""
+"""Reads a TOML value. Raises ArgumentTypeError, which says what was expected and found."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelsFile:
-    """The values of the file, by the fields of Settings, and of each model's settings."""
+    """The values of the file by fields: `server` has fields of Settings, `models` each model's fields."""
 
     server: Mapping[str, Any]
     models: Mapping[str, Mapping[str, Any]]

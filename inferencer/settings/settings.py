@@ -24,13 +24,13 @@ from . import flags, models_file
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSettings:
-    """A model and the store it is followed in.
+    """A model and the store that it follows.
 
-    `inputs` and `outputs` name tensors, for checkpoints of TensorFlow's Saver; `graph` is the path of a graph for
-    checkpoints without one. `labels` are set at the start, unless others are remembered. A fresh sync asks `trainer` to
-    publish. In memory are the `resident` versions that served last or, if given, the `latest` ones. With files of
-    public keys to `trust`, only versions signed by one of them are served. With `serve_damaged`, a damaged version goes
-    on answering if there is no other.
+    `inputs` and `outputs` name tensors, for checkpoints of TensorFlow's Saver; `graph` is the path of a graph, for
+    checkpoints without a graph. `labels` are set at the start, unless other labels are remembered. A fresh sync asks
+    `trainer` to publish. The `resident` versions that served last stay in memory or, if given, the `latest` versions.
+    With files of public keys to `trust`, only versions signed with one of these keys are served. With `serve_damaged`,
+    a damaged version goes on answering if there is no other version.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectionSettings:
-    """Two models of the same server as one: `inputs` maps inputs of the second to outputs of the first."""
+    """Two models of the same server joined into one: `inputs` maps inputs of the second to outputs of the first."""
 
     name: str
     first: str
@@ -62,7 +62,7 @@ class ConnectionSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TfServing:
-    """Settings that only TensorFlow Serving's flags have. With them, the ports for predictions open as that server's,
+    """Settings that only TensorFlow Serving's flags have. As in TensorFlow Serving, the ports for predictions open only
     after the first look at every model."""
 
     port: bool = True
@@ -70,15 +70,15 @@ class TfServing:
     http: bool = True
     """Listen for HTTP."""
     socket: Path | None = None
-    """A UNIX socket for gRPC, beside or instead of the port."""
+    """A UNIX socket for gRPC, in addition to the port or instead of it."""
     connection_seconds: float | None = None
-    """The age at which a gRPC connection's caller is told to make another."""
+    """The age at which the caller of a gRPC connection is told to open another connection."""
     metrics_path: str | None = None
-    """Another path of the metrics, which then have TensorFlow Serving's names too."""
+    """Another path of the metrics; if given, metrics have TensorFlow Serving's names, too."""
     config_file: Path | None = None
     """A ModelServerConfig as text, applied at the start and after each change."""
     config_poll_seconds: float | None = None
-    """Seconds between two looks for a change; None: never."""
+    """Seconds between two checks for a change; None: never."""
     trust: tuple[Path, ...] = ()
     """Files of public keys, also for models that are added later."""
     changing_nothing: tuple[str, ...] = ()
@@ -95,9 +95,9 @@ def default_workers() -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The settings of one run. Port 0 is any free one. Without `state`, pins end with the process.
+    """The settings of one run. Port 0 means any free port. Without `state`, pins end with the process.
 
-    Callers may have stores below `reload_roots` served; without roots any store on loopback, else none.
+    Callers may have stores below `reload_roots` served; without roots, any store on loopback, else no store.
     """
 
     models: tuple[AnySettings, ...]
@@ -111,9 +111,9 @@ class Settings:
     state: Path | None = None
     reload_roots: tuple[Path, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
-    """Names for the header Host of HTTP requests, beside this machine's, on loopback addresses."""
+    """Names allowed in the header Host of HTTP requests on loopback addresses, in addition to this machine's names."""
     tokens: Tokens | None = None
-    """A caller that changes something has to show one of them."""
+    """A caller that changes something needs one of these tokens."""
     auth_reads: bool = False
     """A caller that reads needs a token too."""
     tls: TlsFiles | None = None
@@ -188,14 +188,14 @@ def parse(arguments: Sequence[str]) -> Settings:
 
 
 def check_access(settings: Settings) -> None:
-    """Raises SettingsError if nobody could read anything, or trainers could not be called."""
+    """Raises SettingsError if no caller could read anything, or trainers could not be called."""
     if settings.auth_reads and settings.tokens is None and (settings.tls is None or settings.tls.client_ca is None):
         raise SettingsError("--auth-reads: expected --token-file FILE or --tls-client-ca FILE with it, found neither")
     trainer_tls(settings)
 
 
 def trainer_tls(settings: Settings) -> ClientTls | None:
-    """TLS for calls to trainers, which are shown our own certificate. Raises SettingsError."""
+    """TLS for calls to trainers, with our own certificate if there is one. Raises SettingsError."""
     if settings.trainer_tls_ca is None:
         return None
     shown = () if settings.tls is None else (settings.tls.certificate, settings.tls.key)
@@ -266,7 +266,7 @@ def check_store(path: Path) -> None:
 def prepare_environment() -> None:
     """Set variables that TensorFlow and gRPC read when they are imported, unless the operator has set them."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # it serves on the CPU
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # the inferencer serves on the CPU
     os.environ.setdefault(
         "TF_ENABLED_DEVICE_TYPES", "CPU"
     )  # else TensorFlow looks for GPUs, and logs that it finds none
@@ -278,7 +278,7 @@ def _settings_of_model(name: str, values: Mapping[str, Any]) -> AnySettings:
 
 
 def _trainers(given: Sequence[tuple[str | None, str]], models: Collection[str]) -> dict[str | None, str]:
-    """The trainer of each model; under None that of models without their own."""
+    """The trainer of each model; under None, the trainer of all models without their own."""
     trainers: dict[str | None, str] = {}
     for model, address in given:
         if model is not None and model not in models:
@@ -293,7 +293,7 @@ def _trainers(given: Sequence[tuple[str | None, str]], models: Collection[str]) 
 
 
 def _state(control_port: int) -> Path | None:
-    """The default folder of pins; None for a server on any free port, which could not find it again."""
+    """The default folder of pins; None for a server on any free port: it could not find the folder again."""
     if not control_port:
         return None
     home = os.environ.get("XDG_STATE_HOME", "")

@@ -19,13 +19,13 @@ from ..processes.channel import Channel, ClosedError, Handler, pair
 from .template import Template
 
 _START_SECONDS = 60.0
-_EXIT_SECONDS = 1.0  # that a process needs to end after its channel
+_EXIT_SECONDS = 1.0  # a process may take to end after its channel
 
 
 class ChildProcess:
-    """A process forked from the template, which answers over a channel. Any thread may use it.
+    """A process forked from the template. It answers over a channel. Any thread may use this object.
 
-    The kernel kills it when the supervisor ends.
+    The kernel kills the process when the supervisor ends.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class ChildProcess:
         descriptors: Sequence[int] = (),
         handlers: Mapping[str, Handler] | None = None,
     ) -> None:
-        """Returns once the process answers. `handlers` answer its questions. Raises OSError if it does not start."""
+        """Returns once the process answers. `handlers` answer its requests. Raises OSError if it does not start."""
         ours, other_end = pair()
         self._code: int | None = None
         self._taking_code = threading.Lock()
@@ -45,7 +45,7 @@ class ChildProcess:
         self.channel.ended = self._ended
         try:
             self.pid = template.start(role, *arguments, descriptors=[other_end.fileno(), *descriptors])
-            self._process = os.pidfd_open(self.pid)  # a number may come to mean another process
+            self._process = os.pidfd_open(self.pid)  # the kernel may give the same pid to another process later
         except BaseException:
             ours.close()
             raise
@@ -89,10 +89,10 @@ class ChildProcess:
             return self._code
 
     def fault(self, doing: str) -> Exception:
-        """The error to raise after the process ended while it was `doing` something.
+        """The error to raise if the process ended while it was `doing` something.
 
-        GraphError if it ended by itself; ChildProcessError if it was killed, as the kernel does when memory is used up:
-        then no graph is at fault.
+        GraphError if the process ended by itself; ChildProcessError if it was killed, as by the kernel when memory is
+        used up: then no graph is at fault.
         """
         code = self.exit_code()
         if code is None:
@@ -102,7 +102,7 @@ class ChildProcess:
         return GraphError(f"{doing} ended the process ({exit_text(code)})")
 
     def kill(self) -> None:
-        """End the process, also a stopped one, which does not notice that its channel is closed."""
+        """End the process, even a stopped one: a stopped process does not notice that its channel is closed."""
         with self._taking_code, suppress(ProcessLookupError):
             if self._code is None:
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)
@@ -114,7 +114,7 @@ class ChildProcess:
 
 
 def exit_text(code: int | None) -> str:
-    """An exit code as people know it."""
+    """An exit code as a text for people."""
     if code is None:
         return "for no known reason"
     if code >= 0:

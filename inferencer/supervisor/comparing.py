@@ -1,4 +1,4 @@
-"""Comparing: what changed most between two versions of a store. One pair at a time, because both are read whole."""
+"""Comparing: finds the parameters that changed most between two versions. Reads both whole, so one pair at a time."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from paramsync.store.store import Store
 
 from ..protocols.page import messages
 
-_MOST = 100  # parameters in the answer: those that changed most
+_MOST = 100  # parameters in the answer
 _SECONDS = 60.0
-_SHARE = 0.25  # of all time that comparisons may take after their first seconds
+_SHARE = 0.25  # share of all time that comparisons may take once their first seconds are used up
 _NAME = 300  # characters
 
 
 class Comparing:
-    """Any thread may ask.
+    """Any thread may call it.
 
-    Comparisons may take `seconds`, and after that a quarter of the time: repeated questions keep no processor and no
-    disk busy.
+    Comparisons may take `seconds`, and once these are used up a quarter of the time, so that repeated requests keep
+    neither a processor nor a disk busy.
     """
 
     def __init__(self, *, seconds: float = _SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
         self._seconds = self._left = seconds
         self._clock = clock
         self._looked = clock()
-        self._lock = threading.Lock()  # guards what follows, and the two before
+        self._lock = threading.Lock()  # guards `_left`, `_looked` and the fields below
         self._asker: str | None = None
         self._gone = False
         self._began = 0.0
 
     def ask(self, store: Path, old: int, new: int, asker: str = "") -> Future[bytes]:
-        """The answer as JSON, see docs/reference.md. `asker` is a name for `leave`.
+        """Compare two versions. The answer is JSON, see docs/reference.md. `asker` is a name for `leave`.
 
-        Raises BusyError while another pair is compared, and if comparisons took too much time already.
+        Raises BusyError while another pair is compared, and if comparisons have already taken too much time.
         """
         with self._lock:
             if self._asker is not None:
@@ -70,7 +70,7 @@ class Comparing:
     def _run(self, store: Path, old: int, new: int, answer: Future[bytes]) -> None:
         try:
             found = self._compared(Store(store), old, new)
-        except Exception as error:  # noqa: BLE001, it is raised where it was asked
+        except Exception as error:  # noqa: BLE001, the caller of `ask` gets the error
             self._over()
             answer.set_exception(error)
         else:
@@ -122,5 +122,5 @@ def _of(one: Difference, shown: str) -> dict[str, Any]:
 
 
 def _finite(value: float | None) -> float | None:
-    """None for NaN and infinity, for which JSON has no word."""
+    """None for NaN and infinity, which JSON cannot express."""
     return value if value is not None and math.isfinite(value) else None

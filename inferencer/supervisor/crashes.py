@@ -1,15 +1,15 @@
-"""Finds why workers crash: a version that they computed, or something else again and again. Pure."""
+"""Finds why workers crash: on a version that they computed, or in a crash loop. Pure."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection
 
-CRASHES = 3  # of workers that computed the same version: then the version is the cause
-_TIED = 2 * CRASHES  # and with several versions in all of them: then each is
+CRASHES = 3  # crashes of workers that computed the same version: then this version is the cause
+_TIED = 2 * CRASHES  # crashes with the same several versions: then each of these versions is a cause
 _WITHIN_SECONDS = 60.0
 QUICK_SECONDS = 10.0  # a worker that ends sooner after its start is in a crash loop
-LOOP = 3  # quick ends in a row that are reported
+LOOP = 3  # quick ends in a row before they are reported
 
 
 class Crashes:
@@ -52,5 +52,5 @@ class CrashLoops:
 
     @property
     def trouble(self) -> str:
-        """The workers in a crash loop, as people are told; empty if there are none."""
+        """The workers in a crash loop, as a text for operators; empty if there are none."""
         return "; ".join(text for _, (times, text) in sorted(self._ends.items()) if times >= LOOP)

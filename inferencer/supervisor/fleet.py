@@ -1,4 +1,4 @@
-"""Fleet: what one server's answers come from: its worker processes, the epochs they are told, the trials of graphs."""
+"""Fleet: the worker processes of one server, the epochs that tell them what to serve, and the trials of graphs."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Fleet:
         *,
         template: Template | None = None,
     ) -> None:
-        """`arguments` are those of a worker; `handlers` answer its questions; see Epochs for `look`.
+        """`arguments` are passed to each worker; `handlers` answer the workers' requests; see Epochs for `look`.
 
-        Whoever gives a `template` closes it.
+        A `template` that is given is closed by its owner.
         """
         self._closes_template = template is None
         self.template = template or Template()
@@ -50,15 +50,14 @@ class Fleet:
         self.trials = Trials(self.template, words)
 
     def start(self) -> None:
-        """Start the workers and return once all listen. Raises why the first one could not be started."""
+        """Start the workers and return once all listen. Raises the error that kept the first worker from starting."""
         self.epochs.change()
         self.workers.start()
 
     def prepare(self, version: SharedVersion, poll: Callable[[], object]) -> None:
-        """Have every worker map a version, beside what it answers from. A new graph is tried before.
+        """Have every worker map a version, in addition to its current versions. A new graph is tried first.
 
-        Raises GraphError, as Trials.call and Epochs.map do, and what `poll` raises, which is called now and then
-        during a trial.
+        `poll` is called now and then during a trial. Raises the errors of Trials.call, Epochs.map and `poll`.
         """
         if not version.graph.works:
             self.trials.call(version, poll)

@@ -1,4 +1,4 @@
-"""History: what became of each version of one model, and what operators chose. Its size is bounded."""
+"""History of one model: the fate of each version, and operators' choices. Its size is bounded."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ MOST_VERSIONS = 400
 _NEWEST = 200  # versions that are never thinned out
 MOST_HAPPENED = 200
 MOST_SAMPLES = 300
-_MOST_LABELS = 16  # changed labels that one look reports
+_MOST_LABELS = 16  # changed labels reported by one look
 
 
 @dataclass(slots=True)
 class VersionHistory:
-    """One version, the `nth` that was found. Times are in seconds since the epoch, None for what did not happen."""
+    """The `nth` version that was found. Times are in seconds since the epoch, None for events that did not happen."""
 
     nth: int
     number: int
@@ -54,18 +54,18 @@ class VersionHistory:
 
 @dataclass
 class History:
-    """Of one model. The owner holds a lock around each call."""
+    """The history of one model. The owner holds a lock around each call."""
 
-    _status: Status | None = None  # without ages, which are computed when JSON is made
+    _status: Status | None = None  # without ages: these are computed when JSON is made
     _found: int = 0
     _versions: dict[int, VersionHistory] = field(default_factory=dict)
     _happened: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_HAPPENED))
     _step_done_at: float | None = None  # of the version that served last
-    _ages: list[float] = field(default_factory=list)  # at swaps since the last sample, the lowest and the highest
+    _ages: list[float] = field(default_factory=list)  # the lowest and the highest at swaps since the last sample
     _samples: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
 
     def hear(self, event: Event) -> None:
-        """Progress of a restore is in the status."""
+        """Note an event. Progress of a restore is left to the status."""
         if event.kind is EventKind.RESTORING:
             return
         version = event.version
@@ -92,13 +92,13 @@ class History:
             self._thin()
 
     def _swapped(self, at: float, step_done_at: float) -> None:
-        """The age is highest just before a swap, and lowest just after it."""
+        """Note the ages around a swap: the age is highest just before a swap, and lowest just after it."""
         before = step_done_at if self._step_done_at is None else self._step_done_at
         self._step_done_at = step_done_at
         self._ages = _ends([*self._ages, at - before, at - step_done_at])
 
     def _thin(self) -> None:
-        """Remove every second older version that was not refused; then the oldest of those beyond the limit."""
+        """Remove every second of the older versions, except refused versions; then the oldest down to the limit."""
         for old in sorted(self._versions)[:-_NEWEST][1::2]:
             if not self._versions[old].reason:
                 del self._versions[old]
@@ -106,13 +106,13 @@ class History:
             del self._versions[old]
 
     def look(self, status: Status, now: float) -> None:
-        """Note what differs from the status before, without ages."""
+        """Note how the status differs from the status before, leaving out ages."""
         before, self._status = self._status, status.ageless()
         if before is not None and before != self._status:
             self._happened.extend({"at": now, **difference} for difference in _differences(before, status))
 
     def sample(self, values: dict[str, Any]) -> None:
-        """Add the lowest and the highest age since the last sample, which misses swaps in between."""
+        """Add a sample, with the lowest and the highest age since the sample before: swaps lie between samples."""
         ages, self._ages = self._ages, []
         if values["age"] is not None:
             low, high = _ends([*ages, values["age"]])
@@ -120,7 +120,7 @@ class History:
         self._samples.append(values)
 
     def as_json(self, now: float, *, whole: bool) -> dict[str, Any]:
-        """With ages at this time since the epoch. Unless `whole`, the status and the last sample alone."""
+        """As JSON, with ages at `now` (since the epoch). Unless `whole`, only the status and the last sample."""
         status = None if self._status is None else of_status(self._status.at(now, time.monotonic()))
         return {
             "status": status,
@@ -135,7 +135,7 @@ def _ends(values: list[float]) -> list[float]:
 
 
 def _differences(before: Status, now: Status) -> list[dict[str, Any]]:
-    """What was chosen, or went wrong, between two statuses."""
+    """The choices and errors between two statuses."""
     found: list[dict[str, Any]] = []
     served = None if before.serving is None else before.serving.number
     if now.pinned != before.pinned:

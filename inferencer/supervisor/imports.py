@@ -1,4 +1,4 @@
-"""Imports versions that others wrote, in a process that has TensorFlow and may end, hang or grow."""
+"""Imports versions that other programs wrote, in a process with TensorFlow, which may crash, hang or grow."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .child import ChildProcess
 from .fleet import Fleet
 from .shared import SharedGraph, SharedVersion
 
-_QUIET_SECONDS = 120.0  # without progress: then the process hangs
+_QUIET_SECONDS = 120.0  # without progress for this time, the process counts as hanging
 
 
 class Importer:
-    """Imports for one model, on the thread of its follower."""
+    """Imports versions of one model, on the thread of its follower."""
 
     def __init__(self, settings: ModelSettings, fleet: Fleet, graphs: GraphCache[SharedGraph]) -> None:
         self._settings = settings
@@ -30,7 +30,7 @@ class Importer:
         self._graphs = graphs
 
     def restore(self, version: Version, tell: ProgressCallback) -> SharedVersion:
-        """Raises as Source.restore does, and GraphError if the import ends its process or hangs."""
+        """Import a version. Raises the errors of Source.restore, and GraphError if the process ends or hangs."""
         graph, parameters = (os.memfd_create(name) for name in ("graph", "parameters"))
         try:
             imported = self._imported(version, tell, graph, parameters)

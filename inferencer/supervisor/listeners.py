@@ -1,6 +1,6 @@
-"""The listening sockets of the workers. Each worker number has its own, and a successor takes them over.
+"""The listening sockets of the workers. Each worker number has its own sockets; a successor takes them over.
 
-They stay open in the supervisor: when a worker leaves, connections that wait to be accepted come to its successor.
+The sockets stay open in the supervisor: when a worker leaves, its successor accepts the waiting connections.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Listeners:
     """Safe to use from any thread."""
 
     def __init__(self, settings: Settings) -> None:
-        """Reserve the ports; nobody listens at them yet.
+        """Reserve the ports; no process listens there yet.
 
-        Raises SettingsError if a port is taken, also by another server, whose workers would share it.
+        Raises SettingsError if a port is taken, even by another of our servers, whose workers could share the port.
         """
         check_ports(settings.host, ports(settings))
         tf_serving = settings.tf_serving or TfServing()
@@ -35,7 +35,7 @@ class Listeners:
         self._path = tf_serving.socket
         self._reserved: list[socket.socket] = []
         self.port = self._reserve(settings.port, "--port") if tf_serving.port else 0
-        """The port for gRPC; 0 without one."""
+        """The port for gRPC; 0 if there is none."""
         self.rest_port = self._reserve(settings.rest_port, "--rest-port") if tf_serving.http else 0
         self._lock = threading.Lock()
         self._listening: dict[int, Listening] = {}
@@ -43,7 +43,7 @@ class Listeners:
         self._is_closed = False
 
     def of(self, number: int) -> Listening:
-        """The sockets of a worker number, which stay open here. Raises SettingsError, OSError when the server ends."""
+        """The sockets of a worker number; they stay open here. Raises SettingsError; OSError when the server ends."""
         with self._lock:
             if self._is_closed:
                 raise ChildProcessError(errno.ECHILD, "the server ends")
@@ -52,7 +52,7 @@ class Listeners:
             return self._listening[number]
 
     def drop(self, number: int) -> None:
-        """Close the sockets of a number that has no worker: new connections come to other workers."""
+        """Close the sockets of a number that has no worker: new connections go to other workers."""
         with self._lock:
             for listener in itertools.chain(*self._listening.pop(number, ())):
                 with suppress(OSError):

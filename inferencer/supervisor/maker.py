@@ -21,7 +21,7 @@ class SharedMaker(Maker):
     """See Maker."""
 
     def __init__(self, fleet: Fleet, *, poll_seconds: float, state: Path | None, tracing: bool) -> None:
-        """With `tracing`, each version that comes to serve has a span."""
+        """With `tracing`, each version gets a span when it begins to serve."""
         super().__init__(poll_seconds=poll_seconds, state=state)
         self._fleet = fleet
         self._tracing = tracing
@@ -54,7 +54,7 @@ class SharedMaker(Maker):
 
 
 def message_of(model: FollowedModel, *, awaited: bool) -> tuple[ModelMessage, Any]:
-    """What workers are told of a model, and what must stay in memory while they answer from it."""
+    """The message about a model to workers, and an object that must stay alive while they answer from the model."""
     if isinstance(model, ServedJoined):
         return ModelMessage(model.settings, model.status(), awaited=awaited), None
     view = model.followers[0].replica.view
@@ -76,7 +76,7 @@ def parts_of(model: FollowedModel) -> tuple[str, ...]:
 
 
 class SharedJoined(ServedJoined):
-    """Each worker joins the two, and reports the outcome."""
+    """A joined model: each worker joins the two models, and reports the outcome."""
 
     def __init__(self, settings: ConnectionSettings, first: FollowedModel, second: FollowedModel, fleet: Fleet) -> None:
         super().__init__(settings, first, second)
@@ -104,4 +104,4 @@ class SharedJoined(ServedJoined):
         )
 
     def close(self) -> None:
-        """Nothing to do: workers forget it with the next epoch."""
+        """Nothing to do: workers forget the joined model with the next epoch."""

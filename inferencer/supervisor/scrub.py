@@ -15,16 +15,16 @@ from ..serving.counts import Scrubbed
 from .shared import SharedVersion
 
 _log = logging.getLogger("paramsync.supervisor")
-SHARE = 0.02  # of one processor, at most
-BETWEEN_SECONDS = 60.0  # at least, from the start of a scrub to the start of the next
-_MARKS = 10_000  # of tensors that were read, before marks of versions that left are dropped
+SHARE = 0.02  # the largest share of one processor
+BETWEEN_SECONDS = 60.0  # the shortest time from the start of a scrub to the start of the next
+_MARKS = 10_000  # marks of tensors already read; above this number, marks of versions that left are dropped
 
 
 class Scrub:
     """One thread calls `run_once` and pauses; any thread may read `scrubbed`.
 
-    A tensor that several versions have in the same place is read once in each scrub, even if versions come and go
-    faster than they can be read. A version that leaves is released after the portion that is being read.
+    A tensor that several versions share is read once in each scrub, even if versions come and go faster than they can
+    be read. A version that leaves is released after the portion in progress.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Scrub:
         while not ended.wait(pause):
             try:
                 pause = self.run_once()
-            except Exception:  # noqa: BLE001, nothing would be scrubbed any more
+            except Exception:  # noqa: BLE001, an error must not end scrubbing
                 _log.exception("the scrub begins anew after an error of its own")
                 self._portions, pause = iter(()), BETWEEN_SECONDS
 
@@ -87,7 +87,7 @@ class Scrub:
         return any(version is other for other in self._versions())
 
     def _tensor(self, version: SharedVersion, name: str) -> Generator[int, None, bool]:
-        """Read a tensor. Returns False if its version left meanwhile, else True, damaged or not."""
+        """Read a tensor. Returns False if its version left meanwhile, else True, even if the tensor is damaged."""
         assert version.held is not None
         try:
             for size in version.held.scrub(name):
@@ -102,6 +102,6 @@ class Scrub:
 
 
 def _mark(version: SharedVersion, name: str) -> object:
-    """Identifies the bytes of a tensor: the places in files where they lie."""
+    """Identifies the bytes of a tensor by their places in files."""
     assert version.held is not None
     return tuple(version.held.marks(name))

@@ -1,4 +1,4 @@
-"""Graphs and versions as workers get them: a message, and files as descriptors."""
+"""Graphs and versions in the form sent to workers: a message, and descriptors of files."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from paramsync.version import Version
 from ..processes.messages import GraphMessage, VersionMessage
 from .child import ChildProcess
 
-_MAP_SECONDS = 5.0  # for a worker to map a version
-_MAP_BYTES = 100 << 20  # and one second more for so many bytes
+_MAP_SECONDS = 5.0  # a worker has this time to map a version
+_MAP_BYTES = 100 << 20  # and one more second for each group of this many bytes
 
 
 @dataclass(eq=False)
 class SharedGraph:
-    """A graph as a file in memory, also for workers that start later.
+    """A graph as a file in memory, kept for workers that start later.
 
     `describe` fills in its parameters, after a trial has built the graph.
     """
@@ -37,9 +37,9 @@ class SharedGraph:
     called: Mapping[str, str] = field(default_factory=dict)
     embeddings: Collection[str] = ()
     trial: ChildProcess | None = None
-    """The process that has built the graph and is to call it."""
+    """The process that has built the graph and is to call the graph."""
     works: bool = False
-    """Whether the trial called it without a fault."""
+    """Whether the trial has called the graph without a fault."""
 
     @property
     def message(self) -> GraphMessage:
@@ -67,15 +67,15 @@ class SharedGraph:
 
 @dataclass(eq=False)
 class SharedVersion:
-    """A version as workers get it: a message, and files whose descriptors carry their locks."""
+    """A version in the form sent to workers: a message, and descriptors of its files, which carry the files' locks."""
 
     graph: SharedGraph
     message: VersionMessage
     descriptors: tuple[int, ...]
     held: Bundle | None = None
-    """Keeps files in a store from being overwritten; None for a version that was imported."""
+    """Keeps the files in the store from being overwritten; None for an imported version."""
     keys: Sequence[str] = ()
-    """The tensors that somebody could damage where they lie; none of an imported copy."""
+    """The tensors whose files others could damage; empty for an imported copy."""
 
     @property
     def version(self) -> Version:
@@ -88,7 +88,7 @@ class SharedVersion:
 
     @property
     def seconds(self) -> float:
-        """How long a worker may take to map it."""
+        """How long a worker may take to map the version."""
         return _MAP_SECONDS + sum(self.message.sizes) / _MAP_BYTES
 
     def __del__(self) -> None:

@@ -34,11 +34,11 @@ class Template:
         self._spawn()
 
     def start(self, role: str, *arguments: Any, descriptors: Sequence[int]) -> int:
-        """Fork a process that does the work of a role. Returns its number: it is a child of the supervisor.
+        """Fork a process that does the work of a role. Returns its pid; the process is a child of the supervisor.
 
         Raises OSError if no process can be forked.
         """
-        request = os.memfd_create(role)  # a message on the socket has a limit
+        request = os.memfd_create(role)  # in a file: a message on the socket has a limited size
         try:
             os.write(request, pickle.dumps((role, arguments)))
             with self._lock:
@@ -55,7 +55,7 @@ class Template:
                     socket.send_fds(self._socket, [role.encode()], [request, *descriptors])
                     pid = int(self._socket.recv(16) or 0)
                 except OSError:
-                    self._process.kill()  # else a later call would get the answer to this one
+                    self._process.kill()  # else a later call would get the answer to this call
                     raise
                 if pid:
                     return pid
@@ -70,7 +70,7 @@ class Template:
     def close(self) -> None:
         """End the template; callers that wait for its import get an error at once. May be called again."""
         self._is_closed = True
-        if not self._ready:  # it is importing: nothing was forked from it
+        if not self._ready:  # the template is still importing: no process was forked from it
             self._process.kill()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Traffic: how many requests each version answers a second, and how long they take, from what workers count."""
+"""Traffic: each version's requests per second and their durations, computed from the workers' counts."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ _Key = tuple[str, str, str, str, str]
 
 
 class Traffic:
-    """What is new between two looks at counts that only rise. One thread's."""
+    """Differences between two looks at counts that only rise. Belongs to one thread."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[str, str, bool], list[int]] = {}
         self._at: float | None = None
 
     def look(self, counts: Iterable[Mapping[_Key, Histogram]], now: float) -> dict[str, dict[str, Any]]:
-        """By model: requests and failures a second since the last look, and by version rate, p50 and p99 in seconds.
+        """By model: requests and failures per second since the last look; by version: rate, p50 and p99 in seconds.
 
-        The first look has nothing to compare with. A worker that was replaced begins again, which counts as nothing.
+        The first look returns nothing, for lack of a look before. Counts that fall, as when a worker is replaced, are
+        taken as no traffic.
         """
         total: dict[tuple[str, str, bool], list[int]] = {}
         for requests in counts:
@@ -42,7 +43,7 @@ def _rates(
     for key, buckets in now.items():
         model, version, well = key
         earlier = before.get(key, [0] * len(buckets))
-        # of all versions together: that one becomes "older" than those told apart is no traffic
+        # of all versions together: when a version's counts move to OLDER, that is no traffic
         more: int = sum(buckets) - sum(earlier)
         sums[model, well] = sums.get((model, well), 0) + more
         new = [max(0, one - other) for one, other in zip(buckets, earlier, strict=True)]
@@ -60,7 +61,7 @@ def _rates(
 
 
 def quantile(buckets: Sequence[int], share: float) -> float:
-    """In seconds, as if those in a bucket were spread evenly over it."""
+    """A quantile in seconds, as if the requests of a bucket were spread evenly over the bucket."""
     wanted, below = share * sum(buckets), 0
     for at, count in enumerate(buckets):
         if count and below + count >= wanted:

@@ -1,4 +1,4 @@
-"""How versions come to the workers: checked in the supervisor and sent with their locks, or imported."""
+"""Brings versions to the workers: checks them in the supervisor and sends them with their locks, or imports them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SharedResidents(Residents[SharedVersion]):
     def __init__(self, settings: ModelSettings, fleet: Fleet) -> None:
         self._fleet = fleet
         self.crashing: dict[int, str] = {}
-        """How workers crash on versions, by the versions' keys. Any thread adds to it."""
+        """How workers crash on versions, by the versions' keys. Any thread may add entries."""
         self._restores = restores = SharedRestores(settings, fleet)
         options = graph_options(settings.graph, settings.inputs)
         source = Source(settings.store, restores, graph=settings.graph, options=options, signed=bool(settings.trust))
@@ -51,11 +51,11 @@ class SharedResidents(Residents[SharedVersion]):
 
     def release(self) -> None:
         super().release()
-        self._restores.graphs.clear()  # now: each graph has a file open
+        self._restores.graphs.clear()  # at once, because each graph keeps a file open
 
 
 class SharedRestores(Checkpoints[SharedGraph, SharedVersion]):
-    """Versions in the workers. Checkpoints that name their graph are sent as they are; all others are imported."""
+    """Restores versions for the workers. Checkpoints that name their graph are sent unchanged; others are imported."""
 
     answers_here = False
 

@@ -1,4 +1,4 @@
-"""The models that a worker answers for, as the supervisor last told it."""
+"""The models that a worker answers for, according to the supervisor's last message."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ..processes.channel import Channel
 from ..processes.messages import Joining
 from ..settings.settings import AnySettings, ConnectionSettings
 
-_LATE_SECONDS = 10.0  # for the supervisor to say why a sync is late
+_LATE_SECONDS = 10.0  # the supervisor has for saying why a sync is late
 
 
 class Model:
-    """One model of one epoch. Any thread may use it, also after the epoch."""
+    """One model of one epoch. Any thread may use it, even after the epoch."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Model:
 
 
 class RemoteFollower:
-    """Stands for a follower, which is in the supervisor."""
+    """A proxy of a follower in the supervisor."""
 
     def __init__(self, model: str, models: EpochModels) -> None:
         self.model = model
@@ -118,7 +118,7 @@ class EpochModels:
         self.wakes: list[Callable[[], None]] = []
         self._names: Collection[str] = ()
         self.trouble = ""
-        """Why the server is not well, even if its models are; empty if it is well."""
+        """What is wrong with the server, apart from its models; empty if nothing is."""
 
     def __iter__(self) -> Iterator[Model]:
         return iter(self._now().values())
@@ -138,7 +138,7 @@ class EpochModels:
         return known is None or known.batched
 
     def followers(self, model: str = "") -> list[RemoteFollower]:
-        """The followers of a model, or of all; a joined model has those of its parts."""
+        """The followers of a model, or of all models; a joined model has the followers of its parts."""
         names: dict[str, None] = {}
         for served in self.some(model):
             settings = served.settings
@@ -149,7 +149,7 @@ class EpochModels:
         return [RemoteFollower(name, self) for name in names]
 
     def missing(self) -> dict[str, str]:
-        """Models that were there from the start and do not serve, and why."""
+        """The models configured at the start that do not serve, each with the reason."""
         statuses = {model.name: model.status() for model in self if model.awaited}
         missing = {name: status.short_reason for name, status in statuses.items() if status.state is not State.SERVING}
         return {**missing, "workers": self.trouble} if self.trouble else missing

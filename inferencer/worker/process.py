@@ -1,4 +1,4 @@
-"""A worker, from the fork to its end: maps what the supervisor sends, answers requests, and counts them."""
+"""A worker, from its fork to its end: maps versions that the supervisor sends, answers requests, and counts them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _MOST_OF_MEMORY = 0.5  # of the machine, for a trial
 _COLLECTIONS = (10_000, 2, 100)
 """Thresholds of the garbage collector: new objects, and collections of the younger generation.
 
-A collection delays every answer, by about 1 ms for each thousand objects that it looks at. Calls that come together
-are some thousands of objects for a moment, none of them garbage; thousands of connections are some hundred thousand
-objects that stay."""
+A collection delays every answer by about 1 ms for each thousand objects that it looks at. Calls that come together
+make some thousands of objects for a moment, none of them garbage; thousands of connections keep some hundred thousand
+objects."""
 
 
 def tried(*, descriptors: Sequence[int]) -> None:
@@ -97,7 +97,7 @@ class _Worker:
             self._metrics.spans = RequestSpans()
         self._server: PredictionServer | None = None
         self._leaving: asyncio.Future[None] | None = None
-        self._turns = asyncio.Lock()  # the server is started or ended by one coroutine at a time
+        self._turns = asyncio.Lock()  # only one coroutine at a time starts or ends the server
         self._channel.ended = lambda: os._exit(0)
 
     async def run(self) -> None:
@@ -109,7 +109,7 @@ class _Worker:
         return asyncio.run_coroutine_threadsafe(call(*arguments, **files), self._loop)
 
     async def _start(self, by_grpc: int, *, descriptors: Sequence[int] = ()) -> None:
-        """Answer from the epoch that was shown. The first `by_grpc` listeners are for gRPC, the others for HTTP."""
+        """Start answering, from the epoch last shown. The first `by_grpc` listeners are for gRPC, the rest for HTTP."""
         listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
         async with self._turns:
             self._server = PredictionServer(
@@ -131,14 +131,14 @@ class _Worker:
         self._versions.states(statuses)
 
     async def _alive(self) -> str:
-        """Called while the event loop goes on. Returns why this process must be replaced, or "": health says so too."""
+        """Prove that the event loop runs. Returns why this process must be replaced, or ""; health reports it, too."""
         if failing := self._metrics.failing:
             self._models.trouble = failing
             self._models.news()
         return failing
 
     async def _leave(self, quiet_seconds: float) -> Any:
-        """Hand callers over to the successor, which listens. Returns all counts."""
+        """Hand callers over to the successor, which already listens. Returns all counts."""
         if self._server is None:  # the whole server is being drained
             async with self._turns:
                 return self._counts()
@@ -150,7 +150,7 @@ class _Worker:
         return self._counts()
 
     async def _drain(self, quiet_seconds: float) -> None:
-        """End the server, whether it answers, starts, never started, or is leaving."""
+        """End the server, whether it is answering, starting or leaving, or was never started."""
         async with self._turns:
             if self._leaving is not None:
                 self._leaving.cancel()
@@ -166,7 +166,7 @@ class _Worker:
 
 
 class _RemoteMetrics(Metrics):
-    """Counts in this worker; the supervisor answers questions, with the sums of all workers."""
+    """Counts in this worker; reads the sums of all workers from the supervisor."""
 
     def __init__(self, models: Any, supervisor: Channel) -> None:
         super().__init__(models)
@@ -177,7 +177,7 @@ class _RemoteMetrics(Metrics):
 
 
 class _Configuring:
-    """Sends configurations to the supervisor, which knows the one before."""
+    """Sends configurations to the supervisor, which knows the configuration before."""
 
     def __init__(self, supervisor: Channel) -> None:
         self._supervisor = supervisor
@@ -189,5 +189,5 @@ class _Configuring:
         seconds: float | None = None,
         roots: ReloadRoots | None = None,
     ) -> None:
-        """See Configuring. The supervisor checks the configuration against roots of its own."""
+        """See Configuring. The supervisor checks the configuration against its own roots, not `roots`."""
         await asyncio.wrap_future(self._supervisor.ask("configure", config.SerializeToString(), seconds))

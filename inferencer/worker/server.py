@@ -1,4 +1,4 @@
-"""The ports that predict: gRPC and HTTP, by all protocols, and how they are drained without losing a request."""
+"""The ports for predictions: gRPC and HTTP, all protocols. Drains them without losing a request."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ from ..transport.predictions import Predictions
 _log = logging.getLogger("paramsync.inferencer")
 _LINGER_SECONDS = 3.0  # for callers that ask seldom, and for streams
 _STEP_SECONDS = 0.01
-_HANDSHAKE_SECONDS = 0.3  # in which a connection that was accepted agrees on TLS, and counts as one
+_HANDSHAKE_SECONDS = 0.3  # for the TLS handshake of an accepted connection: only then the connection is counted
 GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
 
 
 class PredictionServer:
-    """Answers predictions, and what clients ask of models. Made, started and drained on one event loop."""
+    """Answers predictions and requests about models. Made, started and drained on one event loop."""
 
     def __init__(
         self,
@@ -54,8 +54,8 @@ class PredictionServer:
         all_taken: memoryview | None = None,
         slot: int = 0,
     ) -> None:
-        """`metrics_page` gives what Prometheus reads. `also` are services of other ports whose health is reported here.
-        `supervisor` is asked what the page shows.
+        """`metrics_page` returns the page that Prometheus reads. `also` are services of other ports whose health is
+        reported here. `supervisor` is asked for the content of the status page.
 
         `all_taken` and `slot` are as in MemoryBudget.
         """
@@ -95,7 +95,7 @@ class PredictionServer:
         self.answering.awaited = self.grpc.awaited
 
     async def start(self, grpc: Iterable[socket.socket], http: Iterable[socket.socket]) -> None:
-        """Answer those who come to these, which it takes over."""
+        """Take these listeners over, and answer the callers who connect to them."""
         from ..protocols.http.port import HttpPort
         from ..protocols.page.page import Page
 
@@ -119,7 +119,7 @@ class PredictionServer:
         await self.grpc.start()
 
     async def leave(self) -> None:
-        """Hand its callers over to another process, which has the same listeners. `drain` comes after it."""
+        """Hand callers over to another process, which has the same listeners. Call `drain` afterwards."""
         loop = asyncio.get_running_loop()
         self._rest.leave()
         self.grpc.stop_listening(handed_on=True)
@@ -128,13 +128,12 @@ class PredictionServer:
         while (self.grpc.leave() or len(self._rest)) and loop.time() - began < _LINGER_SECONDS:
             await asyncio.sleep(_STEP_SECONDS)
         await self._rest.close(grace=GRACE_SECONDS, quiet_seconds=0.0)  # connections that ask nothing
-        self.say_so()  # which ends streams
+        self.say_so()  # ends streams
         while self.grpc.leave() and loop.time() - began < GRACE_SECONDS:
             await asyncio.sleep(_STEP_SECONDS)
 
     def say_so(self) -> None:
-        """Health says NOT_SERVING from now on, every stream is ended, and every answer by HTTP is its connection's
-        last."""
+        """From now on, report NOT_SERVING, end every stream, and close an HTTP connection after its next answer."""
         self.health.drain()
         self._rest.drain()
         self._following_health.cancel()
@@ -142,7 +141,7 @@ class PredictionServer:
         self.grpc.hurry()
 
     async def drain(self, *, quiet_seconds: float) -> None:
-        """Close both ports, each once no call has come for so long; what has come is answered. End every thread."""
+        """Close each port once no call has come for `quiet_seconds`; answer all earlier calls. End every thread."""
         self.say_so()
         await asyncio.gather(
             self.grpc.drain(grace=GRACE_SECONDS, quiet_seconds=quiet_seconds),

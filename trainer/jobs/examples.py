@@ -1,4 +1,4 @@
-"""Examples for the digits job: drawn here, or read from mnist.npz. numpy only."""
+"""Examples for the digits job: drawn here, or read from mnist.npz. Uses only numpy."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Examples:
         return self.images.astype(np.float32) / np.float32(255)
 
     def save(self, path: Path) -> None:
-        """Write x (float32) and y (int64) as one file that appears when it is complete. Raises SettingsError."""
+        """Write x (float32) and y (int64) as one file, which appears once it is complete. Raises SettingsError."""
         aside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 SIDE = 28
-_FIELD = 64  # side of a distance field, which covers the unit square and _MARGIN around it
+_FIELD = 64  # side of a distance field: it covers the unit square and _MARGIN around the square
 _MARGIN = 0.25
 _CHUNK = 500  # glyphs drawn at a time, so that the arrays stay in the processor's cache
 _NOISE = 0.15

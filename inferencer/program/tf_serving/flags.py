@@ -1,4 +1,4 @@
-"""TensorFlow Serving's flags: their meaning here, which have no effect, and which are refused."""
+"""TensorFlow Serving's flags: their meaning here, flags without effect, and refused flags."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ REFUSED: Mapping[str, str] = {
     "use_alts_credentials": "it listens without ALTS; put a proxy in front, and leave the flag out",
     "platform_config_file": "the one platform is tensorflow; leave the flag out",
 }
-"""Flags that are refused, each with what to do instead: somebody who sets one relies on it."""
+"""Flags that are refused, because their users rely on them; each with an alternative."""
 
 
 def parse(arguments: Sequence[str]) -> Settings:

@@ -1,4 +1,4 @@
-"""The connections of the HTTP port: how many there may be, and which is closed when another one comes."""
+"""The connections of the HTTP port: limits their number, and closes an idle connection to make room for a new one."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from ...transport.listeners import Acceptor
 from .replies import bare, failed
 
 _AIOHTTP = logging.getLogger("paramsync.rest.http")
-_AIOHTTP.setLevel(logging.CRITICAL)  # malformed requests are errors of their senders
+_AIOHTTP.setLevel(logging.CRITICAL)  # malformed requests are their senders' errors, not ours
 _MOST = 1024
-_MORE = 64  # more connections, for health and metrics alone: monitoring works while the server is busy
-_MOST_TOLD = 1024  # refused connections at a time that stay open until they have read why
-_LINGERING = 1.0  # seconds in which the rest of a refused body is read, so that its client reads the answer
-_TOLD_SECONDS = 5.0  # the same for a refused connection, whose request may not have come yet
+_MORE = 64  # more connections, only for health and metrics: monitoring works while the server is busy
+_MOST_TOLD = 1024  # refused connections at a time that stay open until their clients have read the reason
+_LINGERING = 1.0  # seconds for reading the rest of a refused body, so that its client reads the answer
+_TOLD_SECONDS = 5.0  # the same for a refused connection: its request may not have come yet
 _BRIEFLY = 30  # at the limit, a connection may be silent for this fraction of the patience
 _SHOWN = 200  # characters of an error
 FULL = "there are as many connections as there may be; try again in a moment"
@@ -33,12 +33,12 @@ class Connections:
     """All connections of one port. Lives on one event loop."""
 
     def __init__(self, handle: Callable[[web.BaseRequest], Awaitable[web.StreamResponse]], *, patience: float) -> None:
-        """`patience` is how many seconds a connection has for its first request, and for each next one."""
+        """A connection has `patience` seconds for its first request, and for each further request."""
         self._patience = patience
         self._web = web.Server(handle, handler_cancellation=True)
         self._open: set[_Connection] = set()
-        self._silent: dict[_Connection, float] = {}  # without a request yet, since when; the newest last
-        self._idle: dict[_Connection, float] = {}  # between requests, since when; the newest last
+        self._silent: dict[_Connection, float] = {}  # connections without a request yet, since this time; newest last
+        self._idle: dict[_Connection, float] = {}  # connections between requests, since this time; newest last
         self._told = 0
         self._by_tls = False
         self._handshake = min(SILENT_SECONDS, patience / 6)  # seconds
@@ -64,7 +64,7 @@ class Connections:
         return len(self._open)
 
     def asked(self, connection: web.RequestHandler) -> bool:
-        """Note a request. False if only health and metrics may be asked on its connection."""
+        """Note a request. False if its connection is only for health and metrics."""
         if isinstance(connection, _Connection):
             self._silent.pop(connection, None)
             self._idle.pop(connection, None)
@@ -78,7 +78,7 @@ class Connections:
 
     def over(self, connection: _Connection) -> None:
         if connection.timer is not None:
-            connection.timer.cancel()  # or the event loop would keep the connection until then
+            connection.timer.cancel()  # else the event loop would keep the connection until the timer fires
         self._open.discard(connection)
         self._silent.pop(connection, None)
         self._idle.pop(connection, None)
@@ -99,7 +99,7 @@ class Connections:
             beyond=beyond,
             loop=loop,
             access_log=None,
-            auto_decompress=False,  # aiohttp would do it on the event loop
+            auto_decompress=False,  # aiohttp would decompress on the event loop
             keepalive_timeout=self._patience,
             lingering_time=min(_LINGERING, self._patience / 10),
             logger=_AIOHTTP,
@@ -113,7 +113,7 @@ class Connections:
         return connection
 
     def _has_made_room(self, now: float) -> bool:
-        """Close a connection that has been silent or idle for a while, if there is one, without unread bytes."""
+        """Close a connection that has been silent or idle for a while and has no unread bytes, if there is any."""
         for waiting in (self._silent, self._idle):
             oldest = next(iter(waiting), None)
             if oldest is None or now - waiting[oldest] < self._patience / _BRIEFLY or _has_unread(oldest.transport):
@@ -124,7 +124,7 @@ class Connections:
         return False
 
     def _check_handshake(self, connection: _Connection) -> None:
-        """Forget a connection whose TLS handshake failed: asyncio reports no end of it."""
+        """Forget a connection whose TLS handshake failed: asyncio does not report its end."""
         if connection.transport is None:
             self.over(connection)
         else:
@@ -136,7 +136,7 @@ class Connections:
             connection.force_close()
 
     def tells(self, more: int) -> bool:
-        """Count refused connections (`more` may be negative). Whether one more may stay open until it has read why."""
+        """Count refused connections (`more` may be negative). Returns whether they may stay open to read the reason."""
         self._told += more
         return self._told <= _MOST_TOLD
 
@@ -149,7 +149,7 @@ class _Connection(web.RequestHandler):
     def __init__(self, connections: Connections, server: web.Server, *, beyond: bool, **options: Any) -> None:
         super().__init__(server, **options)
         self._connections = connections
-        self.beyond = beyond  # for health and metrics alone
+        self.beyond = beyond  # only for health and metrics
         self.timer: asyncio.TimerHandle | None = None
 
     def data_received(self, data: bytes) -> None:

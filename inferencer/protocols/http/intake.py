@@ -1,4 +1,4 @@
-"""Receives and unpacks bodies, within the memory budget, the limit of size and the time that a client may take."""
+"""Receives and unpacks bodies, within the memory budget, the size limit and the client's time."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ KNOWN = "gzip, deflate"
 MOST_TIMES = 100
 """A body above FREE may unpack to this many times its packed size. Numbers pack to a tenth, zeros to a thousandth."""
 FREE = 1 << 20
-_STEP = 1 << 18  # bytes that are unpacked in one go
-_PART = 1 << 16  # packed bytes given to zlib in one go: it copies what it has not reached
+_STEP = 1 << 18  # bytes unpacked in one step
+_PART = 1 << 16  # packed bytes given to zlib in one step: zlib copies input that it has not reached
 _ZLIB, _RAW, _GZIP = zlib.MAX_WBITS, -zlib.MAX_WBITS, 16 + zlib.MAX_WBITS
 
 
@@ -64,12 +64,12 @@ def unpacked(content: bytes, encoding: str) -> Iterator[bytes]:
 
 
 def _deflated(content: bytes) -> int:
-    """The window size, which says whether a zlib header is expected: many clients leave it out."""
+    """The window size for zlib, with or without a zlib header: many clients leave the header out."""
     return _ZLIB if content[:1] and content[0] & 0x0F == zlib.DEFLATED else _RAW
 
 
-_SMALL = 1 << 18  # bytes up to which a body is copied on the event loop
-_MOST_WAITING, _STEP_SECONDS = 1.0, 0.02  # seconds to wait for memory at most, and between two looks
+_SMALL = 1 << 18  # bytes: larger bodies are copied on a thread, not on the event loop
+_MOST_WAITING, _STEP_SECONDS = 1.0, 0.02  # the longest wait for memory, and the time between two checks
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 OnThread = Callable[[Callable[[], bytes]], Awaitable[bytes]]
@@ -86,7 +86,7 @@ class BodyTooLargeError(errors.TooLargeError):
 
 
 class SlowBodyError(ParamsyncError, TimeoutError):
-    """A body that did not come in time."""
+    """A body that has not arrived in time."""
 
     http_status = 408
 
@@ -95,7 +95,7 @@ class SlowBodyError(ParamsyncError, TimeoutError):
 
 
 class _Waiting:
-    """A body that is still coming, or waits for its turn to be read."""
+    """A body that is being received, or waits for its turn to be read."""
 
     def __init__(self, share: MemoryShare) -> None:
         self.share = share
@@ -120,7 +120,7 @@ class Intake:
     """Receives bodies, each within its request's share of the server's memory. Lives on one event loop."""
 
     def __init__(self, on_thread: OnThread, *, limit: int, patience: float) -> None:
-        """`limit` is the most bytes of one body, `patience` the most seconds until it is here."""
+        """A body has at most `limit` bytes, and must arrive within `patience` seconds."""
         self._on_thread = on_thread
         self._limit = limit
         self._patience = patience
@@ -129,7 +129,7 @@ class Intake:
 
     @asynccontextmanager
     async def body(self, request: web.BaseRequest, share: MemoryShare) -> AsyncIterator[bytes]:
-        """The whole body, unpacked and counted in the share. Large bodies are given one at a time.
+        """The whole body, unpacked and counted in the share. Only one large body at a time is unpacked and used.
 
         Raises RequestError, EncodingError, BodyTooLargeError, SlowBodyError, BusyError.
         """
@@ -156,23 +156,23 @@ class Intake:
             self._waiting.pop(share, None)
 
     def need(self, share: MemoryShare, size: int) -> None:
-        """Have the share take this size. If memory lacks, refuse later bodies that are not read yet, the newest first.
+        """Set the share's size. If memory is short, refuse later bodies that are not read yet, the newest first.
 
-        Raises as MemoryShare.need.
+        Raises the errors of MemoryShare.need.
         """
         if lacking := share.lacks(size):
             waiting = [*self._waiting.values()]
             newer = waiting[[body.share for body in waiting].index(share) + 1 :] if share in self._waiting else waiting
             large = [body for body in newer if body.share.size >= LARGE]
             if sum(body.share.size for body in large) >= lacking:
-                while large and share.lacks(size):  # other processes may take the memory that these give back
+                while large and share.lacks(size):  # other processes may take the memory that refused bodies free
                     large.pop().refuse()
         share.need(size)
 
     async def room(self, share: MemoryShare, size: int) -> None:
         """As `need`, but wait up to a second for memory that other processes may give back.
 
-        The time is random, so that of bodies that wait for each other's memory one is read.
+        The time is random: if bodies wait for each other's memory, one gives up first, and another can be read.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + random.uniform(0, _MOST_WAITING)
@@ -194,7 +194,7 @@ class Intake:
             waiting.check()
             came = sum(map(len, waiting.parts))
             waiting.share.leave()
-            waiting.parts.clear()  # asyncio keeps this error, and by its frames the parts, until garbage is collected
+            waiting.parts.clear()  # asyncio keeps this error, whose frames keep the parts, until garbage is collected
             if isinstance(error, asyncio.TimeoutError):
                 raise SlowBodyError(self._patience, came) from error
             if isinstance(error, web.RequestPayloadError):
@@ -219,7 +219,7 @@ class Intake:
         return await self._joined(parts, share)
 
     async def _joined(self, parts: list[bytes], share: MemoryShare) -> bytes:
-        """Join the parts. While a large body is copied, on a thread, it is counted twice. Raises BusyError."""
+        """Join the parts. A large body is copied on a thread, and counted twice meanwhile. Raises BusyError."""
         size = sum(map(len, parts))
         if size <= _SMALL:
             return b"".join(parts)

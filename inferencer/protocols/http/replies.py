@@ -14,7 +14,7 @@ _SERVER = "paramsync"
 
 
 def reply(status: int, body: bytes, headers: Mapping[str, str] | None = None, *, last: bool = False) -> web.Response:
-    """`last` ends the connection: what comes next could be the rest of this request."""
+    """With `last`, the connection ends: its next bytes could be the rest of this request."""
     response = web.Response(
         status=status, body=body, headers={"Content-Type": JSON, "Server": _SERVER, **(headers or {})}
     )
@@ -28,7 +28,7 @@ def failed(status: int, text: str, headers: Mapping[str, str] | None = None, *, 
 
 
 def bare(status: int, text: str) -> bytes:
-    """The bytes of an answer to a connection of which no request was read, and which ends after it."""
+    """The bytes of an answer on a connection without a parsed request. The connection ends after the answer."""
     body = _error(text)
     head = (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nServer: {_SERVER}\r\nConnection: close\r\n"

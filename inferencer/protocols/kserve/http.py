@@ -1,6 +1,6 @@
-"""KServe's second protocol by HTTP: its paths, its JSON, and tensors as bytes behind the JSON.
+"""KServe's second protocol by HTTP: its paths, its JSON, and tensors as bytes after the JSON.
 
-A path is a call of the gRPC service, whose answer is written as JSON; only `infer` has a form of its own.
+Each path stands for a call of the gRPC service, whose answer is written as JSON; only `infer` has its own form.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from . import tensors
 from .infer import SIGNATURE, question_of, take_resident
 
 JSON_LENGTH = "Inference-Header-Content-Length"
-"""The header that says how many bytes of a body are JSON; tensors follow."""
+"""The header with the number of bytes of the body that are JSON; tensors follow."""
 
 _BINARY = "binary_data"
 _ALL_BINARY = "binary_data_output"
@@ -67,14 +67,14 @@ def request_of(method: str, path: str) -> tuple[str, Any]:
                 named = f"model_{field}" if call == "ModelInfer" else field
                 if (
                     part is not None and named in message.DESCRIPTOR.fields_by_name
-                ):  # calls that are not offered have no fields
+                ):  # messages of unimplemented calls have no fields
                     setattr(message, named, unquote(part))
             return call, message
     raise RequestError(f"request: expected a path of KServe's protocol, found {method} {path[:200]}")
 
 
 def add_body(message: Message, content: bytes) -> None:
-    """Add the body of a repository call, which may be empty, to its message. Raises InputError, RequestError."""
+    """Add the body of a repository call to its message. The body may be empty. Raises InputError, RequestError."""
     fields = Body(content).fields if content else {}
     if isinstance(message, pb.RepositoryIndexRequest):
         message.ready = fields.get("ready") is True
@@ -117,11 +117,11 @@ class Infer:
         self._binary = False
 
     def take(self) -> Resident:
-        """The version that answers. Raises InputError, NotServingError."""
+        """The version that is to answer. Raises InputError, NotServingError."""
         return take_resident(self._models, self._request.model_name, self._request.model_version)
 
     def bytes_to_read(self, content: bytes) -> int:
-        """How many bytes `read` takes at most, beside the content."""
+        """The most bytes of memory that `read` takes, in addition to the content."""
         end = len(content) if self._json_length is None else min(self._json_length, len(content))
         return parsed_bytes(content[:end]) + len(content) - end
 
@@ -191,7 +191,7 @@ def _arrays(
             if type(length) is not int or not 0 <= length <= len(behind) - at:
                 expected = f"at most the {len(behind) - at} bytes that are left"
                 raise InputError(f"{head}, {_SIZE}", expected=expected, found=length)
-            array = tensors.of_raw(head, bytes(behind[at : at + length]))  # a copy, which is aligned
+            array = tensors.of_raw(head, bytes(behind[at : at + length]))  # copied, so that it is aligned
             at += length
         arrays[name] = array.reshape(head.shape)
     if at < len(behind):
@@ -226,7 +226,7 @@ def _shape(what: str, value: Any) -> list[int]:
 
 
 def _add_parameters(tensor: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the parameters to the message, so that the same ones are refused as by gRPC."""
+    """Add the parameters to the message, so that the same parameters are refused as by gRPC."""
     parameters = _object(f"{tensor.name!r}", given.get("parameters"))
     for name in parameters:
         tensor.parameters[text("the name of a parameter", name)].string_param = ""

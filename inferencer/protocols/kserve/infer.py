@@ -1,4 +1,4 @@
-"""ModelInfer of KServe's protocol: from request to question, and from answer to response."""
+"""ModelInfer of KServe's protocol: turns requests into questions, and answers into responses."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from ...transport.partial_parsing import beginning
 from . import tensors
 
 SIGNATURE = "signature"
-"""The request's parameter that names a signature of the model."""
+"""The parameter with which a request names a signature of the model."""
 
 ReadArrays = Callable[[Mapping[str, TensorHeader]], dict[str, tensors.Array]]
-"""Makes the arrays of inputs, once their headers were checked."""
+"""Makes the arrays of inputs whose headers have been checked."""
 
 _REFUSED = {  # parameters of tensors that change the answer, and so cannot be ignored
     "shared_memory_region": "shared memory is not offered; send the contents, and read them from the response",
@@ -81,13 +81,13 @@ def question_of(
     signature = _signature(request.parameters)
     heads = tensors.outlines(request.inputs)
     outputs = tuple(output.name for output in request.outputs)
-    resident.graph.check_inputs(signature, heads, outputs)  # before memory is spent on any of them
+    resident.graph.check_inputs(signature, heads, outputs)  # before memory is spent on the inputs
     _check_outputs(resident, signature, outputs)
     return Question(request.model_name, resident, signature, arrays(heads), outputs, latest=latest)
 
 
 def take_resident(models: Models, model: str, version: str) -> Resident:
-    """The version that a request names by number or label, or the one that serves.
+    """The version that a request names by number or label; without both, the version that serves.
 
     Raises InputError, UnknownModelError, UnknownVersionError, UnknownLabelError, NotServingError.
     """

@@ -1,4 +1,4 @@
-"""inference.GRPCInferenceService: KServe's second protocol with Triton's additions, translated."""
+"""inference.GRPCInferenceService: KServe's second protocol with Triton's additions."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .infer import ModelInfer, ModelStreamInfer, take_resident
 
 _EXTENSIONS = ("binary_tensor_data", "model_repository", "statistics")
 _PLATFORM = "tensorflow"
-_LOOK_SECONDS = 1.0  # in which a follower that is asked to sync has looked at its store
+_LOOK_SECONDS = 1.0  # a follower that is asked to sync has looked at its store by then
 _STATES = {
     Stage.FOUND: "LOADING",
     Stage.RESTORING: "LOADING",
@@ -48,7 +48,7 @@ class KServe:
         self.ModelInfer = ModelInfer(models)
         self.ModelStreamInfer = ModelStreamInfer(self.ModelInfer, draining)
 
-    # What there is ----------------------------------------------------------------------------------------------------
+    # Health and metadata ----------------------------------------------------------------------------------------------
 
     async def ServerLive(self, request: pb.ServerLiveRequest, context: Any) -> pb.ServerLiveResponse:
         return pb.ServerLiveResponse(live=True)
@@ -57,7 +57,7 @@ class KServe:
         return pb.ServerReadyResponse(ready=not self._models.missing())
 
     async def ModelReady(self, request: pb.ModelReadyRequest, context: Any) -> pb.ModelReadyResponse:
-        """An unknown model or version is not ready, and no error, as Triton's clients expect."""
+        """Answer "not ready" for an unknown model or version, instead of an error, as Triton's clients expect."""
         try:
             take_resident(self._models, request.name, request.version)
         except InputError:
@@ -131,10 +131,10 @@ class KServe:
         )
 
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Any) -> pb.ModelStatisticsResponse:
-        """Statistics of versions that are in memory, or were among the last that answered."""
+        """Statistics of versions that are in memory or have answered lately."""
         response = pb.ModelStatisticsResponse()
         for model in self._models.some(request.name):
-            counted = await asyncio.to_thread(self._metrics.statistics, model.name)  # which may ask other processes
+            counted = await asyncio.to_thread(self._metrics.statistics, model.name)  # on a thread: asks other processes
             resident = {str(number): Statistics() for number in model.status().resident}
             versions = {**resident, **counted}
             if request.version and request.version not in versions:

@@ -1,4 +1,4 @@
-"""Arrays as the tensors of KServe's protocol, and back. Headers are checked before memory is spent on contents."""
+"""Turns arrays into tensors of KServe's protocol, and back. Checks headers before memory is spent on contents."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def datatype(dtype: str) -> str | None:
 
 
 def outlines(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> dict[str, TensorHeader]:
-    """The headers of inputs: name, dtype, shape. Raises InputError for one that cannot be an array."""
+    """The headers of inputs: name, dtype, shape. Raises InputError for an input that cannot be an array."""
     headers: dict[str, TensorHeader] = {}
     for tensor in tensors:
         what = f"input {tensor.name!r}"
@@ -78,7 +78,7 @@ def outlines(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> dict[s
 
 
 def arrays(request: pb.ModelInferRequest, heads: Mapping[str, TensorHeader]) -> dict[str, Array]:
-    """The arrays of inputs whose headers were checked. Raises InputError for contents that differ from them."""
+    """The arrays of inputs with checked headers. Raises InputError for contents that do not fit the headers."""
     raw = request.raw_input_contents
     typed = [tensor.name for tensor in request.inputs if tensor.HasField("contents")]
     if raw and typed:
@@ -98,7 +98,7 @@ def of_raw(head: TensorHeader, content: bytes) -> Array:
 
 
 def _strings(head: TensorHeader, content: bytes) -> Array:
-    """Strings, each behind its length in four bytes."""
+    """Strings, each after its length in four bytes."""
     if head.count * _LENGTH.size > len(content):
         expected = f"{head.count} strings, each after its length in 4 bytes"
         raise InputError(str(head), expected=expected, found=f"{len(content)} bytes of raw_input_contents")
@@ -134,7 +134,7 @@ def _of_contents(head: TensorHeader, tensor: pb.ModelInferRequest.InferInputTens
 
 
 def fill(response: pb.ModelInferResponse, outputs: Mapping[str, Array], *, raw: bool) -> None:
-    """Add outputs to a response: all raw, or all in the typed fields; all raw if one has no typed field."""
+    """Add outputs to a response: all raw, or all in the typed fields; all raw if an output has no typed field."""
     names = {name: datatype_of(array) for name, array in outputs.items()}
     raw = raw or any(name not in _FIELDS for name in names.values())
     for name, array in outputs.items():

@@ -1,4 +1,4 @@
-"""The program's values as the JSON of /api, whose fields are in docs/reference.md."""
+"""Turns the program's values into the JSON of /api. docs/reference.md lists the fields."""
 
 from __future__ import annotations
 

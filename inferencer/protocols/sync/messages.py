@@ -1,4 +1,4 @@
-"""The program's values as messages of paramsync.v1, whose enumerations have the same names."""
+"""Turns the program's values into messages of paramsync.v1. Enumerations have the same names there."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def of_progress(event: Event) -> pb.SyncProgress:
 
 
 def of_event(event: Event) -> pb.Event | None:
-    """None for progress of a restore, which `of_progress` translates."""
+    """An event as a message; None for progress of a restore, which `of_progress` translates."""
     if event.kind is EventKind.RESTORING:
         return None
     return pb.Event(

@@ -20,11 +20,11 @@ from ...serving.worker_status import Replaced, WorkerStatus
 from .messages import of_event, of_load, of_progress, of_replaced, of_status, of_worker
 from .trainer_client import TrainerCalls
 
-_MARGIN = 0.1  # seconds before a caller's deadline at which it gets the reason for missing it
+_MARGIN = 0.1  # seconds before the deadline at which a caller is told why its call is late
 
 
 class SyncService:
-    """Lives on one event loop, which it never blocks: followers answer through futures."""
+    """Lives on one event loop, and never blocks it: followers answer through futures."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class SyncService:
         replace: Callable[[int], Replaced],
         trainers: TrainerCalls,
     ) -> None:
-        """`told` returns once all workers know what followers report: an answer comes after that.
+        """`told` returns once all workers know the followers' statuses; only then a call is answered.
 
         `replace` replaces the process of a worker, and blocks meanwhile; `trainers` calls trainers.
         """
@@ -174,16 +174,17 @@ def _restoring(events: list[Event]) -> list[pb.SyncProgress]:
 
 
 def seconds_to_wait(left: float | None) -> float | None:
-    """How long to wait, of the seconds left to a caller, to still send a reason; None without a deadline."""
+    """How many of a caller's remaining seconds to wait, so that a reason can still be sent; None without a deadline."""
     return None if left is None else max(0.0, left - min(_MARGIN, left / 5))
 
 
 async def wait(follower: Follower, action: Action, context: Any, number: int | None = None, label: str = "") -> Status:
-    """The follower's answer. Raises as Follower.sync does; TimeoutError, with a reason, just before the deadline."""
+    """The follower's answer. Raises the errors of Follower.sync, and a TimeoutError that says why, shortly before the
+    deadline."""
     left: float | None = context.time_remaining()
     answer = asyncio.wrap_future(follower.ask(action, number, label))
     try:
         return await asyncio.wait_for(answer, seconds_to_wait(left))
     except asyncio.TimeoutError:
-        late = await asyncio.to_thread(follower.late, number, left)  # it may ask another process
+        late = await asyncio.to_thread(follower.late, number, left)  # on a thread: `late` may ask another process
         raise TimeoutError(late) from None

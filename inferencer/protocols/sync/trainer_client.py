@@ -54,7 +54,7 @@ async def publish(
 ) -> int:
     """Have the trainer at this address publish now, and return the version's number. `shown` are headers of the calls.
 
-    Raises SyncError, also for a trainer that publishes into another store, and TimeoutError.
+    Raises SyncError, also if the trainer publishes into another store, and TimeoutError.
     """
     deadline = time.monotonic() + (_SECONDS if seconds is None else seconds)
 
@@ -79,10 +79,10 @@ async def publish(
 
 
 def follows(store: Path, trainer: pb.PublisherStatus) -> bool:
-    """Whether the store is the trainer's, under this or another path, or a copy of it.
+    """Whether the store is the trainer's store, perhaps under another path, or a copy of that store.
 
-    The last owner of the publisher's lock is the same in both. A copy may be older, or lack the lock: then it has the
-    version that was published last, or versions with the same graph.
+    Both stores name the same last owner of the publisher's lock. A copy may be older, or lack the lock: then the copy
+    has the version that was published last, or versions with the same graph.
     """
     if not trainer.publisher or lock_owner(store) == trainer.publisher:  # earlier releases do not name the publisher
         return True

@@ -1,4 +1,4 @@
-"""Classify, Regress and MultiInference: examples in, results of TensorFlow Serving's shapes out."""
+"""Classify, Regress and MultiInference: from examples to results in TensorFlow Serving's shapes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...serving.served import Models
 from ...serving.specs import check_count, latest, model_name, spec_of_answer, take_resident
 
 INPUTS, CLASSES, SCORES, OUTPUTS = "inputs", "classes", "scores", "outputs"
-"""Names of the tensors of classify and regress signatures."""
+"""Names of tensors in classify and regress signatures."""
 
 
 class OneTask:
@@ -85,7 +85,7 @@ class MultiInference:
 
 
 def examples(request: input_pb2.Input) -> np.ndarray[Any, Any]:
-    """The serialised examples; each behind the context, which a parser merges into it. Raises InputError."""
+    """The serialised examples. The context precedes each example: a parser merges both. Raises InputError."""
     if request.WhichOneof("kind") == "example_list_with_context":
         listed = request.example_list_with_context.examples
         context = request.example_list_with_context.context.SerializeToString()
@@ -103,7 +103,7 @@ def examples(request: input_pb2.Input) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Classify or Regress: which signatures it takes, by their tensors and not their method names."""
+    """Classify or Regress. Takes signatures with fitting tensors, whatever their method names."""
 
     method: str
     field: str
@@ -120,7 +120,7 @@ def question_of(
     serialised: np.ndarray[Any, Any],
     latest: Callable[[], Resident] | None = None,
 ) -> Question:
-    """The question that serialised examples ask of a signature. Raises InputError."""
+    """The question to a signature about serialised examples. Raises InputError."""
     name = spec.signature_name or DEFAULT_SIGNATURE
     signature = resident.graph.signatures.get(name)
     if signature is None:  # INVALID_ARGUMENT, as in TensorFlow Serving, unlike for Predict
@@ -174,7 +174,7 @@ def _classification(question: Question, answer: Answer) -> classification_pb2.Cl
 
 
 def classes_and_scores(answer: Answer) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Classes and scores of each example; an output that the signature lacks is empty, or 0."""
+    """Classes and scores of each example. For an output that the signature lacks: empty classes, or scores of 0."""
     shape = next(iter(answer.values())).shape
     labels = answer[CLASSES] if CLASSES in answer else np.full(shape, b"", object)
     return labels, answer[SCORES] if SCORES in answer else np.zeros(shape, np.float32)
@@ -225,7 +225,7 @@ def _kind(method: str) -> Kind:
 
 
 def _check_tasks(specs: Sequence[model_pb2.ModelSpec]) -> None:
-    """Raise InputError unless all tasks name one version, and each signature once."""
+    """Raise InputError unless all tasks name the same version, and each signature only once."""
     first = specs[0]
     for spec in specs:
         if model_name(spec) != first.name:

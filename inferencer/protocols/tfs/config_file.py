@@ -1,4 +1,4 @@
-"""TensorFlow Serving's files, protocol buffers as text; and its file of models, whose changes are applied."""
+"""Reads TensorFlow Serving's files, protocol buffers as text, and applies changes of its file of models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...settings import readers
 
 _log = logging.getLogger("paramsync.inferencer")
 _OPTION = "--model_config_file"
-_LIMIT = 4 << 20  # bytes; a larger one is another file
+_LIMIT = 4 << 20  # bytes; a larger file cannot be a configuration
 _UNTIL_FIRST = 1.0  # seconds between two tries until the first success: a base path may be mounted later
 
 Apply = Callable[..., Coroutine[Any, Any, None]]
@@ -27,7 +27,7 @@ M = TypeVar("M", bound=Message)
 
 
 def read(path: Path, kind: type[M], option: str) -> M:
-    """Parse a file. Raises SettingsError, which begins with the file's option."""
+    """Parse a file. Raises SettingsError with a text that begins with `option`."""
     content = readers.content(option, path, _LIMIT)
     name = f"tensorflow.serving.{kind.DESCRIPTOR.name}"
     try:
@@ -61,7 +61,7 @@ class ConfigFile:
             if config == self._applied or self._back_off.left(now):
                 return
             await self._apply(config, seconds=None)
-        except Exception as error:  # noqa: BLE001, the edge: the next look goes on
+        except Exception as error:  # noqa: BLE001, an error must not end the checks for changes
             text = str(error) if isinstance(error, SettingsError) else f"{_OPTION} {self._path}: {error}"
             if text != self._complaint:
                 foreseen = isinstance(error, (ParamsyncError, TimeoutError))
@@ -74,7 +74,7 @@ class ConfigFile:
         self._applied, self._complaint = config, ""
 
     async def follow(self, seconds: float | None) -> None:
-        """Look every `seconds`, until cancelled; without `seconds`, until the file was applied once."""
+        """Check for a change every `seconds`, until cancelled; without `seconds`, until the file is applied once."""
         while seconds is not None or self._applied is None:
             await asyncio.sleep(_UNTIL_FIRST if seconds is None else seconds)
             await self.run_once(asyncio.get_running_loop().time())

@@ -50,7 +50,7 @@ class ModelService:
 def states(
     models: Models, request: get_model_status_pb2.GetModelStatusRequest
 ) -> get_model_status_pb2.GetModelStatusResponse:
-    """The states of versions. Raises as `courses` does, and UnknownModelError."""
+    """The states of versions. Raises the errors of `courses`, and UnknownModelError."""
     status = models.find(model_name(request.model_spec)).status()
     return get_model_status_pb2.GetModelStatusResponse(
         model_version_status=[_state(course) for course in courses(status, request.model_spec)]
@@ -58,9 +58,9 @@ def states(
 
 
 def courses(status: Status, spec: model_pb2.ModelSpec) -> list[Course]:
-    """The course of the version that is asked for, or of all, the highest first.
+    """The course of the version that `spec` names, or of all versions, the highest first.
 
-    Raises NotServingError before there is a version, UnknownVersionError, UnknownLabelError.
+    Raises NotServingError if there is no version yet, UnknownVersionError, UnknownLabelError.
     """
     by_number = {course.number: course for course in status.courses()}
     if not by_number:

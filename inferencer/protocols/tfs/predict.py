@@ -26,7 +26,7 @@ from .classify import CLASSIFY, REGRESS, MultiInference, OneTask
 
 FIELD = "signature_def"
 _PREDICT = "tensorflow/serving/predict"
-_TENSORFLOW = {"float32": "float", "float64": "double", "float16": "half"}  # names that differ from numpy's
+_TENSORFLOW = {"float32": "float", "float64": "double", "float16": "half"}  # numpy's names, where TensorFlow's differ
 
 
 class PredictionService:
@@ -46,7 +46,7 @@ class PredictionService:
 
 
 class Predict:
-    """Predict: any thread may call it."""
+    """The method Predict. Any thread may call it."""
 
     protocol = "tfs"
 
@@ -68,7 +68,7 @@ class Predict:
             check_count("output filter", request.output_filter)
             headers = {name: tensor_proto.header(proto, f"input {name!r}") for name, proto in request.inputs.items()}
             outputs = tuple(request.output_filter)
-            fits = batchable.fits(resident.graph, signature, headers, outputs)  # before memory is spent on any of them
+            fits = batchable.fits(resident.graph, signature, headers, outputs)  # before memory is spent on the inputs
             inputs = tensor_proto.to_arrays(request.inputs, "input")
         return [Question(str(spec.name), resident, signature, inputs, outputs, fits, latest(self._models, spec))]
 
@@ -104,7 +104,7 @@ _PACKED: Mapping[int, tuple[int, np.dtype[Any]]] = {  # by dtype: a field of Ten
 
 
 def encoded(array: npt.NDArray[Any]) -> tuple[bytes, bytes]:
-    """An output as a TensorProto on the wire, in two parts: the head, and the values, which are copied once.
+    """An output as a serialised TensorProto, in two parts: the head, and the values, copied only once.
 
     Values are in the typed fields, as in TensorFlow Serving.
     """
@@ -127,7 +127,7 @@ def encoded(array: npt.NDArray[Any]) -> tuple[bytes, bytes]:
 
 @lru_cache(1024)
 def _head(number: int, shape: tuple[int, ...]) -> bytes:
-    """Dtype and shape on the wire."""
+    """Dtype and shape, serialised."""
     proto = tensor_pb2.TensorProto(dtype=number)
     proto.tensor_shape.SetInParent()  # a scalar has a shape too
     for size in shape:
@@ -157,7 +157,7 @@ def _spec(model: str, signature: str, version: int) -> bytes:
 def metadata(
     models: Models, request: get_model_metadata_pb2.GetModelMetadataRequest
 ) -> get_model_metadata_pb2.GetModelMetadataResponse:
-    """The signatures of a version. Raises InputError, and as `take_resident` does."""
+    """The signatures of a version. Raises InputError and the errors of `take_resident`."""
     if set(request.metadata_field) != {FIELD}:
         raise InputError("metadata_field", expected=[FIELD], found=list(request.metadata_field))
     resident = take_resident(models, request.model_spec)

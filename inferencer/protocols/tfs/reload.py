@@ -26,13 +26,13 @@ from ..sync.service import seconds_to_wait
 
 _PLATFORM = "tensorflow"
 _MOST_RESIDENT = 64
-_MOST_MODELS = 256  # each has a thread, and a watch on its store
-_MOST_REMEMBERED = 1024  # models whose choices are remembered, also after they are served no more
+_MOST_MODELS = 256  # each model has a thread, and a watch on its store
+_MOST_REMEMBERED = 1024  # models whose choices are remembered, even when they are no longer served
 
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredChoices:
-    """The pin and labels that a configuration chose for a model; the next one undoes what it does not repeat."""
+    """A model's pin and labels set by a configuration. The next configuration undoes those that it does not repeat."""
 
     pin: bool = False
     labels: Collection[str] = ()
@@ -48,11 +48,11 @@ class ReloadPlan:
 
 
 Apply: TypeAlias = "Callable[[Sequence[AnySettings], Mapping[str, Change]], Awaitable[None]]"
-"""Serves these models from now on, with these changes, and no others. See `Registry.apply`."""
+"""Serves exactly these models from now on, with these changes. See `Registry.apply`."""
 
 
 class Configures(Protocol):
-    """A `Configuring`, or a proxy of one in another process."""
+    """A `Configuring`, or a proxy of a `Configuring` in another process."""
 
     async def apply(
         self,
@@ -67,7 +67,7 @@ class Configuring:
     """Applies one configuration at a time. Lives on one event loop."""
 
     def __init__(self, models: Iterable[Served], apply: Apply, *, trust: tuple[Path, ...] = ()) -> None:
-        """New models are served under these keys to `trust`, and the keys of the models that are there now."""
+        """New models are served under these keys to `trust`, and under the keys of the present models."""
         self._models = models
         self._apply_models = apply
         self._lock = asyncio.Lock()
@@ -82,11 +82,11 @@ class Configuring:
         seconds: float | None = None,
         roots: ReloadRoots | None = None,
     ) -> None:
-        """Return once all of it is in effect. If this raises, nothing has changed, except for TimeoutError.
+        """Return once the whole configuration is in effect. After an error, except TimeoutError, nothing has changed.
 
         Stores must be below `roots`, if given. A configuration is applied to its end even if its caller leaves. Raises
-        RequestError for a wrong configuration, NotAllowedError for stores elsewhere, SyncError if a version that it
-        needs cannot be used, TimeoutError after `seconds`, NotServingError.
+        RequestError for a wrong configuration, NotAllowedError for stores elsewhere, SyncError if a version that the
+        configuration needs cannot be used, TimeoutError after `seconds`, NotServingError.
         """
         task = asyncio.ensure_future(self._apply(config, roots))
         self._tasks.add(task)
@@ -99,7 +99,7 @@ class Configuring:
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # retrieved, or asyncio would log it after the caller has left
+            task.exception()  # marks the error as seen: else asyncio would log it if the caller has left
 
     async def _apply(self, config: model_server_config_pb2.ModelServerConfig, roots: ReloadRoots | None) -> None:
         async with self._lock:
@@ -128,9 +128,9 @@ def read(
     *,
     trust: tuple[Path, ...] = (),
 ) -> ReloadPlan:
-    """Translate a configuration: `there` is served now, `choices` were made by earlier configurations.
+    """Translate a configuration. `there` are the models served now; `choices` come from earlier configurations.
 
-    New stores are served under the keys to `trust`, so that no configuration is a way around them. Looks at base
+    New stores are served under the keys to `trust`, so that a configuration cannot avoid signatures. Looks at base
     paths. Raises RequestError, NotAllowedError.
     """
     if config.WhichOneof("config") != "model_config_list":
@@ -195,7 +195,7 @@ def _check_path(where: str, path: str, roots: ReloadRoots | None) -> None:
 
 
 def _change(config: Any, before: ConfiguredChoices) -> Change:
-    """The pin and labels that a configuration names, without those that only the one before it named."""
+    """Set the pin and labels that a configuration names; undo those that only the configuration before named."""
     where = f"config of model {config.name!r}, model_version_policy"
     labels = dict(config.version_labels)
     if len(labels) > MOST_LABELS:

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST API: paths, and JSON to questions and back. Any thread may call it."""
+"""TensorFlow Serving's REST API: parses paths, turns JSON into questions, and answers into JSON. Any thread."""
 
 from __future__ import annotations
 
@@ -122,11 +122,11 @@ class RestPrediction:
         """instances, inputs, classify or regress."""
 
     def take(self) -> Resident:
-        """The version that answers. Raises RequestError, NotServingError."""
+        """The version that is to answer. Raises RequestError, NotServingError."""
         return self._models.find(self.model).take(self._route.version, self._route.label)
 
     def bytes_to_read(self, content: bytes) -> int:
-        """How many bytes `read` takes at most, beside the content."""
+        """The most bytes of memory that `read` takes, in addition to the content."""
         return parsed_bytes(content)
 
     def read(self, resident: Resident, content: bytes) -> Question:
@@ -147,7 +147,7 @@ class RestPrediction:
         return question
 
     def write(self, question: Question, answer: Answer) -> tuple[bytes, Mapping[str, str]]:
-        """The body and its headers. Raises InputError for values that JSON lacks, or that are no results."""
+        """The body and its headers. Raises InputError for values that JSON lacks or that are not results."""
         key, check, values = _FORMS[self._form]
         if check is not None:
             check(question, answer)
