@@ -43,7 +43,7 @@ def write(figures: Mapping[str, Any], path: str) -> None:
 
 
 def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     for at, column in enumerate(columns):
         table.add_column(column, justify="right" if at else "left", no_wrap=True)
     for row in rows:
@@ -99,7 +99,7 @@ def _show_swap(figures: Mapping[str, Any], screen: Console) -> None:
 
 
 def _show_serve(figures: Mapping[str, Any], screen: Console) -> None:
-    columns = ("callers x rows", "a second", "plain gRPC", "quotient", "grpcio's", "p50 ms", "plain", "p99 ms", "plain")
+    columns = ("callers x rows", "a second", "echo", "ours/echo", "grpcio", "p50 ms", "echo", "p99 ms", "echo")
     rows = [
         (
             f"{case['concurrency']} x {case['batch']}",
