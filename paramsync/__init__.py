@@ -52,7 +52,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Imports what a name needs, such as TensorFlow, once somebody asks for it."""
+    """Import a name at its first use, with its dependencies, such as TensorFlow."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from paramsync.program.packages import with_tensorflow

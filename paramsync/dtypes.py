@@ -1,7 +1,7 @@
 """Translates between TensorFlow's dtype numbers and numpy's dtypes, without importing TensorFlow.
 
-Numbers of less than 8 bits take a byte each, in checkpoints as in numpy. Quantized numbers are records with one field
-named like the dtype, as in TensorFlow.
+Numbers of less than 8 bits take a byte each, both in checkpoints and in numpy. Quantized numbers are records with one
+field named like the dtype, as in TensorFlow.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class UnknownSignatureError(RequestError):
 
 
 class TooLargeError(RequestError):
-    """A message beyond its limit."""
+    """A message larger than its limit."""
 
     def __init__(self, what: str, *, limit: int, found: int) -> None:
         super().__init__(f"{what}: expected at most {limit} bytes, found {found}")
@@ -104,7 +104,7 @@ class StoreError(ParamsyncError):
 
 
 class UnreadableError(StoreError):
-    """A file that cannot be read now, for a reason outside of it. A later attempt may succeed."""
+    """A file that cannot be read now, for an outside reason. A later attempt may succeed."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(path.parent, f"{path.name} cannot be read: {why}")
@@ -173,7 +173,7 @@ class NotServingError(ParamsyncError):
 
 
 class BusyError(ParamsyncError):
-    """A call beyond the number of calls that may wait."""
+    """Too many calls wait already."""
 
 
 class SyncError(ParamsyncError):
@@ -181,7 +181,7 @@ class SyncError(ParamsyncError):
 
 
 class CallError(ParamsyncError):
-    """A call that got no answer. The text is the other program's, if it gave one; `code` is the gRPC status."""
+    """A call without an answer. The text is the other program's, if any; `code` is the gRPC status."""
 
     def __init__(self, text: str, code: str) -> None:
         super().__init__(text)
@@ -200,7 +200,7 @@ class NotReachableError(CallError):
 
 
 class PublishError(ParamsyncError):
-    """A publication that failed. Training goes on, and the version before is still the latest."""
+    """A publication that failed. Training goes on, and the previous version is still the latest."""
 
 
 class NotFiniteError(PublishError):

@@ -1,4 +1,4 @@
-"""PublishCallback: what a Keras user adds to `model.fit`."""
+"""PublishCallback: publishes from `model.fit` of Keras."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ class PublishCallback(keras.callbacks.Callback):
 
         model.fit(x, y, callbacks=[PublishCallback("/dev/shm/digits", every_seconds=1)])
 
-    Where neither steps nor seconds are given, every second. Steps are counted from the optimizer's own count, so that
-    they go on where an earlier fit stopped; where a `train_step` of the model's own uses another optimizer, batches are
-    counted. A model that is not built when training begins is published from its first batch on.
+    Without steps and seconds, it publishes every second. Steps are the optimizer's own count, so that they go on where
+    an earlier fit stopped; if the model's own `train_step` uses another optimizer, batches are counted. A model that is
+    not built when training begins is published from its first batch on.
 
-    The start is published before the first epoch, when other callbacks have restored what they restore, and only where
-    the store has no version yet: a script that is run again does not put a model that has learnt nothing in the place
-    of a trained one. `at_start=True` publishes it always, `at_start=False` never. With `publish_if`, what is due is
-    published only where that says so, at the end of the fit too: the name of a metric that must not get worse, such as
-    "val_loss", or a function of Keras' logs. The ends of epochs, where logs are whole, are then asked about as well.
+    The start is published before the first epoch, after other callbacks have restored weights, and only if the store
+    has no version yet: a script that runs again does not replace a trained model with an untrained model.
+    `at_start=True` publishes it always, `at_start=False` never. `publish_if` is the name of a metric that must not
+    get worse, such as "val_loss", or a function of Keras' logs. A due step is published only if it passes, also at the
+    end of the fit. The ends of epochs, where logs are complete, are then checked as well.
 
-    A fit that is interrupted leaves the store locked until nothing refers to the callback any more, it is used again,
-    or the process ends.
+    An interrupted fit leaves the store locked until the callback is used again or freed, or the process ends.
 
     Args:
         store: The directory of the store.
@@ -52,8 +51,8 @@ class PublishCallback(keras.callbacks.Callback):
         at_start: Whether to publish the start; by default only if the store has no version yet.
         **options: See Publisher.
 
-    Raises what Publisher does, when training begins, and SettingsError for `averages` of an optimizer that has none,
-    and where Keras runs on another backend than TensorFlow.
+    When training begins, raises the errors of Publisher, and SettingsError for `averages` of an optimizer without
+    averages, or if Keras runs on another backend than TensorFlow.
     """
 
     def __init__(
@@ -79,10 +78,10 @@ class PublishCallback(keras.callbacks.Callback):
         self._publisher: Publisher | None = None
         self._step = 0
         self._begun = False
-        self._recorded = 0  # epochs that the History knew at this callback's end of the last one
+        self._recorded = 0  # epochs that the History had when the last epoch ended here
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._release()  # of a fit that was interrupted
+        self._release()  # the publisher of an interrupted fit
         if keras.backend.backend() != "tensorflow":
             raise SettingsError(
                 f"PublishCallback: expected TensorFlow as the backend of Keras, found {keras.backend.backend()};"
@@ -103,15 +102,15 @@ class PublishCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         counted, optimizer = _counted(self.model.optimizer), self.model.optimizer
-        # One that is not used stands still, and so do those that leave out updates, which is no step then.
+        # The count of an unused optimizer stands still. A skipped update is not a step.
         self._step = counted if _leaves_out(optimizer) else max(counted, self._step + 1)
         self._open().publish_if_due(self._step, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Publishes what the model has once the other callbacks have restored what they restore.
+        """Publish the model's values after the other callbacks have restored weights.
 
-        Keras calls its History after all callbacks that it was given, and this one is then called by it. A History that
-        comes before this callback, or none, has nothing to wait for.
+        Keras calls its History after all given callbacks, and the History then calls this callback. If the History
+        comes before this callback, or is missing, there is nothing to wait for.
         """
         if _recorded(self.model) > self._recorded:
             _after(self.model.history, weakref.WeakMethod(self._end))
@@ -121,18 +120,18 @@ class PublishCallback(keras.callbacks.Callback):
     def _end(self, logs: Any) -> None:
         try:
             if self._publisher is not None:
-                self._begin()  # of a fit without an epoch
+                self._begin()  # for a fit without an epoch
                 self._publisher.finish(self._step, logs)
         finally:
             self._release()
 
     @property
     def control(self) -> str | None:
-        """Where an operator is answered now; None between fits, and without `control_port`."""
+        """The address of the control port; None between fits, and without `control_port`."""
         return None if self._publisher is None else self._publisher.control
 
     def _begin(self) -> None:
-        """Once for each fit, as late as can be: other callbacks restore weights when training begins."""
+        """Begin once per fit, as late as possible: other callbacks restore weights when training begins."""
         if not self._begun and self._publisher is not None:
             self._step = _counted(self.model.optimizer)
             self._publisher.begin(self._step)
@@ -140,7 +139,7 @@ class PublishCallback(keras.callbacks.Callback):
 
     def _open(self) -> Publisher:
         if self._publisher is None:
-            from paramsync.graphs.capturing import capture  # here: another backend gets an error that it understands
+            from paramsync.graphs.capturing import capture  # here: with another backend the error is clearer
 
             self._publisher = Publisher(
                 self._store,
@@ -149,7 +148,7 @@ class PublishCallback(keras.callbacks.Callback):
                 averages=_averages(self.model) if self._averages else None,
                 **self._options,
             )
-            self._forgotten = weakref.finalize(self, _close, self._publisher)  # by a fit that was interrupted
+            self._forgotten = weakref.finalize(self, _close, self._publisher)  # for an interrupted fit
             self._forgotten.atexit = False
         return self._publisher
 
@@ -166,8 +165,8 @@ def _recorded(model: keras.Model) -> int:
 
 
 def _after(history: keras.callbacks.History, end: weakref.WeakMethod[Callable[[Any], None]]) -> None:
-    """Have the method called once, after the History was told that training has ended."""
-    before = history.on_train_end  # or what another PublishCallback has called
+    """Call the method once, after the History's own `on_train_end`."""
+    before = history.on_train_end  # or the hook of another PublishCallback
 
     def on_train_end(logs: Any = None) -> None:
         vars(history).pop("on_train_end", None)
@@ -181,27 +180,27 @@ def _after(history: keras.callbacks.History, end: weakref.WeakMethod[Callable[[A
 
 
 def _counted(optimizer: keras.Optimizer | None) -> int:
-    # Not counted by batches: where one call runs several steps, Keras counts the last call of an epoch as a full one.
+    # Not counted by batches: if one call runs several steps, Keras counts the last call of an epoch as a full call.
     # Keras has read the loss of the step before it calls us, so there is no GPU to wait for.
     if optimizer is None:
         return 0
-    return int(optimizer.iterations.numpy())  # a variable of several replicas is no number itself
+    return int(optimizer.iterations.numpy())  # int() fails for a variable of several replicas
 
 
 def _leaves_out(optimizer: keras.Optimizer | None) -> bool:
-    """Whether there are batches after which it updates nothing."""
+    """Whether the optimizer skips updates after some batches."""
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return scales or bool(getattr(optimizer, "gradient_accumulation_steps", None))
 
 
 def _close(publisher: Publisher) -> None:
-    with suppress(PublishError):  # it is in the log
+    with suppress(PublishError):  # the error is in the log
         publisher.close()
 
 
 def _averages(model: keras.Model) -> Averages:
-    """The moving averages that the model's optimizer keeps. Raises SettingsError where it keeps none."""
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # of one that scales losses
+    """The moving averages that the model's optimizer keeps. Raises SettingsError if it keeps none."""
+    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # unwrap an optimizer that scales losses
     if not getattr(optimizer, "use_ema", False):
         found = f"{optimizer.name} without" if optimizer else "none"
         raise SettingsError(f"averages: expected an optimizer with use_ema=True, found {found}")

@@ -1,13 +1,13 @@
-"""Data files as readers use them: locked, and either mapped where they lie or copied. Writers: see `FilePool`.
+"""Data files for readers: locked, and either mapped in place or copied. For writers see `FilePool`.
 
-A shared flock belongs to the open file, not to a descriptor of it. A mapping has a descriptor of its own of the same
-open file, so it keeps the lock until the last array or tensor in it is gone. A process that dies keeps no lock. Locking
-takes no permission to write, neither to the file nor to its directory.
+A shared flock belongs to the open file, not to a descriptor of it. A mapping duplicates the descriptor of the
+open file, so it keeps the lock until the last array or tensor in it is gone. A dead process keeps no lock. Locking
+needs no permission to write to the file or its directory.
 
 Versions that share a file share one mapping: bringing a file into the page table is most of the cost of a restore.
 
-A seal shows whether files are as their publisher left them: in this machine's memory, and not written to since. Then
-their bytes are those whose checksums the publisher computed, and computing these again shows nothing new. A disk may
+A seal shows whether files are as their publisher left them: in this machine's memory, and not written to since. If
+so, the publisher's checksums still hold, and computing them again shows nothing new. A disk may
 return other bytes than were written, and another machine may have copied half of them: such files have no seal.
 """
 
@@ -30,7 +30,7 @@ from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError
 from paramsync.host import files, memory
 
-ALIGNMENT = 64  # bytes: TensorFlow's kernels expect it of the address of a tensor
+ALIGNMENT = 64  # bytes: TensorFlow's kernels expect tensors at multiples of this
 
 # Bytes that one call prefaults: other threads that allocate memory wait for the whole call, and between two calls this
 # thread may have to wait for the GIL.
@@ -57,7 +57,7 @@ class FileStamp(NamedTuple):
 
 
 def seal_of(stamps: Sequence[FileStamp], directory: Path) -> str:
-    """The seal of a version's data files in this directory, in their order; "" if the machine does not say enough.
+    """The seal of a version's data files in this directory, in their order; "" if the machine cannot tell.
 
     The file system's identity since it was mounted is part of the seal: another file system has the same inodes.
     """
@@ -80,8 +80,8 @@ def open_data_file(
     """Open and lock a data file; None while a publisher overwrites it. Raises CorruptCheckpointError, UnreadableError.
 
     A mapped file is used where it lies: if somebody truncates it, this process ends with SIGBUS. Otherwise bytes are
-    copied when they are first read, and later changes to the file do not matter. With `frozen`, a copy of these bytes
-    is mapped that nobody can change. A file that is mapped already and among the `shared` ones is not mapped again.
+    copied when they are first read, and later changes to the file do not matter. With `frozen`, maps an immutable copy
+    of these bytes. A file among the `shared` files, which are mapped already, is not mapped again.
     `folder` is as in `files.regular`.
     """
     with files.reading(path, _WHAT), files.regular(path, folder=folder) as descriptor:
@@ -102,7 +102,7 @@ class _OpenFile:
 
 
 def _freeze(path: Path, descriptor: int, ranges: Ranges) -> _OpenFile:
-    """Copy these bytes, at their places, into memory that no process can change any more.
+    """Copy these bytes, each to its offset, into memory that no process can change any more.
 
     Raises CorruptCheckpointError if the file is truncated meanwhile, UnreadableError if it cannot be read now.
     """
@@ -154,7 +154,7 @@ class DataFile:
                 raise CorruptCheckpointError(path, expected="a data file at rest", found="one that was cut") from error
 
     def alias(self, path: Path) -> DataFile:
-        """The same mapping under another name of the file; the lock lasts until neither is used any more."""
+        """The same mapping under another name of the file; the lock lasts as long as either is used."""
         other = copy(self)
         other.path = path
         return other
@@ -166,11 +166,11 @@ class DataFile:
         return all(any(first <= start and stop <= last for first, last in self._frozen) for start, stop in frozen)
 
     def lend(self) -> int:
-        """A descriptor for another process to map; the lock lasts as long as the descriptor, or a mapping by it."""
+        """A descriptor for another process to map; the lock lasts as long as the descriptor and its mappings."""
         return os.dup(self._file.descriptor)
 
     def has_its_name(self, *, folder: int | None = None) -> bool:
-        """Whether the path still leads to this file. Raises UnreadableError if that cannot be read now."""
+        """Whether the path still leads to this file. Raises UnreadableError if the path cannot be read now."""
         try:
             status = os.lstat(self.path) if folder is None else os.lstat(self.path.name, dir_fd=folder)
         except OSError as error:
@@ -192,9 +192,9 @@ class DataFile:
         return known if known is not None else self._copies.setdefault(place, self.read(offset, size))
 
     def read(self, offset: int, size: int) -> memoryview:
-        """A copy of these bytes as they are now; of frozen bytes, the mapping. Raises as `memory` does.
+        """A copy of these bytes as they are now; for frozen bytes, the mapping. Raises as `memory` does.
 
-        A file that is truncated meanwhile does not end the process.
+        Truncating the file meanwhile does not end the process.
         """
         if self.is_mapped and self._frozen is not None:
             return self.memory(offset, size)
@@ -229,13 +229,13 @@ class DataFile:
             try:
                 is_done = memory.make_readable(pages, start, stop)
             except OSError as error:
-                self.check(start, stop - start)  # no page is behind the file's end; else the disk or memory failed
+                self.check(start, stop - start)  # the file may be too short; otherwise the disk or memory failed
                 raise files.unread(self.path, _WHAT, error) from error
             if not is_done:
                 crc32c(self.memory(start, stop - start))  # an older kernel: reading a page brings it in
 
     def is_present(self, offset: int, size: int) -> bool:
-        """Whether the kernel has all these bytes of the mapping in memory, so that none would be read from a disk."""
+        """Whether the kernel has all these bytes of the mapping in memory, so that no byte is read from a disk."""
         return self._mapping is None or not size or memory.is_present(self._pages(), offset, offset + size)
 
     def _pages(self) -> Array:

@@ -1,7 +1,7 @@
-"""Digests of tensors and checkpoints, which unlike checksums nobody can forge. Portions are hashed on a few threads.
+"""Digests of tensors and checkpoints. Unlike checksums they cannot be forged. Hashes portions on a few threads.
 
 The digest of a tensor hashes the digests of its portions of 4 MiB. The digest of a checkpoint hashes a line for each
-tensor: name, dtype, shape, size and digest, wherever the tensor lies.
+tensor: name, dtype, shape, size and digest, but not its place.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PORTION_OF, _TENSOR_OF, _CHECKPOINT_OF = (
     b"portion\0",
     b"tensor\0",
     b"checkpoint\0",
-)  # so that no digest passes for one of another kind
+)  # so that digests of one kind never equal digests of another
 assert PORTION == 4 << 20  # another size would change the digests of the same tensors
 
 
@@ -32,10 +32,10 @@ def of_tensors(
     threads: int = THREADS,
     done: Callable[[int], object] = lambda tensor: None,
 ) -> list[bytes]:
-    """The digest of each tensor. The last tensors are hashed first, in the order in which they are copied.
+    """The digest of each tensor. Starts with the last tensors, in the order in which they are copied.
 
     `read` returns the bytes of a tensor from one offset to another; `done` is called with the number of each tensor
-    that is hashed as a whole. Both are called on any thread; their errors are raised here.
+    once the whole tensor is hashed. Both are called on any thread; their errors are raised here.
     """
     starts = [range(0, max(size, 1), PORTION) for size in sizes]  # an empty tensor has a portion, too
     portions = [[b""] * len(of_one) for of_one in starts]

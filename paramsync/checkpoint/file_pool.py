@@ -25,7 +25,7 @@ SPARES = 3  # files that wait to be overwritten
 MAPPED = 48  # files that stay mapped for writing; each takes two descriptors
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
-_WASTE = 1.25  # how many times as large as needed a spare may be
+_WASTE = 1.25  # a spare may be this many times as large as needed
 _PASSES = 4  # how often a spare may be of the wrong size before it is removed
 
 
@@ -34,19 +34,19 @@ class FilePool:
 
     Fresh pages are by far the most expensive part of writing into memory, so files are overwritten in place:
 
-    1. `retire` takes a file's names away, one after the other. A file that loses its last name becomes a spare, by
+    1. `retire` removes a file's names, one after the other. A file with only one name left becomes a spare, by
        rename.
     2. `writing` takes the exclusive lock of a spare without waiting: a follower has the shared lock for as long as it
        uses the file, and the kernel drops that lock when the follower dies.
-    3. With the lock, the name of the spare must be the file's only one: somebody may have linked the file to keep it.
+    3. Once locked, the file must have no name but the spare's: a user may have linked the file to keep it.
     4. The file is overwritten. A publisher that is killed here leaves a spare.
     5. The lock is given back, and the spare renamed to its new name.
-    6. A spare too many loses its name under the lock, and then its memory is freed.
+    6. A surplus spare loses its name under the lock, and then its memory is freed.
 
     The race is with a follower that opened the file by a version's name and has yet to lock it. The follower locks, and
     then checks that the name still leads to the locked file. If it locked before 2, then 2 fails. If it locked later,
-    1 came first: the name is gone for good, because no version's number comes twice, and the follower closes a file
-    that it has not read. A server may have a spare mapped without the lock; it reads nothing of the spare before a
+    1 came first: the name is gone for good, because no version number is used twice, and the follower closes the
+    file unread. A server may have a spare mapped without the lock; it reads nothing of the spare before a
     version has the file and the server has the lock. A file that ever had a name is never truncated.
     """
 
@@ -57,14 +57,14 @@ class FilePool:
         self.in_memory = memory.is_memory(directory.stat())
         """Whether the files are on tmpfs, where an allocated page can always be written."""
         self._files: dict[int, PooledFile] = {}  # by inode, the last written at the end
-        self._spares: list[PooledFile] = []  # of these files, the oldest first
+        self._spares: list[PooledFile] = []  # the files that are spares, the oldest first
         for name in sorted((name for name in files.names(directory) if name.startswith(SPARE)), key=_age):
             if stat.S_ISREG((directory / name).lstat().st_mode):
                 self._add_spare(directory / name, directory / name)
 
     @contextmanager
     def writing(self, path: Path, size: int) -> Iterator[PooledFile]:
-        """A file of this size or a little more to write, which gets the name `path` when the block ends.
+        """Yield a file of this size or a little more to write. It gets the name `path` when the block ends.
 
         If the block fails, there is no such file. Raises OSError.
         """
@@ -81,9 +81,9 @@ class FilePool:
             if spare:
                 fcntl.flock(file.descriptor, fcntl.LOCK_UN)
             else:
-                with suppress(OSError):  # the first error says more, and the file has to be closed
+                with suppress(OSError):  # the first error says more; the file must be closed
                     file.path.unlink(missing_ok=True)
-                    if isinstance(error, OSError):  # perhaps no room: give back the bytes, though they are mapped
+                    if isinstance(error, OSError):  # perhaps no room: free the bytes, even of mapped files
                         os.ftruncate(file.descriptor, 0)
                 file.close()
             raise
@@ -92,13 +92,13 @@ class FilePool:
         self.use(file)
 
     def use(self, file: PooledFile) -> None:
-        """Note that a version being written has this file: it is the last to be unmapped."""
+        """Note that the version being written uses this file: unmap it last."""
         if file.descriptor >= 0:
             self._files.pop(file.inode, None)
             self._files[file.inode] = file
 
     def retire(self, path: Path) -> None:
-        """Take a data file's name away; a file that loses its last name becomes a spare. Raises OSError."""
+        """Remove a data file's name; a file that loses its last name becomes a spare. Raises OSError."""
         try:
             status = path.lstat()
         except FileNotFoundError:
@@ -107,17 +107,17 @@ class FilePool:
             path.unlink()
             return
         spare = path.with_name(SPARE + path.name)
-        if self._add_spare(path, spare):  # first: an interrupt must not lose it
+        if self._add_spare(path, spare):  # first: an interrupt must not lose the file
             path.rename(spare)
 
     def trim(self, keep: int = SPARES) -> None:
-        """Remove useless spares and the oldest of those too many; close files that nobody needs. Raises OSError."""
+        """Remove useless spares and the oldest surplus spares; close unneeded files. Raises OSError."""
         useless = [spare for spare in self._spares if spare.passes >= _PASSES]
         others = [spare for spare in self._spares if spare.passes < _PASSES]
         for spare in useless + others[: max(0, len(others) - keep)]:
             locked = self.in_memory and self._lock(spare)
             spare.path.unlink(missing_ok=True)
-            if locked and spare.is_unnamed():  # a follower may have the file mapped all the same
+            if locked and spare.is_unnamed():  # a follower may still have the file mapped
                 memory.free_pages(spare.content)
             self._spares.remove(spare)
             self._close(spare)
@@ -132,7 +132,7 @@ class FilePool:
             self._close(file)
 
     def _add_spare(self, path: Path, name: Path) -> bool:
-        """Note a file, which is to have this name, as a spare; False if it cannot be opened, and so was removed."""
+        """Note the file, which gets the name `name`, as a spare; False if it cannot be opened and so was removed."""
         try:
             file = self._files.get(path.lstat().st_ino) or PooledFile(
                 name, FileIO(path, "r+", opener=_open_without_following), in_memory=self.in_memory
@@ -157,7 +157,7 @@ class FilePool:
         return None
 
     def _lock(self, spare: PooledFile) -> bool:
-        """Lock a spare that nobody uses. A spare that a stranger changed becomes useless."""
+        """Lock a spare that nobody uses. A spare that another program changed becomes useless."""
         try:
             fcntl.flock(spare.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -171,7 +171,7 @@ class FilePool:
         return False
 
     def _create(self, path: Path, size: int) -> PooledFile:
-        """A new file, whose pages are allocated when they are written. If there is no room, the spares make some."""
+        """A new file, whose pages are allocated when written. If there is no room, spares are removed."""
         path.unlink(missing_ok=True)
         disk = os.statvfs(self._directory)
         if disk.f_blocks and disk.f_bavail * disk.f_frsize < size:
@@ -196,16 +196,16 @@ class PooledFile:
     def __init__(self, path: Path, file: FileIO, *, in_memory: bool) -> None:
         """Takes the open file over. `path` is a spare's name, or a temporary one."""
         self.path = path
-        self._file = file  # closes itself if an interrupt comes before anybody else could close it
+        self._file = file  # closes itself if an interrupt comes before anything else could
         self.descriptor = file.fileno()
         status = os.fstat(self.descriptor)
         self.inode = status.st_ino
         self.size = status.st_size
         self.content: Array = np.empty(0, np.uint8)
         self.stamp = FileStamp.of(status)
-        """The stamp of this very file, whatever its name leads to, after it was last written."""
+        """The stamp of this very file after its last write, even if its name leads elsewhere now."""
         self.known: dict[Any, Any] = {}
-        """The writer's findings about pieces of the content, right as long as nobody else writes."""
+        """The writer's findings about pieces of the content, valid until another program writes."""
         self.passes = 0
         """How often the file was of the wrong size since it became a spare."""
         self._in_memory = in_memory
@@ -218,7 +218,7 @@ class PooledFile:
             raise
 
     def allocate(self, start: int, stop: int) -> None:
-        """Allocate pages for bytes that are written next. Otherwise a full memory would be a SIGBUS.
+        """Allocate pages for the next bytes to write. Otherwise full memory would cause a SIGBUS.
 
         Raises OSError if there is no room. May be called by several threads.
         """
@@ -228,7 +228,7 @@ class PooledFile:
             if memory.make_writable(self.content, start, stop):
                 return
         except OSError:
-            os.posix_fallocate(self.descriptor, start, stop - start)  # knows the reason: no room, quota, read-only
+            os.posix_fallocate(self.descriptor, start, stop - start)  # raises the reason: no room, quota, read-only
             raise
         os.posix_fallocate(self.descriptor, start, stop - start)
 
@@ -243,18 +243,18 @@ class PooledFile:
             start += os.pwrite(self.descriptor, source[start - stop :].data, start)
 
     def take_known(self) -> dict[Any, Any]:
-        """Return and forget the findings, before the file is written again; none if it changed, or is on a disk."""
+        """Return and forget the findings, before the file is written again; {} if the file changed, or is on a disk."""
         known, self.known = self.known, {}
         return known if self._in_memory and FileStamp.of(os.fstat(self.descriptor)) == self.stamp else {}
 
     def finish(self, size: int) -> None:
-        """Stamp the file, all of whose bytes up to this size are written: writing through a mapping sets no time."""
+        """Stamp the file once its bytes up to this size are written: writing through a mapping sets no time."""
         if self._in_memory:
             self._allocated = max(self._allocated, size)
         now = time.time_ns()
         try:
             os.utime(self.descriptor, ns=(now, now))
-        except PermissionError:  # somebody else's file, which we may write: only the kernel may choose its time
+        except PermissionError:  # another user's file, which we may write: only the kernel may set its time
             os.utime(self.descriptor)
         self.stamp = FileStamp.of(os.fstat(self.descriptor))
 
@@ -272,5 +272,5 @@ def _open_without_following(path: str, flags: int) -> int:
 
 
 def _age(name: str) -> tuple[int, str]:
-    """Sorts names of spares from the oldest on: the number of a version is in the name."""
+    """The sort key of spares' names, the oldest first: the name has the number of a version."""
     return len(name), name

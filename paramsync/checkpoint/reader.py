@@ -1,4 +1,4 @@
-"""Opens a checkpoint: checks its index, locks its files, and returns its tensors as arrays where they lie."""
+"""Opens a checkpoint: checks its index, locks its files, and returns its tensors as arrays in the files' memory."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, data_file, index_file
 from paramsync.tensorbundle.sstable import mask
 
-_OBJECTS = 1 << 30  # bytes of strings in one tensor that are read: their lengths have to be known together
-_LOOKS = 5  # how often a checkpoint that changes while it is opened is opened again
-_SCRUBBED = 1 << 20  # bytes that a scrub reads at a time, beside others who want the processor
-_GAP = 1 << 12  # bytes: fewer lie between two tensors side by side, which begin on a page or on 64 bytes
+_OBJECTS = 1 << 30  # most bytes of strings in one tensor: their lengths must be read together
+_LOOKS = 5  # how often to reopen a checkpoint that changes meanwhile
+_SCRUBBED = 1 << 20  # bytes that a scrub reads at a time, so that other threads get the processor
+_GAP = 1 << 12  # bytes: adjacent tensors, which begin on a page or on 64 bytes, have a smaller gap
 
 _Place = tuple[int, int, int, int]  # shard, offset, size, dtype
 
@@ -35,7 +35,7 @@ class Loan:
     """Tensors for another process: files, each locked on its own, and where the tensors lie in them."""
 
     descriptors: tuple[int, ...]
-    """The caller closes them. The lock lasts as long as any process has the file open by it, or mapped."""
+    """The caller closes the descriptors. A lock lasts as long as any process has the file open or mapped by one."""
     sizes: tuple[int, ...]
     places: Sequence[tuple[int, int, int, tuple[int, ...]] | Array]
     """The number of a file, an offset, a dtype and a shape; or the values of a tensor that is not in one piece."""
@@ -46,7 +46,7 @@ class Loan:
 class Bundle:
     """A checkpoint whose index was checked and whose data files are locked. Safe to use from any thread.
 
-    No publisher of ours overwrites these files as long as the bundle, or any array of it that was not copied, is alive.
+    Our publishers do not overwrite these files as long as the bundle, or any array of it that was not copied, is alive.
     The files may lose their names.
     """
 
@@ -65,7 +65,7 @@ class Bundle:
         shared: Mapping[FileStamp, DataFile] = MappingProxyType({}),
         folder: int | None = None,
     ) -> Bundle:
-        """Lock a checkpoint's files, and make sure that they are those of the index. No tensor is read.
+        """Lock a checkpoint's files, and make sure that they are the index's files. No tensor is read.
 
         1. Read the index.
         2. Open each data file by its name, take a shared lock on it, and map it.
@@ -73,14 +73,14 @@ class Bundle:
         4. Otherwise close everything and begin again, a few times.
 
         A publisher that overwrites a data file first takes its name away, then asks for the exclusive lock, then
-        writes. If it took the name away before 3, then 3 finds no such name, or another file. If it took the name away
-        later, the shared lock came before the exclusive one, and the publisher leaves the file alone. The name cannot
-        have come back with other content either, for then the index of that name has changed.
+        writes. If it took the name away before 3, then 3 finds no file, or another file. If it took the name away
+        later, the shared lock came before the exclusive lock, and the publisher leaves the file alone. Nor can the name
+        have come back with other content: then the index would have changed.
 
-        `mapped=False` copies each tensor when it is first read, so that nobody can change or truncate it once it was
-        checked: for writers that know nothing of these locks. Files that are `shared` with other bundles are not mapped
-        again. With `frozen`, copies of the tensors are mapped, which nobody can change; it limits their bytes. `folder`
-        is as in `files.regular`.
+        `mapped=False` copies each tensor when it is first read, so that nobody can change or truncate it after its
+        check: for writers that ignore these locks. Files that are `shared` with other bundles are not mapped again.
+        With `frozen`, maps immutable copies of the tensors, of at most `frozen` bytes. For `folder` see
+        `files.regular`.
 
         Raises CorruptCheckpointError if the files are not a whole checkpoint, or go on changing, UnreadableError if
         they cannot be read now.
@@ -114,9 +114,9 @@ class Bundle:
         raise CorruptCheckpointError(listing, expected="a checkpoint at rest", found=found)
 
     def array(self, name: str) -> Array:
-        """The tensor, in the file's memory, which it keeps alive. Strings are an object array of bytes.
+        """The tensor in the file's memory, which the array keeps alive. Strings are an object array of bytes.
 
-        Its checksum is not checked. Its address is not aligned if TensorFlow wrote the file and it is mapped. A
+        Does not check the checksum. The address is not aligned in a mapped file that TensorFlow wrote. A
         partitioned variable is copied together from its parts. Raises KeyError for a name that is not in `entries`,
         CorruptCheckpointError for malformed strings, a dtype that numpy lacks, or a file that was cut since.
         """
@@ -130,9 +130,9 @@ class Bundle:
     def verify(self, names: Iterable[str], *, finite: bool = False, threads: int = THREADS) -> None:
         """Verify the checksum of each tensor and, with `finite`, check its values, in one pass over memory.
 
-        The values of bools are checked in any case. Afterwards all tensors are in the page table. Runs on at most so
-        many threads, which release the GIL. Raises CorruptCheckpointError for the first tensor that differs,
-        ParameterError for the first with values that must not be served: NaN, infinity, a bool that is neither 0 nor 1.
+        The values of bools are always checked. Afterwards all tensors are in the page table. Runs on at most `threads`
+        threads, which release the GIL. Raises CorruptCheckpointError for the first tensor that differs,
+        ParameterError for the first tensor with forbidden values: NaN, infinity, a bool that is neither 0 nor 1.
         """
         claims = [(name, piece) for name in names for piece in self.entries[name].pieces]
         findings = self._examine(claims, finite=finite, threads=threads)
@@ -172,8 +172,8 @@ class Bundle:
     def scrub(self, name: str) -> Iterator[int]:
         """Verify the checksum of a tensor a portion at a time; yields the bytes of each portion.
 
-        Leaves out strings, whose values are copies. Raises CorruptCheckpointError for a tensor that differs, or a file
-        that was cut, which does not end the process; UnreadableError if the file cannot be read now.
+        Leaves out strings, whose values are copies. Raises CorruptCheckpointError for a tensor that differs, or a
+        truncated file; UnreadableError if the file cannot be read now.
         """
         for piece in self.entries[name].pieces:
             if piece.dtype not in (dtypes.STRING, dtypes.VARIANT):
@@ -183,7 +183,7 @@ class Bundle:
         """The digest of all tensors, see `digests.of_checkpoint`. Frozen tensors are hashed only once.
 
         `advance` is called, on any thread, with the number of bytes that were hashed. Raises CorruptCheckpointError for
-        partitioned variables, which nobody signs, and if a file was cut, UnreadableError.
+        partitioned variables, which have no digest, and for a truncated file; UnreadableError.
         """
         if parts := [name for name, entry in self.entries.items() if entry.parts]:
             found = f"parts of {files.shown(parts[0])}"
@@ -206,9 +206,9 @@ class Bundle:
         return digests.of_checkpoint(self.entries, known | dict(zip(names, made, strict=True)))
 
     def portions(self, name: str, elements: int) -> Iterator[Array]:
-        """The values of a tensor as they are now, flat, at most so many at a time; strings all at once. Keeps nothing.
+        """The current values of a tensor, flat, at most `elements` at a time; strings all at once. Keeps nothing.
 
-        Its checksum is checked as the last portion is taken. The parts of a partitioned variable come one after the
+        Checks the checksum after the last portion. The parts of a partitioned variable come one after the
         other. Raises CorruptCheckpointError, UnreadableError.
         """
         for piece in self.entries[name].pieces:
@@ -226,7 +226,7 @@ class Bundle:
                     yield np.frombuffer(chunk, dtype)
 
     def _chunks(self, name: str, piece: Entry, size: int) -> Iterator[memoryview]:
-        """The file's bytes as they are now, so many at a time; then checks their checksum."""
+        """The file's bytes as they are now, `size` at a time; then checks their checksum."""
         checksum = 0
         for start in range(0, piece.size, size):
             chunk = self._shards[piece.shard].read(piece.offset + start, min(size, piece.size - start))
@@ -257,7 +257,7 @@ class Bundle:
         return {file.stamp: file for file in self._shards.values() if file.is_mapped}
 
     def lend(self, names: Sequence[str], needed: Iterable[str]) -> Loan:
-        """What another process maps to have these tensors. `needed` are to be in its page table at once."""
+        """Lend these tensors to another process, which maps them. `needed` tensors go into its page table at once."""
         numbers = {shard: at for at, shard in enumerate(self._shards)}
         places: list[tuple[int, int, int, tuple[int, ...]] | Array] = []
         for name in names:
@@ -290,7 +290,7 @@ class Bundle:
         return all(self._shards[shard].is_present(start, stop - start) for shard, start, stop in ranges)
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise CorruptCheckpointError if a file was cut, so that reading these tensors would end the process."""
+        """Raise CorruptCheckpointError for a truncated file: reading these tensors would end the process."""
         for piece in self._pieces(names):
             self._shards[piece.shard].check(piece.offset, piece.size)
 
@@ -321,7 +321,7 @@ class Bundle:
         return Region(self._memory(piece), dtype, lambda start, size: check(piece.offset + start, size))
 
     def _read_through(self, name: str, piece: Entry, advance: Callable[[int], None], *, finite: bool) -> Finding:
-        """Read the file's bytes in chunks, of which none is kept."""
+        """Read the file's bytes in chunks, keeping none."""
         shard = self._shards[piece.shard]
         if piece.dtype in (dtypes.STRING, dtypes.VARIANT):
             checksum = self._checksum_of_objects(name, piece, self._read_objects(name, piece))
@@ -338,7 +338,7 @@ class Bundle:
         return Finding(checksum, sound)
 
     def _read_objects(self, name: str, piece: Entry) -> memoryview:
-        """The bytes of strings or variants as they are now, which have to be read together."""
+        """The current bytes of strings or variants, which must be read together."""
         shard = self._shards[piece.shard]
         if piece.size > _OBJECTS:
             expected = f"at most {_OBJECTS} bytes of {dtypes.name(piece.dtype)} in {files.shown(name)}"
@@ -389,7 +389,7 @@ def _place(piece: Entry) -> _Place:
 
 
 def _ranges(pieces: Iterable[Entry]) -> list[tuple[int, int, int]]:
-    """Shard, start and stop of the ranges that these pieces take, ascending; pieces side by side share a range."""
+    """Shard, start and stop of the ranges of these pieces, ascending; adjacent pieces share a range."""
     ranges: list[tuple[int, int, int]] = []
     for shard, offset, size, _ in sorted({_place(piece) for piece in pieces}):
         start, stop = offset, offset + size

@@ -31,19 +31,19 @@ T = TypeVar("T")
 PROCESSORS = processors()
 """The processors that this process may use: a container or `taskset` may limit them."""
 THREADS = min(4, max(1, PROCESSORS - 1))
-"""More threads read memory no faster. Of few processors, one is left to serving or training."""
+"""More threads read memory no faster. One processor is left to serving or training."""
 PORTION = 4 << 20  # bytes that one thread works on at once: most stay in its cache for a second pass
 
 _POLYNOMIAL = 0x82F63B78  # of crc32c, its bits reversed
 _PROBE = 1 << 12  # the first bytes of a piece, in which most changes show
 _NOTHING = np.empty(0, np.uint8)
-_WORTH_KNOWING = 1 << 20  # bytes of a piece: the finding of a smaller one is not kept for the next write
-_MISSES = 2  # comparisons: when so many more were in vain than not, the rest is copied without comparing
+_WORTH_KNOWING = 1 << 20  # bytes: the finding of a smaller piece is not kept for the next write
+_MISSES = 2  # after this many more differing than equal pieces, copies the rest without comparing
 
 DType = np.dtype[np.generic]
 
 Test = Callable[[memoryview], bool]
-"""Whether all values in memory that is not empty are sound."""
+"""Whether all values in this memory, which is not empty, are sound."""
 
 
 class Piece(NamedTuple):
@@ -65,7 +65,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The memory of a tensor, and the dtype of its values, or None if they are not checked.
+    """The memory of a tensor, and the dtype of its values; None if the values are not checked.
 
     `check` is called with offset and size before bytes are read; an error that it raises ends the work.
     """
@@ -83,7 +83,7 @@ class Finding(NamedTuple):
 
 
 def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THREADS) -> None:
-    """Call `work` with every item, on this thread and `threads` - 1 others. Returns when all is done.
+    """Call `work` with every item, on this thread and `threads` - 1 others. Returns when all calls have ended.
 
     The first error ends the work soon, and is raised here. The threads live as long as the call. Starting a thread
     takes about a tenth of a millisecond, so use `threads=1` for small work.
@@ -112,7 +112,7 @@ def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THRE
         for ended in running:
             with ended:
                 pass
-        job.clear()  # a thread in its last instructions then refers to no work
+        job.clear()  # so that a thread in its last instructions refers to no work
 
     try:
         for _ in range(threads - 1):
@@ -120,7 +120,7 @@ def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THRE
             ended.acquire()
             try:
                 _thread.start_new_thread(run, (ended,))  # unlike `threading.Thread`, does not wait until it runs
-            except RuntimeError:  # the system has no thread left: the others do all the work
+            except RuntimeError:  # the system has no thread left: the other threads do the work
                 break
             running.append(ended)
         take()
@@ -226,11 +226,11 @@ def soundness(dtype: DType) -> Test | None:
     try:
         ml_dtypes.finfo(number)
     except ValueError:
-        return None  # integers, quantized ones too
+        return None  # integers, including quantized integers
     infinity = np.array(np.inf).astype(number)
     if not np.isinf(infinity):  # a dtype of one byte, with NaN but no infinity
         return lambda content: _is_finite(np.frombuffer(content, number))
-    # Read as integers, infinities and NaNs are the largest of their sign. Looking for the largest integers is several
+    # Read as integers, infinities and NaNs are the largest of either sign. Looking for the largest integers is several
     # times as fast as isfinite, and warns of nothing.
     unsigned, signed = np.dtype(f"u{number.itemsize}"), np.dtype(f"i{number.itemsize}")
     positive, negative = infinity.view(unsigned), (-infinity).view(unsigned)
@@ -272,7 +272,7 @@ def write(
     before, misses = file.take_known(), 0
 
     def unchanged(start: int, source: Array, test: Test | None) -> Finding | None:
-        """The finding of a piece that the file has already: of a large table few rows change, mostly side by side."""
+        """The finding of a piece that the file has already: few rows of a large table change, mostly adjacent rows."""
         nonlocal misses
         known = before.get((start, len(source), test))
         target = file.content[start : start + len(source)]

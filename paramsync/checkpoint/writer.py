@@ -1,4 +1,4 @@
-"""Writes checkpoints that TensorFlow reads, with aligned tensors, which can be used where they lie."""
+"""Writes checkpoints that TensorFlow reads. Tensors are aligned, so that readers use them in place."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from paramsync.tensorbundle.sstable import mask
 LINKED = 8  # data files that a checkpoint shares with its predecessor
 
 _PAGE = 4096
-_STALE = 0.5  # the share of a file's bytes that may belong to no tensor any more
-_WORTH = 1 << 20  # bytes that are worth a data file of their own, however small their share of the checkpoint
-_SHARE = 1 / 64  # the share that is worth a file, however few bytes it is
+_STALE = 0.5  # the share of a file's bytes that may be stale
+_WORTH = 1 << 20  # bytes that deserve their own data file, however small their share of the checkpoint
+_SHARE = 1 / 64  # the share that deserves its own file, however few bytes it has
 _NO_LINK = {errno.EPERM, errno.EMLINK, errno.ENOENT, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
@@ -73,7 +73,7 @@ class Written:
 class Shard:
     """A data file of a checkpoint, with its stamp, and the bytes and digests of its tensors when it was written.
 
-    `entries` are those of the tensors that the checkpoint has in it.
+    `entries` describes the tensors that this checkpoint has in the file.
     """
 
     path: Path
@@ -93,9 +93,9 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """Where each tensor goes. `linked` are shards that stay as they are, with the names that stay in each.
+    """Where each tensor goes. `linked` are unchanged shards, with the names of the tensors that stay in each.
 
-    `moved` tensors did not change but cannot stay: they get a shard of their own, which the next checkpoint links.
+    `moved` tensors did not change but cannot stay: they get their own shard, which the next checkpoint links.
     `changed` tensors get another shard.
     """
 
@@ -115,7 +115,7 @@ class CheckpointWriter:
     """
 
     def __init__(self, pool: FilePool, *, durable: bool = False, digested: bool = False) -> None:
-        """If `digested`, makes digests of the tensors as they are given: somebody else's write into a file shows."""
+        """If `digested`, makes digests of the given tensors: later writes of others into a file show."""
         self._pool = pool
         self._durable = durable
         self._digested = digested
@@ -130,22 +130,22 @@ class CheckpointWriter:
         finite: bool = False,
         copied: Callable[[str], object] | None = None,
     ) -> Written:
-        """Write a checkpoint. Data files get their names first, so that an index never names data that is not there.
+        """Write a checkpoint. Data files get their names first, so that an index never names missing data.
 
-        `unchanged` are tensors that the caller knows to have the values of the remembered checkpoint; others are
-        compared with it. `copied` is called, on any thread, with the name of each tensor that changed, once its bytes
-        are copied and nothing here refers to it any more. Object arrays hold strings, as bytes. If anything fails, no
-        file has a name of this checkpoint. Raises OSError, ParameterError for tensors that TensorFlow cannot store,
-        and NotFiniteError for NaN and infinity if all values are to be `finite`.
+        `unchanged` are tensors whose values the caller knows to be those of the remembered checkpoint; others are
+        compared. `copied` is called, on any thread, with the name of each tensor that changed, once its bytes are
+        copied and the writer no longer refers to it. Object arrays hold strings, as bytes. On failure, no file has a
+        name of this checkpoint. Raises OSError, ParameterError for tensors that TensorFlow cannot store, and
+        NotFiniteError for NaN and infinity if all values are to be `finite`.
         """
         sources = {name: _Source(name, tensors[name]) for name in sorted(tensors, key=_key)}
         sizes = {name: source.size for name, source in sources.items()}
-        # A shard that a stranger removed or changed is not linked, nor values that nobody has checked.
+        # Do not link shards that another program removed or changed, or unchecked values.
         sound = [shard.is_sound() and (self._last.finite or not finite) for shard in self._last.shards]
         same = self._same(sources, frozenset(unchanged), sound)
 
         def let_go(name: str) -> None:
-            if name in same:  # the caller may keep it, and so know the next time that it is unchanged
+            if name in same:  # the caller may keep the tensor, and so know the next time that it is unchanged
                 return
             sources[name].let_go()
             if copied is not None:
@@ -168,7 +168,7 @@ class CheckpointWriter:
         return sources.keys() == self._last.entries.keys() == self._same(sources, (), sound)
 
     def remember(self, written: Written) -> None:
-        """Compare and link the next checkpoint with this one: only a checkpoint that was published counts."""
+        """Compare and link the next checkpoint with this checkpoint. Call it only once the checkpoint is published."""
         self._last = written
 
     def _write(
@@ -211,9 +211,9 @@ class CheckpointWriter:
         )
 
     def _link(self, shard: Shard, number: int, path: Path, names: tuple[str, ...]) -> Shard:
-        """Give a data file of the last checkpoint another name, with which it is the shard of this number.
+        """Give a data file of the last checkpoint another name, as the shard of this number.
 
-        Raises _NoLinkError if the file system, or this file, can have no more names."""
+        Raises _NoLinkError if the file system allows no link, or no more links to this file."""
         try:
             try:
                 os.link(shard.path, path, follow_symlinks=False)
@@ -261,7 +261,7 @@ class CheckpointWriter:
         return Shard(path, number, file, size, file.stamp, entries, made)
 
     def _same(self, sources: Mapping[str, _Source], unchanged: Collection[str], sound: Sequence[bool]) -> set[str]:
-        """The names of tensors that have the values of the last checkpoint; `sound` says which of its shards count."""
+        """The names of tensors unchanged since the last checkpoint; `sound` says which of its shards count."""
         last = self._last.entries
         known = [name for name, source in sources.items() if source.is_like(last.get(name)) and sound[last[name].shard]]
         pairs = {
@@ -290,18 +290,18 @@ class _Source:
         self._array = array
         self._shape = array.shape
         self._dtype = dtype
-        self._checksum: int | None = None  # of strings, whose checksum is not that of their stored bytes
+        self._checksum: int | None = None  # set for strings, whose checksum does not cover their stored bytes
         if dtype == dtypes.STRING:
             encoded, self._checksum = index.encode_strings(array, name)
             self._array = np.frombuffer(encoded, np.uint8)
         self.size: int = self._array.nbytes
 
     def let_go(self) -> None:
-        """Release the array, whose bytes are in a file: only the entry is still needed."""
+        """Release the array, whose bytes are in a file now: only the entry is still needed."""
         self._array = np.empty(0, np.uint8)
 
     def content(self) -> Array:
-        """The bytes, row by row; without a copy if the tensor has them so."""
+        """The bytes, row by row; without a copy if the tensor is stored that way."""
         return np.ascontiguousarray(self._array).reshape(-1).view(np.uint8)
 
     @property
@@ -320,7 +320,7 @@ class _Source:
 
 
 def _digest(contents: list[Array], done: Callable[[int], object]) -> list[bytes]:
-    """The digest of each; removes it from the list then, before `done` is called with its number."""
+    """The digest of each content. Removes a hashed content from the list, then calls `done` with its number."""
 
     def let_go(at: int) -> None:
         contents[at] = np.empty(0, np.uint8)
@@ -357,8 +357,8 @@ def decide(
     """Plan a checkpoint of tensors of these sizes; the `unchanged` ones are in `shards` of the last checkpoint.
 
     Each shard is given as the bytes of its tensors when it was written, and the names still in it. A shard is linked
-    while at least half of its bytes are still in use: tensors that changed leave stale bytes behind. Of too many shards
-    the smallest are merged. Unchanged tensors that are not worth a file are written with the changed ones.
+    while at least half of its bytes are in use: changed tensors leave stale bytes behind. If there are too many shards,
+    the smallest are merged. Unchanged tensors too small for their own file are written with the changed tensors.
     """
     total = sum(sizes.values())
     staying = [tuple([name for name in names if name in unchanged]) for _, names in shards]

@@ -1,4 +1,4 @@
-"""Graph work: capture, lift, call, copy and connect. All of it imports TensorFlow, when the first name is asked for."""
+"""Graph work: capture, lift, call, copy and connect. Imports TensorFlow at the first use of a name."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from paramsync.graphs.nodes import leading_to, with_functions
 from paramsync.graphs.safety import guard
 from paramsync.v1 import graph_pb2
 
-# Three passes of TensorFlow's graph optimiser merge, reorder or precompute operations, which changes the last bits of
-# results, and differently for each kind of caller. Without them answers are the same for all, and small graphs faster.
+# Three passes of TensorFlow's graph optimiser merge, reorder or precompute operations. That changes the last bits of
+# results, differently for each kind of caller. Without them answers are the same for all, and small graphs faster.
 _AS_WRITTEN = config_pb2.ConfigProto(
     graph_options=config_pb2.GraphOptions(
         rewrite_options=rewriter_config_pb2.RewriterConfig(
@@ -60,7 +60,7 @@ class Call:
             tf.TensorSpec(tf.TensorShape(kinds[node]["shape"].shape), kinds[node]["dtype"].type)
             for node in placeholders
         ]
-        # wrap_function registers the functions of the graph's library, which a tf.function does not
+        # unlike tf.function, wrap_function registers the functions of the graph's library
         self._function = tf.compat.v1.wrap_function(build, specs)
         self._types = [tensor.dtype for tensor in self._function.outputs]
         for end, dtype in zip(signature.outputs, self._types, strict=True):
@@ -88,7 +88,7 @@ def _own(graph_def: Any, signature: graph_pb2.Signature, placeholders: Collectio
     guard(own)
     waits = {f"^{node}" for node in placeholders}
     for node in own.node:
-        if not waits.isdisjoint(node.input):  # an argument is there already, and its placeholder is never fed
+        if not waits.isdisjoint(node.input):  # an argument needs no waiting, and its placeholder is never fed
             node.input[:] = [tensor for tensor in node.input if tensor not in waits]
     return own
 

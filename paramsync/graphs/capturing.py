@@ -36,7 +36,8 @@ _Tracing = Callable[..., Trace]
 class Capture:
     """A graph and the live variables of its parameters, in the order of `graph.parameters`.
 
-    `variables` is empty for a source without live variables, such as a file. An object that can change is the `origin`.
+    `variables` is empty for a source without live variables, such as a file. `origin` is the captured object, if it can
+    change.
     """
 
     graph: Graph
@@ -45,7 +46,7 @@ class Capture:
 
     @property
     def object_graph(self) -> bytes:
-        """With it, TensorFlow reads a checkpoint of the parameters into the source; empty if checkpoints go by name."""
+        """The object graph with which TensorFlow reads checkpoints into the source; empty if checkpoints go by name."""
         return self.graph.object_graph
 
 
@@ -53,8 +54,8 @@ class Capture:
 class Origin:
     """The captured object, which may get other variables later: layers, adapters, a quantized kernel.
 
-    `parts` are its variables and layers at its capture, `kept` are their other values. `again` captures the object as
-    it is now, from its code, and raises StructureError if it has other parts and a trace instead of code.
+    `parts` are its variables and layers at its capture, `kept` are their other values. `again` captures the
+    object anew from its code. It raises StructureError if the object has other parts, and a trace instead of code.
     """
 
     root: Any
@@ -78,9 +79,8 @@ def capture(
     Args:
         source: One of
             - a Keras model; a tf.Module whose `__call__` is a tf.function; a tf.function or ConcreteFunction;
-            - the result of tf.saved_model.load, of which the signatures are captured;
-            - the path of a SavedModel, of which all signatures are captured that can be served (`graph.refused` has
-              the others);
+            - the result of tf.saved_model.load: captures its signatures;
+            - the path of a SavedModel: captures all signatures that can be served (`graph.refused` has the others);
             - the path of a `.meta` file, or a MetaGraphDef;
             - `(inputs, outputs)`: tensors of a v1 graph.
         inputs: The specs of a model that was never built, nested as its arguments, or of a function without an
@@ -91,7 +91,7 @@ def capture(
         root: The object whose checkpoint has the parameters, and so their keys; by default the model or module. For a
             v1 graph, a Saver. Parameters of a function without a root go by the names of its variables.
         allowed: Ops that a file may have although they are not known to be safe.
-        compare: Call a Keras model once on made up inputs, and refuse a graph that gives something else.
+        compare: Call a Keras model once on made up inputs, and refuse a graph with other results.
 
     Raises GraphError, which says what is missing or cannot be served.
     """

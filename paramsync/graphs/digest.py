@@ -1,4 +1,4 @@
-"""The digest of a graph's structure: equal for two traces of one model, different if they compute something else.
+"""The digest of a graph's structure: equal for two traces of one model, different for different computations.
 
 The digest of a node covers its op, its attributes and the digests of its inputs. Names of nodes and functions do not
 count; names of graph inputs, outputs and parameters do. `name_by_content` names functions after their content.
@@ -32,7 +32,7 @@ def digest(
     return whole.hexdigest()[:32]
 
 
-# Attributes that tell loops, stacks and arrays of one graph apart; TensorFlow makes them up when it traces.
+# Attributes that distinguish loops, stacks and arrays of one graph; TensorFlow makes them up when it traces.
 _LABELS = frozenset({"frame_name", "stack_name", "tensor_array_name"})
 
 
@@ -51,7 +51,7 @@ class _Nodes:
     def _node(self, wanted: str) -> bytes:
         entered: set[str] = set()
         stack = [wanted]
-        while stack:  # no recursion: real graphs are deeper than Python's stack
+        while stack:  # not recursive: real graphs are deeper than Python's stack
             name = stack[-1]
             if name in self._done:
                 stack.pop()
@@ -135,8 +135,8 @@ def name_by_content(graph_def: Any) -> None:
     """Rename every function after its content, also in its callers, and drop duplicates.
 
     TensorFlow keeps the functions of all graphs of a process by name, and refuses two functions of one name. But it
-    makes up names when it traces, and two models, or two versions of one, often get the same. Raises GraphError for a
-    function that calls itself.
+    makes up names when it traces, and two models, or two versions of a model, often get the same names. Raises
+    GraphError for a function that calls itself.
     """
     functions = {function.signature.name: function for function in graph_def.library.function}
     calls = {name: [each for node in body.node_def for each in called(node)] for name, body in functions.items()}

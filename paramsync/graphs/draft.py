@@ -24,7 +24,7 @@ from paramsync.v1 import bundle_pb2, graph_pb2
 
 @dataclass(frozen=True, slots=True)
 class PartRange:
-    """Where a part lies in the whole of a partitioned variable."""
+    """The place of a part in a partitioned variable."""
 
     whole: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -138,10 +138,10 @@ _Part = tuple[str, PartRange, list[int]]  # the node of a part, its place in the
 
 
 def join_parts(graph_def: Any, parameters: Iterable[Parameter]) -> tuple[dict[str, str], dict[str, tf.TensorSpec]]:
-    """The node and the spec of each parameter, by name, after the parts of each partitioned variable were joined.
+    """The node and the spec of each parameter, by name, after joining the parts of each partitioned variable.
 
-    A whole is a new placeholder; the placeholders of its parts become slices of it. A node that concatenates all parts
-    takes the whole instead. Raises GraphError for parts of different wholes.
+    A whole is a new placeholder, and the placeholders of its parts become slices of it. A node that concatenates all
+    parts takes the whole instead. Raises GraphError for parts of different wholes.
     """
     nodes: dict[str, str] = {}
     specs: dict[str, tf.TensorSpec] = {}
@@ -160,7 +160,7 @@ def join_parts(graph_def: Any, parameters: Iterable[Parameter]) -> tuple[dict[st
 
 
 def _shape_of_part(parameter: Parameter, part: PartRange) -> list[int]:
-    """Raises GraphError where the shape is not known, or the part lies outside of the whole."""
+    """The shape of a part. Raises GraphError if it is unknown, or if the part lies outside of the whole."""
     if not parameter.spec.shape.is_fully_defined():
         raise GraphError(f"variable {parameter.node!r} is a part of {parameter.name!r}, and its shape is not known")
     shape = list(parameter.spec.shape)

@@ -55,18 +55,18 @@ class Graph:
         self.stochastic = tuple(sorted({node.op for node in every_node(graph_def)} & STOCHASTIC))
         """Ops that make two calls with the same arguments differ."""
         self.object_graph = message.object_graph
-        """With it, TensorFlow reads a checkpoint of the parameters into the source; may be empty."""
+        """The object graph with which TensorFlow reads checkpoints into the source; may be empty."""
         self.called: Mapping[str, str] = {
             parameter.name: parameter.variable for parameter in message.parameters if parameter.variable
         }
-        """The framework's name for the variable of a parameter, where it is known."""
+        """The framework's name for the variable of a parameter, if known."""
         check_placeholders(graph_def, message)
         tables = list(map(Contents, message.tables))
         try:
             self.digest = _digest(graph_def, message, tables)
         except (ValueError, TypeError, KeyError) as error:
             raise GraphError(f"the graph cannot be built: {error}") from error
-        if message.digest and message.digest != self.digest:  # a damaged file, of which nothing must be built
+        if message.digest and message.digest != self.digest:  # a damaged file: build nothing from it
             raise GraphError(f"the graph is not the one it says it is: expected {message.digest}, found {self.digest}")
         try:
             handles = fill(tables)
@@ -119,11 +119,11 @@ class Graph:
         return add_checksum(self.message().SerializeToString(deterministic=True))
 
     def message(self) -> graph_pb2.Graph:
-        """The message in its file."""
+        """The message in the graph's file."""
         message = graph_pb2.Graph()
         message.CopyFrom(self._message)
         message.digest = self.digest
-        message.ClearField("checksum")  # of the file before
+        message.ClearField("checksum")  # the checksum of the previous file
         return message
 
     def __call__(
@@ -137,7 +137,7 @@ class Graph:
         """Compute the named outputs, or all. `parameters` come in the order of `self.parameters`.
 
         Raises UnknownSignatureError, InputError and ParameterError for unknown names and a wrong number of parameters.
-        Dtypes and shapes are not checked: call `check_inputs` before for inputs of strangers.
+        Dtypes and shapes are not checked: for inputs of strangers, call `check_inputs` first.
         """
         try:
             results = self._functions[signature](parameters, inputs)
@@ -205,13 +205,13 @@ def _check_names(wanted: Signature, inputs: Collection[str], outputs: Collection
 
 
 def _placeless(message: graph_pb2.Graph, graph_def: Any) -> graph_pb2.Graph:
-    """Remove devices from the message and from `graph_def`: the caller of a graph says where it computes."""
+    """Remove devices from the message and from `graph_def`: the caller of a graph chooses the device."""
     placed = [node for node in every_node(graph_def) if node.device or "_class" in node.attr]
     if not placed:
         return message
     for node in placed:
         node.device = ""
-        node.attr.pop("_class", None)  # its colocation
+        node.attr.pop("_class", None)  # the node's colocation
     placeless = graph_pb2.Graph()
     placeless.CopyFrom(message)
     placeless.graph_def = graph_def.SerializeToString(deterministic=True)
@@ -238,10 +238,10 @@ _LOOKED_UP = frozenset(("Gather", "GatherNd", "SparseSegmentMean", "SparseSegmen
 
 
 def _embeddings(graph_def: Any, message: graph_pb2.Graph) -> frozenset[str]:
-    """The names of parameters from which only rows are looked up, so that a call reads few of their bytes.
+    """The names of parameters whose rows are looked up and nothing else, so that a call reads few of their bytes.
 
-    A parameter that is passed to a function, or of which it is not certain, counts as read whole. Looks at each node
-    that leads to an output once.
+    A parameter that is passed to a function, or is not certain, counts as read whole. Visits each node that leads to
+    an output once.
     """
     nodes = {node.name: node for node in graph_def.node}
     returned = [end.tensor for signature in message.signatures.values() for end in signature.outputs]

@@ -34,9 +34,9 @@ def join(
         second: The Graph that is computed with its outputs.
         inputs: The name of an output of `first` by the name of the input of `second` that takes it. The other inputs of
             `second` and all inputs of `first` are inputs of the joint Graph.
-        prefixes: Behind its prefix and a slash stands each parameter, and each input or output whose name both have.
+        prefixes: A prefix and a slash come before each parameter, and each input or output whose name both have.
         signatures: The signature of each Graph.
-        outputs: Outputs of `first` that are outputs of the joint Graph too, beside all of `second`.
+        outputs: Outputs of `first` that the joint Graph has too, beside all outputs of `second`.
 
     Raises GraphError for unknown names, which lists the known ones, and for tensors that do not fit;
     UnknownSignatureError.
@@ -103,7 +103,7 @@ class _Half:
 def _rename(graph_def: Any, prefix: str) -> None:
     for node in every_node(graph_def):
         node.attr.pop("_gradient_op_type", None)
-    name_by_content(graph_def)  # which has changed: TensorFlow refuses another function under a known name
+    name_by_content(graph_def)  # the content has changed: TensorFlow refuses another function under a known name
     for node in graph_def.node:
         node.name = f"{prefix}/{node.name}"
         prefix_frame(node, f"{prefix}/")

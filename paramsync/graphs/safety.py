@@ -30,11 +30,11 @@ BUILT = 2_000_000  # nodes and parameters of all signatures together: each signa
 ENDS = 1 << 18  # parameters, tables, inputs and outputs: as many as a checkpoint may have tensors
 DEPTH = 100  # functions that call one another in a row
 REPEATED = 256 << 20  # bytes of constants in memory beyond their bytes in the file
-TENSORS = 1_000_000  # tensors that nodes take and give where an attribute says how many
+TENSORS = 1_000_000  # tensors that nodes take and give in numbers set by attributes
 SMALL = 32 << 20  # bytes of a message that is always parsed
 STRUCTURE = 128 << 20  # bytes of parsed structure, constants aside
 
-# The attributes by which ops of the list say how many tensors they take or give.
+# The attributes of safe ops that set how many tensors they take or give.
 _COUNTS = """
     N Ncontext_dense Ncontext_sparse Ndense Nfeature_list_dense Nfeature_list_sparse Nsparse OUTPUT_RAGGED_RANK
     PARAMS_RAGGED_RANK RAGGED_RANK num num_params num_params_biases num_params_weights num_partitions
@@ -42,7 +42,7 @@ _COUNTS = """
 """
 _COUNTED = frozenset(_COUNTS.split())
 
-# Numbers that TensorFlow believes without a check, and the most that an honest graph has.
+# Numbers that TensorFlow trusts unchecked, and the most that an honest graph has.
 _MOST = {"batch_dims": 8, "parallel_iterations": 100_000, "_parallel_iterations": 100_000}
 
 _STRING = 24  # bytes that TensorFlow takes for a string, however short
@@ -203,7 +203,7 @@ def _unfolding(node: Any, tensor: Any) -> int:
     except InputError as error:
         raise _unsafe(str(error)) from error
     declared = node.attr["dtype"].type if "dtype" in node.attr else 0
-    if node.op == "Const" and declared != tensor.dtype:  # TensorFlow relies on it, and aborts
+    if node.op == "Const" and declared != tensor.dtype:  # TensorFlow relies on equal dtypes, and aborts
         expected, found = dtypes.name(declared), dtypes.name(tensor.dtype)
         raise _unsafe(f"constant {shown(node.name)}: expected {expected}, found {found}")
     size = head.count * (_STRING if tensor.dtype == dtypes.STRING else head.dtype.itemsize)
@@ -211,9 +211,9 @@ def _unfolding(node: Any, tensor: Any) -> int:
 
 
 def guard(graph_def: Any) -> None:
-    """Make batched gathers fail like any other op where a tensor has fewer dimensions than the batch.
+    """Make batched gathers fail like any other op if a tensor has fewer dimensions than the batch.
 
-    TensorFlow subtracts the two for the rank of the result, and aborts on a negative one, already while the graph is
+    TensorFlow subtracts the two for the rank of the result, and aborts on a negative rank, even while the graph is
     built. An ExpandDims that the gather waits for refuses the same tensors, and costs nothing.
     """
     for body, nodes in bodies(graph_def):

@@ -19,7 +19,7 @@ DEFAULT_SIGNATURE = "serving_default"
 _SHOWN = 8  # names in a message
 
 Shape = tuple[int | None, ...] | None
-"""None for a dimension of any size; None instead of the tuple for any rank."""
+"""A dimension of None has any size; None in place of the tuple means any rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class TensorSpec:
     dtype: str
     shape: Shape
     tensor: str = field(default="", compare=False)
-    """Its name in the source, such as x:0; empty for a parameter."""
+    """The name in the source, such as x:0; empty for a parameter."""
 
     def accepts(self, dtype: str, shape: Shape | Sequence[int]) -> bool:
         if dtype != self.dtype or self.shape is None or shape is None:
@@ -71,7 +71,7 @@ def from_proto(shape: bundle_pb2.TensorShape) -> Shape:
 # Parameters in a checkpoint ------------------------------------------------------------------------------------------
 
 KeysOf = Callable[[Bundle, list[str], Mapping[str, str]], dict[str, str]]
-"""Finds the keys of names that are no keys themselves."""
+"""Finds the keys for names that are not keys."""
 
 
 class Wanting(Protocol):
@@ -82,7 +82,7 @@ class Wanting(Protocol):
 
     @property
     def called(self) -> Mapping[str, str]:
-        """The framework's name for the variable of a parameter, where it is known."""
+        """The framework's name for the variable of a parameter, if known."""
 
 
 def located(

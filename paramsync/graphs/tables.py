@@ -25,7 +25,7 @@ def pack(node: str, keys: tf.Tensor, values: tf.Tensor) -> graph_pb2.Table:
     Each key has one value, a scalar or a tensor. Entries are sorted by key, so that a table has the same bytes however
     it was read.
     """
-    at = np.argsort(np.asarray(keys), kind="stable")  # without eager execution, these are arrays already
+    at = np.argsort(np.asarray(keys), kind="stable")  # without eager execution, keys are arrays already
     packed = [
         tensor_proto.from_array(np.asarray(column)[at]).SerializeToString(deterministic=True)
         for column in (keys, values)
@@ -94,7 +94,7 @@ class Contents:
 def fill(tables: Sequence[Contents]) -> list[tf.Tensor]:
     """Make tables with these contents; none in a program without eager execution, which cannot call a graph anyway.
 
-    The caller may be building a graph, where no op runs at once. Another thread is not.
+    The caller may be building a graph, in which no op runs at once. So a new thread makes the tables.
     """
     if tf.executing_eagerly() or not tables:
         return [contents.fill() for contents in tables]

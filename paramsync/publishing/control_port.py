@@ -27,19 +27,19 @@ from paramsync.store.store import lock_owner
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
 from paramsync.version import Version
 
-MOST_WATCHING = 8  # callers of Watch
-MOST_PUBLISHING = 4  # callers that wait for a publication
+MOST_WATCHING = 8  # most callers of Watch at once
+MOST_PUBLISHING = 4  # most callers that wait for a publication
 MOST_UNREAD = 1000  # versions that a caller of Watch may leave unread
 _MOST_CALLS = 32  # each has a thread; gRPC refuses more with RESOURCE_EXHAUSTED
 _MESSAGE_BYTES = 1 << 18  # requests and answers are small
-_GRACE = 2.0  # seconds that calls have to end when the port is closed
+_GRACE = 2.0  # seconds for calls to end when the port is closed
 _SERVICE = sync_pb2.DESCRIPTOR.services_by_name["Publisher"].full_name
 
 _log = logging.getLogger("paramsync.trainer")
 
 
 class Publishing(Protocol):
-    """What the port needs of a publisher."""
+    """The methods of a publisher that the port uses."""
 
     def status(self) -> PublisherStatus: ...
 
@@ -49,17 +49,17 @@ class Publishing(Protocol):
 
 
 class Resumable(Protocol):
-    """The state that training would resume from after a crash."""
+    """The saved state from which training resumes after a crash."""
 
     saved: int | None
-    """The step that was saved last."""
+    """The last saved step."""
     error: str | None
     """Why the last save failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """What the port reports once training has begun.
+    """The training that the port reports once it has begun.
 
     `total_steps` is None if training goes on until it is stopped, `steps_per_epoch` if the job has no epochs, `state`
     if no training state is saved.
@@ -91,7 +91,7 @@ class ControlPort:
         Raises SettingsError, which names `option`, if the server cannot listen there.
         """
         access = Access(host=host, tokens=settings.tokens()) if access is None else access
-        if type(port) is not int or not 0 <= port <= addresses.LAST_PORT:  # gRPC takes another port for these
+        if type(port) is not int or not 0 <= port <= addresses.LAST_PORT:  # gRPC would take another port
             raise SettingsError(f"{option}: expected a port from 0 to {addresses.LAST_PORT}, found {port!r:.80}")
         self._service = _Service(store)
         self._health = health.HealthServicer()
@@ -129,7 +129,7 @@ class ControlPort:
         self._set_healthy(True)
 
     def training_ends(self) -> None:
-        """Training has stopped; the last version may still be being written."""
+        """Note that training has stopped; the last version may still be in writing."""
         self._set_healthy(False)
         self._service.stopping = True
 
@@ -208,7 +208,7 @@ class _Service(sync_pb2_grpc.PublisherServicer):
         try:
             if not context.add_callback(watcher.end):
                 watcher.end()
-            context.send_initial_metadata(())  # tells the caller that no version is missed from here on
+            context.send_initial_metadata(())  # tells the caller: from now on no version is missed
             while (version := watcher.next()) is not None:
                 yield of_version(version)
         finally:
@@ -279,7 +279,7 @@ class Watchers:
             self._watchers = {watcher for watcher in self._watchers if not watcher.fell_behind}
 
     def close(self) -> None:
-        """End all watchers, also later ones."""
+        """End all watchers, also future watchers."""
         with self._lock:
             self._closed = True
             for watcher in self._watchers:
@@ -320,7 +320,7 @@ class _Admission(grpc.ServerInterceptor):  # type: ignore[type-arg]  # takes no 
                 try:
                     return answer(request, context)
                 except Exception:
-                    change.why = str(context.details() or "")  # the exception of an abort has no text
+                    change.why = str(context.details() or "")  # an abort's exception has no text
                     raise
 
         handler_of = _HANDLERS[handler.request_streaming, handler.response_streaming]

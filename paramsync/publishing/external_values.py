@@ -71,7 +71,7 @@ class ExternalValues:
         return source
 
     def pin(self, values: Values | None = None) -> dict[str, Any]:
-        """The values by their keys in a checkpoint, so that training cannot change them any more.
+        """The values by their keys in a checkpoint, safe from later changes by training.
 
         Raises SettingsError without values, and ParameterError, before anything is copied, for values that do not fit
         the graph.
@@ -120,7 +120,7 @@ def _which(store: Path, digests: list[str]) -> str:
 
 
 def _array_like(value: Any) -> Any:
-    """The value with a dtype and a shape; for a variable, the value that it holds now."""
+    """The value as an array with a dtype and a shape; for a variable, its current value."""
     if hasattr(value, "assign") and hasattr(value, "value"):  # a variable of Keras or TensorFlow
         value = value.value() if callable(value.value) else value.value
         return _array_like(value)
@@ -137,8 +137,8 @@ def _pinned(value: Any, *, copy: bool) -> Any:
     if not copy:
         return value
     if framework in ("jax", "jaxlib"):
-        # A step that takes its memory (donate) would delete it. On the CPU numpy shares the buffer, and JAX leaves it
-        # alone as long; another device makes a copy in the background.
+        # A step that takes the array's memory (donate) would delete it. On the CPU numpy shares the buffer, and JAX
+        # leaves a shared buffer alone; another device makes a copy in the background.
         return np.asarray(value) if all(device.platform == "cpu" for device in value.devices()) else value.copy()
     if framework == "tensorflow" or (isinstance(value, np.ndarray) and not _may_change(value)):
         return value
@@ -146,7 +146,7 @@ def _pinned(value: Any, *, copy: bool) -> Any:
 
 
 def _of_torch(tensor: Any, *, copy: bool) -> Any:
-    on_cpu = tensor.cpu()  # no copy if it is there already
+    on_cpu = tensor.cpu()  # no copy if the tensor is on the CPU already
     torch = sys.modules["torch"]
     if on_cpu.dtype == torch.bfloat16:  # numpy has no bfloat16
         return _pinned(on_cpu.view(torch.int16).numpy().view(ml_dtypes.bfloat16), copy=copy)
@@ -164,7 +164,7 @@ def _may_change(array: Any) -> bool:
         owner = owner.obj
     try:
         return owner is not None and not memoryview(owner).readonly
-    except (TypeError, ValueError, BufferError, NotImplementedError):  # it does not say
+    except (TypeError, ValueError, BufferError, NotImplementedError):  # unknown: assume the worst
         return True
 
 

@@ -1,4 +1,4 @@
-"""Job: what the training program trains, and the function that makes it. Imports no TensorFlow by itself.
+"""Job: the model and step that the training program trains, made by a function. Imports no TensorFlow itself.
 
 `python -m trainer --job MODULE:FUNCTION` calls the function once, with `JobSettings`, and trains the `Job` it returns:
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-_TAKEN = ("model", "step", "root", "save_counter")  # names that tf.train.Checkpoint has another use for
+_TAKEN = ("model", "step", "root", "save_counter")  # names that tf.train.Checkpoint uses otherwise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
     """The program's arguments for a job's function.
 
-    Weights, order and drawn examples should follow from `seed`. `data` is a path, as given. At `held_out` the job may
-    write the examples that it does not train on.
+    Weights, order and drawn examples should follow from `seed`. `data` is a path, as given. The job may write its
+    held-out examples to `held_out`.
     """
 
     seed: int = 0
@@ -51,11 +51,11 @@ class Job:
     """Something to train.
 
     `model` is published, and must be built. `train_step` does one step, on the thread that trains, and returns its
-    loss, a scalar that may still be being computed. `step` is a variable that counts the steps: each adds 1. `state` is
-    what resuming needs besides the model and the step, by name, such as the optimizer: objects with variables, all of
-    which are there when the job is made. `steps_per_epoch` is for showing progress only.
+    loss, a scalar that may still be in computation. `step` is a variable that counts the steps: each adds 1. `state`
+    has the other objects that resuming needs, by name, such as the optimizer; all their variables must exist when the
+    job is made. `steps_per_epoch` is for showing progress only.
 
-    Raises SettingsError for what can be seen to be wrong.
+    Raises SettingsError for detectable mistakes.
     """
 
     model: keras.Model | tf.Module
@@ -80,7 +80,7 @@ class Job:
 
     def steps_done(self) -> int:
         """The value of `step`; waits for the step under way."""
-        return int(self.step.numpy())  # not int(self.step): a variable of several replicas has none
+        return int(self.step.numpy())  # int(self.step) fails for a variable of several replicas
 
     def check(self, step: int, loss: Any) -> None:
         """Raises SettingsError if `train_step` did not do this step, or returned no loss.

@@ -1,4 +1,4 @@
-"""LiveVariables: publishes the variables of a model, which one call of TensorFlow reads."""
+"""LiveVariables: publishes the variables of a model, read by one call of TensorFlow."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ Averages: TypeAlias = Callable[[tf.Variable], "tf.Variable | None"]
 
 _log = logging.getLogger("paramsync.trainer")
 
-# The function has nothing to optimise, and the optimiser would slow the first call down.
+# There is nothing to optimise, and the optimiser would slow the first call down.
 _AS_WRITTEN = config_pb2.ConfigProto(
     graph_options=config_pb2.GraphOptions(
         rewrite_options=rewriter_config_pb2.RewriterConfig(disable_meta_optimizer=True)
     )
 ).SerializeToString()
 _HOST = "/device:CPU:0"
-_ON_THIS_THREAD = "SINGLE_THREADED_EXECUTOR"  # other executors hand some reads to threads, which may get no processor
+_ON_THIS_THREAD = "SINGLE_THREADED_EXECUTOR"  # other executors hand reads to threads that may get no processor
 
 
 class VariableReader:
     """Reads variables without copying them. One thread owns it.
 
     A value is the variable's own buffer, as `value()` gives it. One function reads all variables in the host's memory:
-    each call of TensorFlow costs microseconds and releases the GIL, which another thread, such as the writer, may keep
-    for a while. Variables of accelerators are read one by one, because the function would move their values to the
-    host; so are variables of distribution strategies, which may have to be added up.
+    each call of TensorFlow costs microseconds and releases the GIL, and another thread, such as the writer, may
+    keep it for a while. Variables of accelerators are read one by one, because the function would move their values to
+    the host; so are variables of distribution strategies, whose values may need a sum.
     """
 
     def __init__(self, variables: Sequence[tf.Variable]) -> None:
@@ -108,7 +108,7 @@ class LiveVariables:
         self._averages = averages
         self._allow_ops = tuple(allow_ops)
         self._problem = ""
-        self._idle: set[Place] = set()  # kept values that changed without changing the graph
+        self._idle: set[Place] = set()  # kept values whose changes did not change the graph
         self._take(capture)
         self._read = VariableReader(self._published())
 
@@ -173,7 +173,7 @@ class LiveVariables:
         took = time.monotonic() - began
         if self.digest != digest:
             self._idle.clear()
-        elif not others:  # such as a counter of the training, which must not cause a capture at each publication
+        elif not others:  # for example a training counter: it must not cause a capture at each publication
             self._idle |= kept
             _log.info(
                 "%s makes no difference to what is published: seen in %.1f s, and not looked at again", what, took

@@ -1,4 +1,4 @@
-"""Meter: loss and speed for the operator. Gate: decides by metrics which steps are published."""
+"""Meter: loss and speed for the operator. Gate: decides by metrics which steps to publish."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ _WINDOW = 1.0  # seconds over which the speed is measured
 
 
 class Meter:
-    """Written by the thread that trains, read from any thread: a reader waits only for a loss still being computed."""
+    """The training thread writes, any thread reads. A reader waits only for a loss that is still being computed."""
 
     def __init__(self, step: int = 0, now: float | None = None) -> None:
-        """`now` is when this step was done; without it the speed counts from the first call of `advance`."""
+        """`now` is when this step ended; without `now` the speed counts from the first call of `advance`."""
         self.first = self.step = step
         self.steps_per_second = 0.0
-        self.stall: float | None = None  # seconds that the last publication held the thread that trains
+        self.stall: float | None = None  # seconds that the last publication blocked training
         self._loss: SupportsFloat | None = None
         self._since = None if now is None else (step, now)
 
     def advance(self, step: int, loss: SupportsFloat | None, now: float) -> None:
-        """Note that a step is done."""
+        """Note that a step has ended."""
         self.step = step
         self._loss = loss
         if self._since is None:
@@ -36,7 +36,7 @@ class Meter:
 
     @property
     def loss(self) -> float | None:
-        """The loss of the last step; None before the first, or if it is no number."""
+        """The loss of the last step; None before the first step, or if the loss is not a number."""
         try:
             return None if self._loss is None else float(self._loss)
         except Exception:  # noqa: BLE001, a value of any kind, perhaps computed on another device
@@ -67,7 +67,7 @@ class Gate:
             raise SettingsError(f"publish_if: expected a metric's name or a function, found {publish_if!r:.80}")
         self._metric, self._less = ("", False) if not isinstance(publish_if, str) else _read(publish_if)
         self.held_back: str | None = None
-        """The step that is due and held back, and why; None if there is none."""
+        """The due step that is held back, and why; None without such a step."""
 
     def refuses(self, step: int, metrics: Metrics | None, published: Metrics) -> bool:
         """Whether a step with `metrics` must not replace a version with the `published` metrics.
@@ -101,7 +101,7 @@ class Gate:
 
 
 def _read(text: str) -> tuple[str, bool]:
-    """The metric's name, and whether less of it is better."""
+    """The metric's name, and whether lower values are better."""
     direction, _, name = text.partition(" ")
     if direction in _DIRECTIONS and name:
         return name, direction == "min"

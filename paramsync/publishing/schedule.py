@@ -11,7 +11,7 @@ from paramsync.version import NUMBERS
 
 
 class Moment(NamedTuple):
-    """A step and the time it was at, in seconds of any clock that never goes back."""
+    """A step and its time, in seconds of any clock that never goes back."""
 
     step: int
     time: float
@@ -21,8 +21,8 @@ class Moment(NamedTuple):
 class PublishSchedule:
     """Publish after `every_steps` steps or `every_seconds` seconds, whichever comes first.
 
-    Without both, only the start and the end are published, and steps that an operator asks for. The start is published
-    if the store has no version yet, so that a training that begins anew does not replace what was trained before;
+    Without both, only the start, the end and steps that an operator requests are published. The start is published
+    if the store has no version yet, so that a restarted training does not replace an earlier, trained version;
     `at_start=True` publishes it always, `at_start=False` never.
 
         schedule = PublishSchedule(every_steps=100, every_seconds=30)
@@ -43,26 +43,26 @@ class PublishSchedule:
     def due(self, step: int, now: float, *, since: Moment | None, empty: bool = True) -> bool:
         """Whether `step` is to be published now. `since` is the last publication, or where the counting began.
 
-        `empty` says whether the store had no version at the start. A step below the last one, of a training that was
-        set back, is due at once if steps count.
+        `empty` says whether the store had no version at the start. With `every_steps`, a step below the last published
+        step, after training was set back, is due at once.
         """
         if since is None:
             return empty if self.at_start is None else self.at_start
         if step == since.step:
-            return False  # its values are published already
+            return False  # already published
         by_steps = self.every_steps is not None and not 0 <= step - since.step < self.every_steps
         by_seconds = self.every_seconds is not None and now - since.time >= self.every_seconds
         return by_steps or by_seconds
 
     def due_at_end(self, step: int, *, published: int | None) -> bool:
-        """Whether the last step is to be published. `published` is the last step that was, or None."""
+        """Whether to publish the last step of training. `published` is the last published step, or None."""
         return self.at_end and step != published
 
 
 def step_number(step: Any) -> int:
     """A step as an int: from a whole number of any framework, or a variable that holds one.
 
-    Raises SettingsError for anything else, and for numbers that no version has: below 0, or of more than 18 digits.
+    Raises SettingsError for anything else, and for numbers below 0 or of more than 18 digits.
     """
     number: int = step if type(step) is int else _whole(step)
     if not 0 <= number < NUMBERS:

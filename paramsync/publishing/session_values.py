@@ -32,7 +32,7 @@ class _Group:
     """Operations that pin, fetch and release the values of some variables together."""
 
     handles: Sequence[tf.Tensor]
-    chosen: tf.Tensor  # a placeholder for such handles
+    chosen: tf.Tensor  # a placeholder for handles
     values: Sequence[tf.Tensor]
     let_go: tf.Operation
 
@@ -46,12 +46,12 @@ class SessionValues:
     """The part of a v1 graph between some tensors, and the values of its variables in a session.
 
     `pin` belongs to the thread that trains, between two steps. A resource variable is copy-on-write: the session holds
-    its buffer, under a handle, so that the next update goes into another buffer. That takes microseconds a variable,
+    the buffer under a handle, so the next update goes into another buffer. Pinning takes microseconds a variable,
     whatever its size. A reference variable, TensorFlow 1's default, is updated in place, so it is copied, which takes
     as long as its size. All variables of a session in another process are copied, too.
 
-    The thread that asks for pinned values as arrays fetches them, in pieces, and releases them then. Values that nobody
-    asks for any more are released at the next pin or fetch.
+    The thread that asks for pinned values as arrays fetches them in pieces, then releases them. Abandoned values are
+    released at the next pin or fetch.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class SessionValues:
         Args:
             inputs: A tensor, several, or tensors by the names that callers use; or their names in the default graph.
             outputs: As `inputs`.
-            saver: With it, all variables that it saves are published, under its names, so that it can restore them.
-                Without, only variables between the tensors, by their own names.
+            saver: All variables that this Saver saves are published, under its names, so that it can restore them.
+                Without a Saver, only variables between the tensors, by their own names.
             averages: Gives the variable to publish in place of another, or None.
             allow_ops: Ops that followers were told to allow.
 
@@ -100,8 +100,8 @@ class SessionValues:
             }
             sizes = [read.dtype.size * (read.shape.num_elements() or 0) for read in self._reads.values()]
             self._groups = {tuple(nodes): self._group(nodes) for nodes in divide(list(self._reads), sizes, PIECE)}
-        self._run: tuple[Any, Callable[[], Any]] | None = None  # the last session, and what pins all in it
-        self._left: deque[tuple[_Group, Any, Sequence[str]]] = deque()  # pinned, and overtaken before it was fetched
+        self._run: tuple[Any, Callable[[], Any]] | None = None  # the last session, and the call that pins there
+        self._left: deque[tuple[_Group, Any, Sequence[str]]] = deque()  # values pinned and never fetched
 
     def pin(self, values: Any = None) -> dict[str, Any]:
         """The values of the variables in a session, by name; one thread may turn them into arrays.
@@ -127,7 +127,7 @@ class SessionValues:
         return pinned
 
     def tidy(self) -> None:
-        """Release pinned values that nobody asks for any more."""
+        """Release abandoned pinned values."""
         while self._left:
             group, session, handles = self._left.popleft()
             group.free(session, handles)
@@ -142,7 +142,7 @@ class SessionValues:
         self.tidy()
         values: dict[str, Any] = {}
         for (nodes, group), handles in zip(self._groups.items(), self._run[1](), strict=True):
-            # else TensorFlow would add operations to the graph to free them
+            # otherwise TensorFlow would add operations to the graph to free them
             raw = [handle.get_raw_handle() for handle in handles]
             pinned = _Pinned(group, session, raw, self._left)
             values.update({node: _Value(pinned, at) for at, node in enumerate(nodes)})
@@ -153,7 +153,7 @@ class SessionValues:
         op = self.graph.get_operation_by_name(node)
         with self.graph.colocate_with(op, ignore_existing=True):
             if op.type == "VarHandleOp":
-                # else a read copies a variable of which rows were looked up or updated
+                # otherwise a read copies a variable whose rows were looked up or updated
                 with self.graph.control_dependencies([tf.raw_ops.DisableCopyOnRead(resource=op.outputs[0])]):
                     value = tf.raw_ops.ReadVariableOp(resource=op.outputs[0], dtype=op.get_attr("dtype"))
             else:
@@ -185,7 +185,7 @@ class _Pinned:
         self._end.atexit = False
 
     def array(self, at: int) -> Array:
-        """One of the values. The first call fetches all. Raises PublishError if the session is closed."""
+        """The value at this position. The first call fetches all. Raises PublishError if the session is closed."""
         if self._end.detach() is not None:
             try:
                 values = self._session.run(list(self._group.values), {self._group.chosen: self._handles})

@@ -26,7 +26,7 @@ from paramsync.host.files import Repeats
 from paramsync.store.commit import StoreWriter
 from paramsync.version import Version
 
-PIECE = 64 << 20  # bytes that leave a device at once
+PIECE = 64 << 20  # bytes fetched from a device at once
 
 _LONG = 200  # characters of a metric's name
 
@@ -44,30 +44,30 @@ class PublisherStatus:
     failed: int = 0  # snapshots that could not be published, whatever the reason
     refused: int = 0  # failures because of NaN or infinity
     last_error: str | None = None
-    held_back: str | None = None  # the step that is due and that the gate holds back, and why
+    held_back: str | None = None  # the due step that the gate holds back, and why
 
 
 class WriteBehind(Generic[T]):
-    """Writes items on a thread of its own; of the items that wait, only the newest is written.
+    """Writes items on its own thread; of several waiting items, writes only the newest.
 
-    A caller that waits for an item which a newer item replaced gets the version of the newer one. One lock guards all
-    fields; it is not held while writing.
+    A caller whose item was replaced gets the version of the newer item. One lock guards all fields; it is not held
+    while writing.
     """
 
     def __init__(self, write: Callable[[T], Version]) -> None:
         self._write = write
         self._changed = threading.Condition()
-        self._next: tuple[T, tuple[Future[Version], ...]] | None = None  # the item, and who waits for it
+        self._next: tuple[T, tuple[Future[Version], ...]] | None = None  # the item, and the futures that wait for it
         self._busy = False
         self._closed = False
         self._status = PublisherStatus()
         self._error: str | None = None
-        self._repeats = Repeats()  # the writing thread's
+        self._repeats = Repeats()  # used by the writing thread
         self._listeners: tuple[Callable[[Version], None], ...] = ()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     def start(self) -> None:
-        """Start the thread. At the interpreter's end, the item that waits is still written."""
+        """Start the thread. When the interpreter ends, the waiting item is still written."""
         self._thread.start()
         atexit.register(self._end, os.getpid())
 
@@ -77,7 +77,7 @@ class WriteBehind(Generic[T]):
             self._listeners = (*self._listeners, listener)
 
     def put(self, item: T, *waiting: Future[Version]) -> None:
-        """Write this item next, in place of the item that waits; then resolve the futures. PublishError once closed."""
+        """Write this item next, instead of the waiting item; then resolve the futures. PublishError once closed."""
         with self._changed:
             if self._closed:
                 raise PublishError("the publisher is closed")
@@ -88,7 +88,7 @@ class WriteBehind(Generic[T]):
             self._changed.notify_all()
 
     def run_once(self) -> bool:
-        """Write the item that waits; False if there is none. An error goes to the futures and into the status."""
+        """Write the waiting item; False if there is none. An error goes to the futures and into the status."""
         with self._changed:
             work, self._next = self._next, None
             self._busy = work is not None
@@ -113,7 +113,7 @@ class WriteBehind(Generic[T]):
             return self._changed.wait_for(lambda: self._next is None and not self._busy, timeout)
 
     def close(self) -> None:
-        """Write the item that waits, then end the thread."""
+        """Write the waiting item, then end the thread."""
         self.check_thread()
         with self._changed:
             self._closed = True
@@ -132,7 +132,7 @@ class WriteBehind(Generic[T]):
         return self._status
 
     def take_error(self) -> str | None:
-        """The last error, once."""
+        """The last error; the next call returns None."""
         if self._error is None:  # asked at every step: without the lock
             return None
         with self._changed:
@@ -140,7 +140,7 @@ class WriteBehind(Generic[T]):
         return error
 
     def _end(self, process: int) -> None:
-        if os.getpid() == process:  # a forked child has no thread that writes
+        if os.getpid() == process:  # a forked child has no writing thread
             self.close()
 
     def _run(self) -> None:
@@ -176,7 +176,7 @@ class WriteBehind(Generic[T]):
             refused = self._status.refused + isinstance(error, NotFiniteError)
             failed = self._status.failed + 1
             self._status = replace(self._status, failed=failed, refused=refused, last_error=text)
-        if (told := self._repeats.text(text)) is not None:  # a full disk, or NaN, would fill the log
+        if (told := self._repeats.text(text)) is not None:  # otherwise a full disk, or NaN, would fill the log
             _log.error("a publication failed, training goes on: %s", told, exc_info=None if expected else error)
         for future in waiting:
             if future.set_running_or_notify_cancel():
@@ -191,8 +191,7 @@ class Snapshot:
     `values` are tensors that share the variables' buffers: TensorFlow's variables are copy-on-write, so an update after
     the snapshot goes into a new buffer. That costs memory for as long as the snapshot lives. `metrics` may be tensors
     that are still being computed; they are read when the snapshot is written, not on the training thread. `graph` is
-    the file of their graph; `problem` says why there are no values; `context` is the span that was open when training
-    published.
+    the graph file; `problem` says why there are no values; `context` is the span that was open when training published.
     """
 
     version: Version
@@ -205,13 +204,13 @@ class Snapshot:
     def tensors(self) -> dict[str, Array]:
         """The tensors of a checkpoint, by key: the pinned buffers; values of a GPU are fetched.
 
-        Fetched values are released, so that a snapshot holds at most the parameters once more, and a piece, of the
-        device's memory, for as long as fetching takes.
+        Fetched values are released. So while fetching, a snapshot takes at most the size of the parameters plus one
+        piece of the device's memory.
         """
         return fetch(self.values, fetched=self.let_go)
 
     def let_go(self, name: str) -> None:
-        """Release a value that is written. Any thread."""
+        """Release a written value. Any thread."""
         self.values.pop(name, None)
 
 
@@ -263,7 +262,7 @@ class SnapshotWriter:
         """Returns the version as it was committed. Raises as `StoreWriter.commit` does, and StructureError."""
         if snapshot.problem:
             raise StructureError(snapshot.problem)
-        if "opentelemetry.trace" not in sys.modules:  # nobody here can have made a tracer provider
+        if "opentelemetry.trace" not in sys.modules:  # then no tracer provider exists
             return self._written(snapshot)
         from paramsync.publishing.spans import traced
 
@@ -287,9 +286,9 @@ class SnapshotWriter:
 
 
 class MetricReader:
-    """Reads metrics as numbers: a metric that cannot be read, or recorded, must not cost a version. For one thread.
+    """Reads metrics as numbers. A metric that cannot be read or recorded is left out, with one warning per name.
 
-    It is left out, with one warning for each name.
+    So a bad metric never costs a version. For one thread.
     """
 
     def __init__(self) -> None:
@@ -341,16 +340,16 @@ def fetch(
     piece: int = PIECE,
     fetched: Callable[[str], object] = lambda name: None,
 ) -> dict[str, Array]:
-    """All values as arrays. Values on the host are not copied; values for which `away` names a device are fetched.
+    """All values as arrays. Values on the host are not copied; values with a device in `away` are fetched.
 
-    1. On the device, values of one dtype are concatenated into pieces of at most `piece` bytes, one piece at a time:
-       that is all the device memory that fetching takes. A larger value is a piece by itself, and not copied there.
-    2. A piece is copied by a function of TensorFlow's, whose copies to the host go into pinned memory and run beside
-       what the device computes; a tensor's own `.numpy()` would wait for everything, once for each.
-    3. `fetched` is called with each name of a piece that has come: its value may be released.
+    1. On the device, values of one dtype are concatenated into pieces of at most `piece` bytes, one piece at a time,
+       so fetching takes no more device memory. A larger value is its own piece, and not copied there.
+    2. A TensorFlow function copies a piece. Its copies go into pinned host memory while the device computes; a tensor's
+       own `.numpy()` would wait for the device each time.
+    3. `fetched` is called with each name of a fetched piece: its value may be released.
 
     The calling thread waits without the GIL. Raises what TensorFlow does, such as
-    ResourceExhaustedError where the device has no room for a piece.
+    ResourceExhaustedError if the device has no room for a piece.
     """
     places: dict[tuple[str, Any], list[str]] = {}
     arrays: dict[str, Array] = {}
@@ -371,7 +370,7 @@ def fetch(
 
 
 def divide(names: Sequence[str], sizes: Sequence[int], piece: int) -> Iterator[list[str]]:
-    """The names in order, in groups of at most `piece` bytes, or of one larger value."""
+    """The names in order, in groups of at most `piece` bytes; a larger value is its own group."""
     group: list[str] = []
     room = piece
     for name, size in zip(names, sizes, strict=True):

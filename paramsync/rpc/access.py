@@ -21,9 +21,9 @@ from paramsync.rpc.tokens import Tokens
 _audit = logging.getLogger("paramsync.audit")
 _HEADER = "authorization"
 _SCHEME = "bearer "
-_TOLD_EACH, _TOLD_ALL = 10, 60  # refusals in the log within as many seconds, of one host and of all
+_TOLD_EACH, _TOLD_ALL = 10, 60  # the most refusals in the log in an interval, for one host and for all
 _TOLD_SECONDS = 60.0
-_HOSTS = 64  # whose further refusals are counted by name
+_HOSTS = 64  # the most hosts whose further refusals are counted by name
 
 
 class Effect(enum.Enum):
@@ -57,13 +57,13 @@ _EFFECTS = {**_listed(Effect.HEALTH, _HEALTH), **_listed(Effect.READS, _READS)}
 
 
 def effect_of(method: str) -> Effect:
-    """The effect of a gRPC method, as "package.Service/Method". A method that is not listed here changes something."""
+    """The effect of a gRPC method, as "package.Service/Method". An unlisted method counts as a change."""
     return _EFFECTS.get(method, Effect.CHANGES)
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The address of a caller, its bearer token, and the name in its certificate, which was verified."""
+    """The address of a caller, its bearer token, and the name in its verified certificate."""
 
     peer: str
     token: str | None = field(default=None, repr=False)
@@ -71,13 +71,13 @@ class Caller:
 
     @classmethod
     def of(cls, peer: str, metadata: Iterable[tuple[str, str | bytes]], certificate: str | None) -> Caller:
-        """The caller with these headers; the certificate was verified."""
+        """The caller with these headers and this verified name."""
         return cls(peer, bearer(next((value for name, value in metadata if name == _HEADER), None)), certificate)
 
     @classmethod
     def of_grpc(cls, context: Any, peer: str) -> Caller:
         """The caller of a call at a grpcio server."""
-        shown = context.auth_context()  # gRPC connects nobody whose certificate is not verified
+        shown = context.auth_context()  # gRPC has verified the certificate
         names = shown.get("x509_common_name") or shown.get("x509_subject_alternative_name") or (None,)
         name = None if names[0] is None else names[0].decode(errors="replace")
         return cls.of(peer, context.invocation_metadata() or (), name)
@@ -97,7 +97,7 @@ def name_in(certificate: Mapping[str, Any] | None) -> str | None:
 
 
 class RefusalLimit:
-    """Decides which refusals of an interval get a log line, and counts the others by host, so that nobody fills a disk.
+    """Decides which refusals of an interval get a log line, and counts the rest by host, so that logs stay small.
 
     A host with too many refusals is only counted until it has had none for an interval. The caller takes the lock.
     """
@@ -125,9 +125,9 @@ class RefusalLimit:
 class Access:
     """Who may call at one port. Any thread.
 
-    With tokens, or certificates of callers, each call that changes something has to show one of them; with `reads`,
-    calls that only read have to show one too. Without both, only a port that this machine alone can reach takes calls
-    that change something.
+    With tokens, or certificates of callers, each call that changes something needs a token or a certificate; with
+    `reads`, so do calls that only read. Without both, only a port on a loopback address takes calls that change
+    something.
     """
 
     def __init__(
@@ -146,13 +146,13 @@ class Access:
         self._reads = reads
         self._options = options
         self._refusals = RefusalLimit()
-        self._lock = threading.Lock()  # guards it, and the next
+        self._lock = threading.Lock()  # guards `_refusals` and `_interval`
         self._interval: threading.Timer | None = None
         self.is_open = not self._is_configured and is_loopback(host)
         """Whether everybody who reaches the port may change something."""
 
     def in_plain(self, *, tls: bool) -> str:
-        """What to configure if tokens travel unencrypted; else empty."""
+        """Advice on configuration if tokens travel unencrypted; else empty."""
         if tls or self._tokens is None or is_loopback(self.host):
             return ""
         with_what = f"{self._options.certificate} FILE and {self._options.key} FILE"
@@ -164,7 +164,7 @@ class Access:
 
     @property
     def advice(self) -> str:
-        """What to configure if the port refuses every call that changes something; else empty."""
+        """Advice on configuration if the port refuses every call that changes something; else empty."""
         if self.is_open or self._is_configured:
             return ""
         return (
@@ -187,10 +187,10 @@ class Access:
             self.check_read(what, caller)
 
     def check_host(self, what: str, named: Iterable[str], others: Collection[str] = (), *, option: str = "") -> None:
-        """Raise NotAllowedError if only this machine may call, and the header Host names another one.
+        """Raise NotAllowedError if only this machine may call, and the header Host names another machine.
 
-        A site can have its own name lead to a loopback address (DNS rebinding); a browser sends the name that it asked
-        for. `others` are names that `option` allows as well.
+        A site can make its own name lead to a loopback address (DNS rebinding); a browser then sends the site's name.
+        `others` are names that `option` allows as well.
         """
         if not self.is_open:
             return
@@ -241,7 +241,7 @@ class Access:
         self._interval.start()
 
     def tell_refusals(self) -> None:
-        """Log how many refusals of the interval got no line. The next interval begins."""
+        """Log how many refusals of the interval got no line, and begin the next interval."""
         with self._lock:
             more = self._refusals.next()
             self._interval = None
@@ -275,7 +275,7 @@ class Access:
 
 
 class AuditedChange:
-    """A change under way. `why` says why it failed, if its exception does not."""
+    """A change under way. `why` is the reason for a failure whose exception has no text."""
 
     def __init__(self) -> None:
         self.why = ""

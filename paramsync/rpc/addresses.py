@@ -24,7 +24,7 @@ _ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[^\s\[\]]*:[^\s\[\]]*\]):([0-9]{1,5})")
 
 
 def read_port(text: str) -> int:
-    """Reads a port for argparse; 0 is any free one."""
+    """Reads a port for argparse; 0 is any free port."""
     if not _DIGITS.fullmatch(text) or int(text) > LAST_PORT:
         raise argparse.ArgumentTypeError(f"expected a port from 0 to {LAST_PORT}, found {text!r}")
     return int(text)
@@ -111,7 +111,7 @@ def refused(host: str, port: int, option: str) -> SettingsError:
 
 
 def is_here(host: str, names: Collection[str]) -> bool:
-    """Whether HOST or HOST:PORT names this machine. Looks up no address: a site chooses its own."""
+    """Whether HOST or HOST:PORT names this machine. Looks up no address: a site can choose its address."""
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     try:
         return _is_loopback(ipaddress.ip_address(name))
@@ -120,5 +120,5 @@ def is_here(host: str, names: Collection[str]) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A name in small letters, without the dot that ends an absolute name."""
+    """A name in lower case, without the final dot of an absolute name."""
     return name.lower().removesuffix(".")

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from paramsync.rpc.tls import ClientTls
 
 SECONDS = 5.0  # for a call that only reads
-CHANGING_SECONDS = 30.0  # for a call that brings a version in, or out
-REPLACING_SECONDS = 300.0  # for each worker that is replaced: more than the server gives it, however many versions
+CHANGING_SECONDS = 30.0  # for a call that loads or drops a version
+REPLACING_SECONDS = 300.0  # for each replaced worker: more than the server's own limit
 
 _OPTIONS = (
-    ("grpc.enable_http_proxy", 0),  # a proxy meant for web pages must not stand between the parts of one system
-    ("grpc.max_receive_message_length", -1),  # how large a message may be is the server's decision
+    ("grpc.enable_http_proxy", 0),  # a web proxy must not stand between the parts of one system
+    ("grpc.max_receive_message_length", -1),  # the server limits the size of messages
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),  # a program that was started again is found within a second
 )
-# gRPC says UNAVAILABLE if it cannot connect, and if the server says so; only its words tell which. Words that are
-# missing here cost nothing but the advice in the message.
+# gRPC says UNAVAILABLE if it cannot connect, and if the server says so; only the text tells which. A missing text
+# here costs only the advice in the message.
 _NO_CONNECTION = (
     "failed to connect", "errors resolving", "DNS resolution failed", "Socket closed", "GOAWAY received", "recvmsg",
 )  # fmt: skip
@@ -77,7 +77,7 @@ class _Client:
     """One channel to one program; threads may share it. Connects at the first call, and again after a failure."""
 
     program: str
-    mistaken: str  # the other meaning that the address may have
+    mistaken: str  # the port that the address may belong to by mistake
 
     def __init__(self, address: str, credentials: Credentials = NO_CREDENTIALS) -> None:
         self.address = check_address(address)
@@ -143,7 +143,7 @@ class _Client:
         return errors.CallError(detail or f"{self.program} at {self.address} answered {code.name}", code.name)
 
     def _why_no_connection(self, detail: str) -> str | None:
-        """What gRPC does not say: what is wrong with a certificate, or that one side does not speak TLS."""
+        """A reason that gRPC does not give: a bad certificate, or one side that does not speak TLS."""
         if any(words in detail for words in _NOBODY_THERE):
             return None
         from paramsync.rpc import tls  # here: most calls connect
@@ -180,7 +180,7 @@ class Inferencer(_Client):
         return tuple(self.report(model).models)
 
     def report(self, model: str = "", *, load: bool = False) -> pb.GetStatusResponse:
-        """The status of models and workers; with `load` also what the workers counted of requests."""
+        """The status of models and workers; with `load` also the workers' counts of requests."""
         request = pb.GetStatusRequest(model=model, load=load)
         return self._ask("/paramsync.v1.Sync/GetStatus", request, pb.GetStatusResponse)
 
@@ -193,7 +193,7 @@ class Inferencer(_Client):
         seconds: float = CHANGING_SECONDS,
         progress: Callable[[pb.SyncProgress], None] = lambda _: None,
     ) -> pb.ModelStatus:
-        """Return once that version, or the newest published one, serves; `progress` gets every message until then.
+        """Return once this version, or the newest published version, serves; `progress` gets every message until then.
 
         With `fresh` the trainer publishes first, and the inferencer syncs to that version. Raises SyncError if the
         version does not come to serve, RequestError for an unknown model or version.
@@ -228,7 +228,7 @@ class Inferencer(_Client):
         return self._change("Rollback", pb.RollbackRequest(model=model, version=version), seconds)
 
     def label(self, model: str, label: str, version: int, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
-        """Give this version a label, which another version may have had."""
+        """Give this version a label. Another version with the label loses it."""
         return self._change("Label", pb.LabelRequest(model=model, label=label, version=version), seconds)
 
     def unlabel(self, model: str, label: str, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
@@ -240,7 +240,7 @@ class Inferencer(_Client):
 
         Raises SyncError if a new process does not come up, or if a worker takes longer than `seconds` on average.
         """
-        most = seconds * max(1, len(self.report().workers))  # this call also tells whether the server answers at all
+        most = seconds * max(1, len(self.report().workers))  # this call also fails fast if no server answers
         stream = self._open(
             "/paramsync.v1.Sync/ReplaceWorkers", pb.ReplaceWorkersRequest(), pb.ReplacedWorker, seconds=most
         )
@@ -257,7 +257,7 @@ class Inferencer(_Client):
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Outputs by name, and the version that they all came from."""
+    """Outputs by name, and the version that computed all of them."""
 
     outputs: Mapping[str, np.ndarray]
     version: int

@@ -1,4 +1,4 @@
-"""ReadAgain: a value from files, which is read again when a file changes, without a restart."""
+"""ReadAgain: a value from files. Changed files are read again, without a restart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class ReadAgain(ABC, Generic[T]):
-    """Files that cannot be used are logged once, and the value before stays. Any thread; can be pickled."""
+    """Logs unusable files once, and keeps the previous value. Any thread; can be pickled."""
 
     def __init__(self, *paths: Path) -> None:
         """Raises SettingsError if the files cannot be used."""
@@ -34,13 +34,13 @@ class ReadAgain(ABC, Generic[T]):
         """The value of the files as they are now."""
         stamps = self._look()
         if stamps != self._stamps:
-            self._stamps = stamps  # before reading, so that no other thread reads them too
+            self._stamps = stamps  # before reading, so that other threads do not read too
             try:
                 value = self._read()
             except SettingsError as error:
                 _log.error("%s; what was there before is still used", error)
             else:
-                if self._stamps == stamps:  # else another thread has read newer files
+                if self._stamps == stamps:  # otherwise another thread has read newer files
                     self._value = value
                 _log.info("read again: %s", ", ".join(map(str, self._paths)))
         return self._value
@@ -50,9 +50,9 @@ class ReadAgain(ABC, Generic[T]):
 
 
 def read_secret(option: str, path: Path) -> bytes:
-    """The content of a file with a secret. Raises SettingsError if others than its owner may read it.
+    """The content of a file with a secret. Raises SettingsError if anyone but its owner may read it.
 
-    The group may read a file of another owner: secrets are mounted so for a process without privileges.
+    The group may read a file of another owner: that is how secrets are mounted for unprivileged processes.
     """
     content, status = _read(option, path)
     if too_open := status.st_mode & (0o077 if status.st_uid == os.geteuid() else 0o007):

@@ -14,17 +14,17 @@ from paramsync.program.process import connection_limit
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.version import Version
 
-SILENT_SECONDS = 10  # until a new connection has to speak HTTP/2
-IDLE_SECONDS = 60  # until a connection without a call is closed; callers connect again unnoticed, as with HTTP
-ALIVE_SECONDS = 30  # after which a silent connection with calls is asked whether there is anybody
-_AGE_SECONDS = 3600  # after which a connection is closed, and its calls end; callers connect again
-_AGE_GRACE_SECONDS = 60  # that calls of an old connection have to end by themselves
-_MOST_CONNECTIONS = 4096  # of a port, if there are descriptors enough
-_PORTS = 3  # of a process, which share the descriptors
+SILENT_SECONDS = 10  # a new connection has this long to speak HTTP/2
+IDLE_SECONDS = 60  # then a connection without calls is closed; callers reconnect unnoticed, as with HTTP
+ALIVE_SECONDS = 30  # then a silent connection with calls is pinged
+_AGE_SECONDS = 3600  # then a connection is closed, and its calls end; callers reconnect
+_AGE_GRACE_SECONDS = 60  # the time for calls of an old connection to end by themselves
+_MOST_CONNECTIONS = 4096  # of a port, if there are enough descriptors
+_PORTS = 3  # ports of a process, which share the descriptors
 _MOST_CALLS_OF_ONE = 1 << 10  # on one connection; its caller waits before it sends more
-_MOST_PENDING = 1 << 12  # calls of a port that have come and that no thread has looked at
+_MOST_PENDING = 1 << 12  # received calls of a port that no thread has started
 
-_MOST_TOLD = 1 << 12  # bytes; of a longer request the log has the size
+_MOST_TOLD = 1 << 12  # bytes; for a longer request the log has only the size
 _MOST_BYTES = 1000  # of a status text: headers have a limit, and a byte may take three there
 
 UNFORESEEN = "internal error; the server's log has it"
@@ -81,7 +81,7 @@ def most_connections() -> int:
 def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
     """Options of a grpcio server that strangers may reach, for messages of at most `message_bytes`."""
     return (
-        ("grpc.so_reuseport", 0),  # else a second server could take the same port, and each would get some of the calls
+        ("grpc.so_reuseport", 0),  # otherwise a second server could share the port and its calls
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_bytes),
         ("grpc.max_allowed_incoming_connections", most_connections()),
@@ -91,14 +91,13 @@ def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
         ("grpc.max_connection_age_grace_ms", 1000 * _AGE_GRACE_SECONDS),
         ("grpc.keepalive_time_ms", 1000 * ALIVE_SECONDS),
         ("grpc.max_concurrent_streams", _MOST_CALLS_OF_ONE),
-        # a connection whose caller resets calls at once may start no more of them, for calls that have ended count
-        # until gRPC has freed them
+        # stops a caller that resets its calls at once: ended calls count until gRPC has freed them
         ("grpc.http.overload_protection", 1),
         ("grpc.http2.max_deallocating_streams", _MOST_CALLS_OF_ONE),
         # above 1000 pending calls, the default, gRPC ends some of them at random with CANCELLED
         ("grpc.server.max_pending_requests", _MOST_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
-        ("grpc.http2.bdp_probe", 0),  # else gRPC reads up to 4 MB ahead of each stream that nobody reads
+        ("grpc.http2.bdp_probe", 0),  # otherwise gRPC reads up to 4 MB ahead of each unread stream
     )
 
 

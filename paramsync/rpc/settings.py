@@ -1,4 +1,4 @@
-"""Credentials that the environment gives to both programs, to the commands, and to publishers in other programs."""
+"""Reads credentials from the environment, for both programs, the commands, and publishers in other programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEYWORDS = OptionNames(f"{TOKEN_FILE} (or {TOKEN})", "tls.certificate", "tls.key
 
 
 def tokens(file: Path | None = None) -> Tokens | None:
-    """The tokens of --token-file, or else of the environment; None if there are none. Raises SettingsError."""
+    """The tokens of --token-file, or else of the environment; None without tokens. Raises SettingsError."""
     named, text = os.environ.get(TOKEN_FILE), os.environ.get(TOKEN)
     if file is None and not named and not text:
         return None
@@ -43,7 +43,7 @@ def tokens(file: Path | None = None) -> Tokens | None:
 def client_files(
     ca: Path | None, certificate: Path | None, key: Path | None
 ) -> tuple[Path, Path | None, Path | None] | None:
-    """The files for calls by TLS, from flags or else from the environment; None for calls in plain.
+    """The files for calls by TLS, from flags or else from the environment; None for plaintext calls.
 
     Raises SettingsError for a certificate without a CA.
     """

@@ -23,9 +23,9 @@ Tensor = Any
 """A serving_pb2.Tensor or a tensorflow.TensorProto: they have the same fields."""
 
 MAX_BYTES = 64 << 20
-"""Limit of all arrays of a call that repeat a value; the size of the message bounds others."""
+"""The limit for all arrays of a call that repeat a value; the message's size bounds other arrays."""
 
-VALUE_FIELDS = {  # fields that have values one by one in place of their bytes
+VALUE_FIELDS = {  # fields that list single values instead of bytes
     "float32": "float_val",
     "float64": "double_val",
     "int8": "int_val",
@@ -49,7 +49,7 @@ _READ_FIELDS = {  # fields that other senders use; we send these dtypes as bytes
     **VALUE_FIELDS,
 }
 _ALL_FIELDS = sorted(set(_READ_FIELDS.values()))
-_FIXED = {"float32": 5, "float64": 6}  # numbers of the fields whose values are on the wire as in memory
+_FIXED = {"float32": 5, "float64": 6}  # numbers of fields with the same bytes on the wire and in memory
 _BY_NAME = {dtypes.name(number): number for number in range(1, dtypes.VARIANT + 3)}
 _PLAIN = {
     name: (number, dtype)
@@ -58,8 +58,8 @@ _PLAIN = {
 }
 _PARTS = {"complex64": np.float32, "complex128": np.float64}
 _SOME = 1 << 16  # values that become Python objects at once
-_MOST_DIMENSIONS = 32  # every numpy takes so many
-_ADDRESSABLE = 1 << 63  # bytes; numpy refuses sizes that go beyond, even where another one is 0
+_MOST_DIMENSIONS = 32  # every numpy supports this many
+_ADDRESSABLE = 1 << 63  # bytes; numpy refuses larger shapes, even with a dimension of 0
 
 
 def from_array(array: np.ndarray) -> serving_pb2.Tensor:
@@ -101,7 +101,7 @@ class TensorHeader:
 
 
 def header(tensor: Tensor, what: str) -> TensorHeader:
-    """The header of a tensor. Raises InputError, which begins with `what`, where it can be no array."""
+    """The header of a tensor. Raises InputError, which begins with `what`, if it describes no array."""
     dtype = dtypes.to_numpy(tensor.dtype)
     if dtype is None:
         expected = "a dtype of numbers, booleans or strings"
@@ -119,7 +119,7 @@ def to_arrays(tensors: Mapping[str, Tensor], side: str) -> dict[str, np.ndarray]
     for name, tensor in tensors.items():
         head = header(tensor, f"{side} {name!r}")
         array = _of_content(head, tensor.tensor_content) if tensor.tensor_content else _of_values(head, tensor)
-        if array.size < head.count:  # TensorFlow leaves out what repeats the last value, or is all zeros
+        if array.size < head.count:  # TensorFlow leaves out repetitions of the last value, and zeros
             left -= head.size
             if left < 0:
                 expected = f"at most {MAX_BYTES} bytes of repeated values"
@@ -130,11 +130,11 @@ def to_arrays(tensors: Mapping[str, Tensor], side: str) -> dict[str, np.ndarray]
 
 
 def check_shape(shape: Sequence[int], what: str, itemsize: int) -> None:
-    """Raise InputError, which begins with `what`, where no array has that shape and elements of that size."""
+    """Raise InputError, which begins with `what`, if no array can have this shape and elements of this size."""
     check_rank(len(shape), what)
     if min(shape, default=0) < 0:
         raise InputError(f"{what}, shape", expected="dimensions of 0 or more", found=list(shape))
-    most = MAX_BYTES if 0 in shape else _ADDRESSABLE  # kernels loop over the other dimensions of what has no element
+    most = MAX_BYTES if 0 in shape else _ADDRESSABLE  # kernels loop over the other dimensions of empty arrays
     if math.prod(size for size in shape if size) * itemsize >= most:
         raise InputError(f"{what}, shape", expected="fewer elements", found=list(shape))
 
@@ -146,9 +146,9 @@ def check_rank(rank: int, what: str) -> None:
 
 
 def plain(tensor: Tensor, dtype: str, shape: Sequence[int | None]) -> np.ndarray | None:
-    """The array of a tensor that has the expected dtype and shape and all its values in one piece, as most do.
+    """The array of a tensor with the expected dtype and shape and all values in one piece, as usual.
 
-    None for any other, wrong or not, which `to_arrays` reads.
+    None for any other tensor, right or wrong; `to_arrays` reads those.
     """
     known = _PLAIN.get(dtype)
     if known is None or tensor.dtype != known[0]:
@@ -184,17 +184,17 @@ def extend(values: Any, array: np.ndarray) -> None:
 
 
 def packed(number: int, content: bytes) -> bytes:
-    """The bytes of a packed repeated field of fixed-size values: far cheaper than one Python number each."""
+    """The bytes of a packed repeated field of fixed-size values: far cheaper than a Python number per value."""
     return opening(number, len(content)) + content
 
 
 def opening(number: int, size: int) -> bytes:
-    """What comes before the bytes of a field that has so many: packed values, a string, a message."""
+    """The tag and length before the `size` bytes of a field: packed values, a string, a message."""
     return bytes([number << 3 | 2]) + sstable.varint(size)
 
 
 def _fixed(tensor: Tensor, number: int, size: int) -> bytes:
-    """So many bytes of a packed field, the last of a message; empty where they are not the whole field."""
+    """The `size` bytes of a packed field at the end of a message; empty if they are not the whole field."""
     content: bytes = tensor.SerializeToString()
     values = content[len(content) - size :]
     return values if content.endswith(packed(number, values)) else b""
@@ -210,10 +210,10 @@ def _shape(tensor: Tensor, what: str, itemsize: int) -> tuple[int, ...]:
 
 
 def _repeated(array: np.ndarray, count: int) -> np.ndarray:
-    """So many values, where the last repeats for all that are missing; without any, all are zero or empty."""
+    """`count` values: the last value stands for missing values; without values, all are zero or empty."""
     zero = b"" if array.dtype.kind == "O" else np.zeros((), array.dtype)
     whole = np.empty(count, array.dtype)
-    whole.fill(array[-1] if array.size else zero)  # np.full takes the last zero byte off strings
+    whole.fill(array[-1] if array.size else zero)  # np.full would drop the trailing zero byte of strings
     whole[: array.size] = array
     return whole
 
@@ -223,16 +223,16 @@ def _of_content(head: TensorHeader, content: bytes) -> np.ndarray:
 
 
 def numbers(head: TensorHeader, content: bytes, field: str) -> np.ndarray:
-    """The values, none of them strings, whose bytes came in this field. Raises InputError where they are too few."""
+    """The values, other than strings, whose bytes came in this field. Raises InputError for too few bytes."""
     if len(content) != head.size:
         raise InputError(str(head), expected=f"{head.size} bytes of {field}", found=len(content))
-    if head.dtype.kind == "b":  # any byte but 0 is true; a boolean of another byte than 1 is not defined
+    if head.dtype.kind == "b":  # any byte but 0 is true; booleans of other bytes than 0 and 1 are undefined
         return np.not_equal(np.frombuffer(content, np.uint8), 0)
     return np.frombuffer(content, head.dtype)
 
 
 def _strings(head: TensorHeader, content: bytes) -> np.ndarray:
-    """The strings of content that begins with all their lengths as varints."""
+    """The strings of a content that begins with all lengths as varints."""
     expected = f"{head.count} strings in tensor_content, after their lengths"
     if len(content) < head.count:
         raise InputError(str(head), expected=expected, found=f"{len(content)} bytes")
@@ -250,7 +250,7 @@ def _strings(head: TensorHeader, content: bytes) -> np.ndarray:
 
 
 def _of_values(head: TensorHeader, tensor: Tensor) -> np.ndarray:
-    """The values that a tensor lists: all, or fewer where the last repeats, or none where all are zero."""
+    """The listed values of a tensor: all, or fewer if the last value repeats, or none if all are zero."""
     kind = dtypes.name(tensor.dtype)
     field = _READ_FIELDS[kind]
     values = getattr(tensor, field)
@@ -258,7 +258,7 @@ def _of_values(head: TensorHeader, tensor: Tensor) -> np.ndarray:
     if rest or listed > head.count:
         raise InputError(str(head), expected=f"{head.count} values", found=len(values) if rest else listed)
     if not listed:
-        if other := [name for name in _ALL_FIELDS if len(getattr(tensor, name))]:  # zeros are not what they mean
+        if other := [name for name in _ALL_FIELDS if len(getattr(tensor, name))]:  # do not read them as zeros
             raise InputError(str(head), expected=f"values in {field}", found=f"values in {', '.join(other)}")
         return np.empty(0, head.dtype)
     if kind in _PARTS:
@@ -273,8 +273,8 @@ def _of_values(head: TensorHeader, tensor: Tensor) -> np.ndarray:
 
 
 def narrowed(head: TensorHeader, wide: np.ndarray, *, bits: bool = False) -> np.ndarray:
-    """Values, or bits, that came as wider integers, in their own dtype. Raises InputError for those beyond it."""
-    kind = np.dtype(np.uint16) if bits else head.dtype[0] if head.dtype.names else head.dtype  # of a quantized one
+    """Values, or bits, that came as wider integers, in their own dtype. Raises InputError if one is out of range."""
+    kind = np.dtype(np.uint16) if bits else head.dtype[0] if head.dtype.names else head.dtype  # names: quantized
     limits = ml_dtypes.iinfo(kind)
     if wide.size and not (limits.min <= wide.min() and wide.max() <= limits.max):
         found = f"{wide.min()} to {wide.max()}"

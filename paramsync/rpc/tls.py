@@ -1,4 +1,4 @@
-"""TLS: a server's certificate, read again when its files change; what a client checks, and why a check fails."""
+"""TLS: a server's certificate, read again when its files change; a client's checks, and why a check fails."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paramsync.rpc.settings import FLAGS, OptionNames
 if TYPE_CHECKING:
     import grpc  # imported in functions: gRPC reads the environment when it is imported
 
-_LOOK_SECONDS = 2.0  # for a handshake that is made only to learn why it fails
+_LOOK_SECONDS = 2.0  # for a handshake only made to learn why it fails
 _EXPIRED, _MISMATCHES = 10, (62, 64)  # X509_V_ERR_CERT_HAS_EXPIRED, _HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH
 
 
@@ -25,10 +25,10 @@ class TlsFiles:
     """The files of a server that speaks TLS, in PEM; they are read again when they change.
 
     Args:
-        certificate: The server's certificate, followed by those that it is signed by.
+        certificate: The server's certificate, followed by its chain of issuers.
         key: The key of the certificate, without a password.
-        client_ca: Who signs certificates of callers. Callers by gRPC have to show a certificate then, and so have
-            callers by HTTP that change something.
+        client_ca: The CA of callers' certificates. Callers by gRPC then must show a certificate, and so must callers
+            by HTTP that change something.
         options: The names of these files in errors.
     """
 
@@ -99,7 +99,7 @@ class ServerTls(ReadAgain[_Loaded]):
         first = of(self.value())
 
         def exchange(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
-            connection.context = of(self.value())  # before anything of the old certificate was sent
+            connection.context = of(self.value())  # before the old certificate is sent
 
         first.sni_callback = exchange
         return first
@@ -119,7 +119,7 @@ class ServerTls(ReadAgain[_Loaded]):
         if self._client_ca is not None and client_ca is not None:
             _load_ca(context, self._options.client_ca, self._client_ca, client_ca)
             context.verify_mode = verifies
-            # a caller that resumes a session shows no certificate, so a CA that is gone would still count
+            # a resumed session shows no certificate, so a removed CA would still count
             context.options |= ssl.OP_NO_TICKET
             context.num_tickets = 0
         return context
@@ -145,7 +145,7 @@ class ClientTls:
             raise SettingsError("expected --tls-cert FILE and --tls-key FILE together, found one of them")
         roots = read_file(option, ca)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        """For connections that are no gRPC channel."""
+        """For connections other than gRPC channels."""
         _load_ca(self.context, option, ca, roots)
         self.context.set_alpn_protocols(["h2", "http/1.1"])
         shown = None
@@ -189,7 +189,7 @@ class ClientTls:
 
 
 def advise_tls(address: str) -> str | None:
-    """What to do about a server that was called in plain and speaks TLS; None if it does not speak TLS."""
+    """Advice about a server that was called in plaintext but speaks TLS; None if it does not speak TLS."""
     return "it speaks TLS: name who signed its certificate with --tls-ca FILE" if _speaks_tls(address) else None
 
 
@@ -197,7 +197,7 @@ def _speaks_tls(address: str) -> bool:
     """Whether a server at this address answers a handshake."""
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # only the handshake is sent
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing but the handshake is sent
     context.set_alpn_protocols(["h2", "http/1.1"])
     try:
         _shake(context, host.strip("[]"), int(port))
@@ -209,7 +209,7 @@ def _speaks_tls(address: str) -> bool:
 
 
 def _shake(context: ssl.SSLContext, host: str, port: int) -> bool:
-    """Whether the server goes on after the handshake: in TLS 1.3 it refuses a caller's certificate only then.
+    """Whether the server goes on after the handshake: only then does TLS 1.3 refuse a caller's certificate.
 
     Raises OSError.
     """
@@ -227,7 +227,7 @@ def _shake(context: ssl.SSLContext, host: str, port: int) -> bool:
 
 def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path, options: OptionNames = FLAGS) -> None:
     try:
-        context.load_cert_chain(certificate, key, password=lambda: "")  # without it OpenSSL asks at the terminal
+        context.load_cert_chain(certificate, key, password=lambda: "")  # otherwise OpenSSL asks at the terminal
     except (OSError, ValueError) as error:
         reason = (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
         raise SettingsError(

@@ -1,4 +1,4 @@
-"""Tokens: secrets with which callers may change something, each with the name of its owner."""
+"""Tokens: secrets that allow callers to change something, each with the name of its owner."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paramsync.errors import SettingsError
 from paramsync.rpc.read_again import ReadAgain, read_secret
 
 LEAST = 16  # characters
-_MOST = 4096  # characters of a line, and lines: each call sends one and compares all
+_MOST = 4096  # characters of a line, and lines: each call sends one token and compares all
 _LINE = re.compile(r"(?:(?P<name>[\w.@-]{1,100}):\s*)?(?P<secret>[A-Za-z0-9._~+/-]+=*)", re.ASCII)
 _HOW = "make one with: openssl rand -hex 32"
 
@@ -55,7 +55,7 @@ class Tokens(ReadAgain[tuple[Token, ...]]):
 
 
 def read(where: str, text: str) -> tuple[Token, ...]:
-    """The tokens of a text: one a line, as TOKEN or NAME:TOKEN. Raises SettingsError, which shows no token."""
+    """The tokens of a text, with a TOKEN or NAME:TOKEN per line. Raises SettingsError, which shows no token."""
     tokens = []
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):

@@ -1,26 +1,26 @@
-"""Walks the fields of a serialised protobuf message that nobody has parsed: their numbers, places and sizes."""
+"""Walks the fields of an unparsed protobuf message: their numbers, places and sizes."""
 
 from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-VARINT, FIXED64, SIZED, FIXED32 = 0, 1, 2, 5  # how values are on the wire
+VARINT, FIXED64, SIZED, FIXED32 = 0, 1, 2, 5  # wire types
 
 
 class Fields:
-    """Reads one message's bytes, and not more than so many fields."""
+    """Reads one message's bytes, up to `most` fields."""
 
     __slots__ = ("content", "left", "sized")
 
     def __init__(self, content: bytes, most: int) -> None:
         self.content = content
         self.left = most
-        """How many fields more are looked at: whoever reads them asks, before each."""
+        """How many more fields may be read: the caller checks before each field."""
         self.sized = False
-        """Whether the field that was read last says its size, as messages, strings and packed numbers do."""
+        """Whether the last field has a size, as messages, strings and packed numbers do."""
 
     def field(self, at: int, end: int) -> tuple[int, int, int]:
-        """Its number, and where its value begins and ends. Raises DecodeError."""
+        """The number of the field at `at`, and where its value begins and ends. Raises DecodeError."""
         self.left -= 1
         tag, body = self.number(at, end)
         kind = tag & 7
@@ -39,7 +39,7 @@ class Fields:
         return tag >> 3, body, after
 
     def number(self, at: int, end: int) -> tuple[int, int]:
-        """A number of any length, and where it ends."""
+        """A varint, and where it ends."""
         found = shift = 0
         for position in range(at, min(at + 10, end)):
             byte = self.content[position]

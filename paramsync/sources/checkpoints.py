@@ -122,7 +122,7 @@ class Checkpoints(ABC, Generic[G, R]):
         self._locate = locate
         self._verification = verification
         self._known: WeakKeyDictionary[InMemory, _Known] = WeakKeyDictionary()
-        self._damaged: set[FileStamp] = set()  # files whose bytes changed without a trace: their seals count no more
+        self._damaged: set[FileStamp] = set()  # files whose bytes changed without a trace: ignore their seals
 
     @abstractmethod
     def build_graph(self, content: bytes) -> tuple[G, str]:
@@ -284,7 +284,7 @@ def verify(bundle: Bundle, keys: Collection[str], tell: ProgressCallback, *, fin
 
 
 def _bring_in(bundle: Bundle, keys: Collection[str], needed: Collection[str], tell: ProgressCallback) -> None:
-    """Bring an untouched version into the page table, and check bools and strings, which its publisher did not."""
+    """Bring an untouched version into the page table, and check bools and strings, which publishers do not check."""
     others = [key for key in keys if any(piece.dtype in _NOT_NUMBERS for piece in bundle.entries[key].pieces)]
     if others:
         bundle.verify(others, threads=_THREADS)

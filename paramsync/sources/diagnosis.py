@@ -12,8 +12,8 @@ from paramsync.sources.saved_models import committed, numbered
 from paramsync.store.store import LOCK, read_state, state_file
 
 _SETTLED = 2.0  # seconds: by then the writer of an index has written the state file that lists it
-_LOOKED_INTO = 8  # directories, of the highest numbers
-_TRIED = 32  # files that may be a state file
+_LOOKED_INTO = 8  # how many directories to look into, those with the highest numbers
+_TRIED = 32  # how many files to try as a state file
 _OURS = re.compile(r"ckpt-\d{1,18}\.index")
 _PARTS = re.compile(r".*\.(index|meta|json|pb|data-\d+-of-\d+)|\..*")
 # Files of other formats, by name.
@@ -50,7 +50,7 @@ def _why(store: Path) -> str:
 
 
 def misplaced(path: Path) -> str | None:
-    """Which model of another kind a directory has, and what to do about it; None if there is none."""
+    """Which other kind of model a directory has, and what to do about it; None if there is no model."""
     try:
         if committed(path) is not None:
             return (
@@ -72,7 +72,7 @@ def _other(directory: Path) -> str | None:
 
 
 def _unlisted(path: Path) -> str | None:
-    """What to do about checkpoints that no file `checkpoint` lists; None if there are none."""
+    """What to do about checkpoints that no file `checkpoint` lists; None if all are listed."""
     names = files.names(path)
     indexes = [name for name in names if name.endswith(".index") and not _OURS.fullmatch(name)]
     if not indexes or state_file(path).name in names:

@@ -1,4 +1,4 @@
-"""open_source(): brings versions into this process's memory, whatever wrote them."""
+"""open_source(): brings versions of any origin into this process's memory."""
 
 from __future__ import annotations
 
@@ -42,15 +42,15 @@ def open_source(
     warmed: bool = True,
     trust: Sequence[Path | str] = (),
 ) -> Source[Resident]:
-    """The source in a directory, which need not exist yet. Each look finds out which kind of source it is:
+    """The source in a directory, which need not exist yet. Each look detects the kind of source:
 
-    - Checkpoints, if there is a file `checkpoint`. For a Saver's, `inputs` and `outputs` name tensors ("x:0") of the
-      graphs in its `.meta` files; otherwise `graph` is a graph file, or the directory of a SavedModel.
+    - Checkpoints, if there is a file `checkpoint`. For a Saver's checkpoints, `inputs` and `outputs` name tensors
+      ("x:0") of the graphs in its `.meta` files; otherwise `graph` is a graph file, or the directory of a SavedModel.
     - SavedModels in directories whose names are numbers, as TensorFlow Serving follows them.
 
     `allowed` names ops that a graph may use although they are not known to be safe. If versions are `warmed`, each new
     graph is called once, so that its first request is answered as fast as any other. With files of public keys to
-    `trust`, only versions that one of these keys signed are restored, from copies. Raises SettingsError.
+    `trust`, only versions that one of these keys signed are restored, as copies. Raises SettingsError.
     """
     with tf.init_scope():
         if not tf.executing_eagerly():
@@ -73,7 +73,7 @@ def open_source(
 class _Restores(Checkpoints[Graph, Resident]):
     """Versions in this process. A checkpoint's graph is the recorded one, the given one, or that in its `.meta` file.
 
-    Graphs of others are code, so that only ops that are known to be safe, or `allowed`, are run.
+    Foreign graphs are code: only ops that are known to be safe, or `allowed`, are run.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class _Restores(Checkpoints[Graph, Resident]):
         return resident
 
     def _graph(self, version: Version) -> Graph:
-        """The graph of a checkpoint that names none."""
+        """The graph for a checkpoint that names no graph."""
         if self._given is not None:
             path = self._given
             if not path.exists():
@@ -148,7 +148,7 @@ class _Restores(Checkpoints[Graph, Resident]):
         )
 
     def _graph_of(self, directory: Path) -> Graph:
-        """The graph of a SavedModel, the same for other weights unless it has tables, whose contents are files."""
+        """The graph of a SavedModel. Versions share it, unless it has tables, whose contents are files."""
         if not (directory / COMMIT).exists() and (directory / AS_TEXT).exists():
             raise GraphError(f"{directory}: expected {COMMIT}, found {AS_TEXT}: save it without as_text")
         content = files.content(directory / COMMIT, limit=files.MAX_MESSAGE)
@@ -167,7 +167,7 @@ class _Restores(Checkpoints[Graph, Resident]):
         return self.graphs.keep(graph.digest if graph.message().tables else key, next(same, graph))
 
     def _capture(self, path: Path) -> Graph:
-        """The graph of a SavedModel, or in a graph file. Logs the signatures that cannot be served."""
+        """The graph of a SavedModel or a graph file. Logs the signatures that cannot be served."""
         if not path.is_dir():
             return self.read_graph(path)
         graph = capture(path, allowed=self._allowed).graph
@@ -177,7 +177,7 @@ class _Restores(Checkpoints[Graph, Resident]):
 
 
 def _is_cut(content: bytes) -> bool:
-    """Whether the file ends too early for a SavedModel, as it does while it is being written."""
+    """Whether the file is too short for a SavedModel, perhaps because it is being written."""
     try:
         return not saved_model_pb2.SavedModel.FromString(content).meta_graphs
     except DecodeError:

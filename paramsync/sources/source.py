@@ -1,4 +1,4 @@
-"""Source: where the versions of a model come from, whatever wrote them, and whether their files changed."""
+"""Source: finds the versions of a model, from any writer, and whether their files changed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paramsync.version import Candidate, InMemory, R, R_co, Version
 
 _OF_A_CHECKPOINT = re.compile(r"(?P<prefix>.+)\.(?:index|json|meta|data-\d+-of-\d+)")
 _OF_A_SAVED_MODEL = ("", "variables", "assets")
-_UNREAD = frozenset({"fingerprint.pb", "keras_metadata.pb"})  # of a SavedModel; written after `saved_model.pb`
+_UNREAD = frozenset({"fingerprint.pb", "keras_metadata.pb"})  # files of a SavedModel written after `saved_model.pb`
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +38,25 @@ class Progress:
 
 
 ProgressCallback: TypeAlias = Callable[[Progress], None]
-"""Called now and then during a restore, from any thread. What it raises ends the restore, and is raised there."""
+"""Called now and then during a restore, from any thread. Its exceptions end the restore, which raises them."""
 
 
 def _ignore_progress(progress: Progress) -> None:
-    """The callback of callers that show no progress."""
+    """The default callback, for callers that show no progress."""
 
 
 Verification = Literal["auto", "checksums"]
 """Which checksums are computed before parameters serve.
 
-"checksums": all. "auto": all but those of files in this machine's memory that are as our publisher left them, and of
+"checksums": all. "auto": leaves out files in this machine's memory that nobody wrote to since our publisher, and
 files that were verified for another version in memory.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What is published now. `published` ascends up to the latest; it is None if the store cannot be read. `publisher`
-    is None if the store does not say, as TensorFlow's do not."""
+    """The published versions now. `published` ascends up to the latest; it is None if the store cannot be read.
+    `publisher` is None if the store does not name its publisher, as TensorFlow's stores do not."""
 
     latest: Version | None = None
     published: list[Candidate[Version]] | None = None
@@ -69,7 +69,7 @@ class Look:
 
 
 class Bell(Protocol):
-    """Rings when there may be something new. One thread calls `arm` before each look, and `close`."""
+    """Rings when there may be a new version. One thread calls `arm` before each look, and `close`."""
 
     def arm(self) -> None: ...
     def close(self) -> None: ...
@@ -79,7 +79,7 @@ class Restores(Protocol[R_co]):
     """Brings versions into memory, checked and ready to answer. One thread uses it.
 
     Raises CorruptCheckpointError, ParameterError, UnsafeGraphError, GraphError, UnknownVersionError, StoreError,
-    OSError, UnfinishedError if the version's writer may not be done, and what `tell` raises.
+    OSError, UnfinishedError if the version's writer may not be done, and any error of `tell`.
     """
 
     def checkpoint(self, version: Version, tell: ProgressCallback) -> R_co: ...
@@ -87,15 +87,15 @@ class Restores(Protocol[R_co]):
     def saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> R_co: ...
 
     def damage(self, resident: InMemory) -> Exception | None:
-        """Why a restored version has other bytes by now than were published; None if it has not."""
+        """How the bytes of a restored version differ from the published bytes; None if they do not differ."""
 
 
 class Source(Generic[R]):
-    """A directory of checkpoints or numbered SavedModels, which need not exist yet: each look finds out.
+    """A directory of checkpoints or numbered SavedModels. It need not exist yet: each look detects its kind.
 
-    Checkpoints are our publisher's, or those of a Saver, Checkpoint or CheckpointManager. A SavedModel is a version
-    once its `saved_model.pb` exists, and is served once that is readable and its variables are whole: tools copy a
-    directory in any order. The follower's thread uses a source; any thread may read `path`.
+    Our publisher wrote the checkpoints, or a Saver, Checkpoint or CheckpointManager. A SavedModel is a version
+    once its `saved_model.pb` exists, and is served once this file is readable and the variables are complete: tools
+    copy a directory in any order. The follower's thread uses a source; any thread may read `path`.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Source(Generic[R]):
     ) -> None:
         """`graph` is a graph file, or the directory of a SavedModel, for checkpoints that name no graph.
 
-        `options` names the options that were given about the graph of checkpoints. If `signed`, only versions that a
+        `options` names the given options about the graph of checkpoints. If `signed`, only versions that a
         trusted key signed are restored, and a store that starts over with lower numbers is not followed.
         """
         self.signed = signed
@@ -118,11 +118,11 @@ class Source(Generic[R]):
         self._graph = graph
         self._options = options
         self._store = Store(path)
-        self._seen: dict[str, tuple[Hashable, Version]] = {}  # by prefix: the files' identity, and their record
+        self._seen: dict[str, tuple[Hashable, Version]] = {}  # by prefix: the identity of the files, and the record
         self._is_numbered = False
 
     def look(self) -> Look:
-        """What is published now. Errors of files are returned, not raised."""
+        """The published versions now. Errors of files are returned, not raised."""
         if not self._is_numbered and (look := self._look_at_checkpoints()).latest is not None:
             return look  # there is a file `checkpoint`
         self._is_numbered = self._shows_numbers()
@@ -141,7 +141,7 @@ class Source(Generic[R]):
         return self._identify(version, _Listing(self.path))
 
     def restore(self, version: Version, tell: ProgressCallback | None = None) -> R:
-        """Bring a version into memory, checked and ready to answer; what serves does not change.
+        """Bring a version into memory, checked and ready to answer. The serving version does not change.
 
         Raises as Restores does.
         """
@@ -159,11 +159,11 @@ class Source(Generic[R]):
         return resident
 
     def damage(self, resident: R) -> Exception | None:
-        """Why a version in memory has other bytes by now than were published; None if it has not."""
+        """How the bytes of a version in memory differ from the published bytes; None if they do not differ."""
         return self.restores.damage(resident)
 
     def bell(self, ring: Callable[[], None]) -> Bell:
-        """A bell for new versions here. It calls `ring` from any thread."""
+        """A bell for new versions of this source. It calls `ring` from any thread."""
         return Watch(self._places, ring)
 
     def _look_at_checkpoints(self) -> Look:
@@ -183,12 +183,12 @@ class Source(Generic[R]):
         return Look(latest=latest, published=published, problem=problem, publisher=publisher)
 
     def _read_versions(self) -> tuple[Version | None, list[Version], _Listing, Exception | None]:
-        """The latest version, all listed ones, and the error if the latest cannot be read.
+        """The latest version, all listed versions, the listing, and the error if the latest cannot be read.
 
         Reads records again only if a file of their version changed. Raises as `Store.versions` does.
         """
         state, listing = read_state(self.path), _Listing(self.path)
-        # identified before they are read
+        # identify files before reading them
         files = {name: listing.identify_checkpoint(name, with_links=True) for name in state.names} if state else {}
         known = {name: version for name, (before, version) in self._seen.items() if files.get(name) == before}
         versions = self._store.listed(state, known)
@@ -218,7 +218,7 @@ class Source(Generic[R]):
             versions = saved_models.versions(self.path)
         except OSError as error:
             problem = StoreError(self.path, f"cannot be read: {error.strerror}")
-            problem.__cause__ = error  # by which a fault of the file differs from a fault of the machine
+            problem.__cause__ = error  # the cause tells a fault of the file from a fault of the machine
             return Look(problem=problem)
         published = [Candidate(version, self.identity(version)) for version in versions]
         return Look(latest=versions[-1] if versions else None, published=published)
@@ -239,7 +239,7 @@ class Source(Generic[R]):
 
 
 def graph_options(graph: Path | None, inputs: Sequence[str]) -> str:
-    """The names of the options that were given about the graph of checkpoints."""
+    """The names of the given options about the graph of checkpoints."""
     return "graph" if graph is not None else "inputs and outputs" if inputs else ""
 
 
@@ -258,9 +258,9 @@ class _Listing:
                 self._of_checkpoints[match["prefix"]].append(name)
 
     def identify_checkpoint(self, prefix: str, *, with_links: bool = False) -> Hashable:
-        """Identifies a checkpoint's files, even if somebody put their times back.
+        """A value that identifies a checkpoint's files, even if their times were set back.
 
-        The next version may link a data file, which changes no byte of it; `with_links`, that is another value too.
+        The next version may link a data file, which changes no bytes; `with_links`, that changes the value too.
         """
         facts = {name: self._facts_of(name) for name in self._of_checkpoints[prefix]}
         return frozenset(
@@ -269,11 +269,11 @@ class _Listing:
         )
 
     def identify_file(self, name: str) -> Hashable | None:
-        """None if there is no such file."""
+        """A value that identifies a file; None if there is no such file."""
         return _identity(self._facts_of(name)) if name in self._names else None
 
     def _facts_of(self, name: str) -> os.stat_result | int:
-        """The facts of a link are its own, not its target's."""
+        """The facts of a file, or of the link itself, not of its target."""
         if name not in self._facts:
             self._facts[name] = _facts(self._directory / name, follow_symlinks=False)
         return self._facts[name]
@@ -306,7 +306,7 @@ def _files(directory: Path, folder: str) -> list[Hashable]:
 
 
 def _facts(file: Path | os.DirEntry[str], *, follow_symlinks: bool = True) -> os.stat_result | int:
-    """The number of the error if there is one."""
+    """The facts of a file, or the number of the error."""
     try:
         return file.stat(follow_symlinks=follow_symlinks)
     except OSError as error:

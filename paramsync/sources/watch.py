@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("paramsync.watch")
 
-# FileCreatedEvent is for links. Of a file that is being written it comes too early, which does no harm.
+# FileCreatedEvent is for links. For a file that is being written it comes too early, which does no harm.
 _NEWS: list[type[FileSystemEvent]] = [
     FileMovedEvent,
     FileCreatedEvent,
@@ -42,7 +42,7 @@ _NEWS: list[type[FileSystemEvent]] = [
     DirDeletedEvent,
 ]
 
-_TRIES = 10  # polling finds folders that come and go faster
+_TRIES = 10  # if folders come and go faster, polling finds them
 # Publishers and TensorFlow rename onto `checkpoint`; a Saver writes its graph after that, and so may others. An ending
 # publisher closes its lock.
 _STORE = re.compile(r"checkpoint|publisher\.lock|[^/]*\.meta|graph-[^/]*\.pb|\d{1,18}|saved_model\.pb")
@@ -52,7 +52,7 @@ _SAVED_MODEL = re.compile(r"saved_model\.pb(txt)?|variables")
 _VARIABLES = re.compile(r"variables\..*")
 
 Hear = Callable[[str], None]
-_Target = tuple[Path, int, int]  # a folder, and its device and inode, for another may take its name
+_Target = tuple[Path, int, int]  # a folder, and its device and inode: another folder may take its name
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Watch:
         self._watches: dict[WatchedPlace, _PlaceWatch] = {}
 
     def arm(self) -> None:
-        """Watch every place; of a missing folder, the nearest one above it."""
+        """Watch every place; for a missing folder, the nearest existing folder above it."""
         places = self._places()
         for place in self._watches.keys() - set(places):
             self._watches.pop(place).close()
@@ -129,7 +129,7 @@ class _PlaceWatch:
             missing = self._place.folder.absolute().relative_to(path).parts[0]
             self._names = re.compile(re.escape(missing))
         try:
-            # resolved: otherwise the link would be watched in place of its target
+            # resolved: otherwise the link, not its target, would be watched
             self._folder = WatchedFolder.join(path.resolve(), self._hear)
         except Exception as error:  # noqa: BLE001, no folder, no inotify watch left, whatever: there is polling
             if not self._warned:
@@ -155,7 +155,7 @@ class WatchedFolder(FileSystemEventHandler):
     @classmethod
     def join(cls, path: Path, hear: Hear) -> WatchedFolder:
         """Raises OSError, RuntimeError if the system has no thread left, and whatever watchdog raises."""
-        if path.exists() and not os.access(path, os.R_OK):  # watchdog itself would not raise this error
+        if path.exists() and not os.access(path, os.R_OK):  # watchdog would not raise
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         with cls._lock:
             folder = cls._folders.get(str(path))
@@ -203,7 +203,7 @@ class WatchedFolder(FileSystemEventHandler):
 
     @classmethod
     def forget_all(cls) -> None:
-        """For a forked child: ending a watch there would end the parent's, which shares the inotify instance."""
+        """For a forked child, which shares the inotify instance: ending a watch there would end the parent's."""
         cls._lock, cls._folders, cls._observer = threading.Lock(), {}, None
 
 
@@ -230,7 +230,7 @@ def store_places(path: Path) -> list[WatchedPlace]:
 
 
 def numbered_places(path: Path, highest: list[Path]) -> list[WatchedPlace]:
-    """The places to watch for numbered SavedModels, of which those at `highest` may still be written."""
+    """The places to watch for numbered SavedModels; the SavedModels at `highest` may still be written."""
     return [WatchedPlace(path, _NUMBERED), *(place for directory in highest for place in _of_saved_model(directory))]
 
 

@@ -74,10 +74,10 @@ def _placeholders(
 class _Walk:
     """The tensors and nodes that the outputs of one signature need."""
 
-    fed: Mapping[str, str]  # its own inputs, and their placeholders
-    met: Collection[str]  # inputs that are used
+    fed: Mapping[str, str]  # the signature's own inputs, and their placeholders
+    met: Collection[str]  # used inputs
     reached: set[str]  # nodes
-    computes_inputs: bool  # of another signature
+    computes_inputs: bool  # whether it computes inputs of another signature
 
 
 def _walk(
@@ -155,7 +155,7 @@ def _respelled(
         _rename(end, f"{all_fed[full(end.tensor)]}:0")
     for end in copy.outputs:
         _rename(end, full(_spelled(full(end.tensor), fed, prefix, ends)))
-        if end.dtype:  # else it is known only once the graph is built
+        if end.dtype:  # otherwise unknown until the graph is built
             end.dtype = tf.as_dtype(end.dtype).base_dtype.as_datatype_enum  # a reference is read as its value
     return copy
 

@@ -37,7 +37,7 @@ from paramsync.graphs.nodes import (
 )
 
 _PLACES = ("_class", "_output_shapes")  # no longer true after lifting: the node's colocation, its former output shapes
-_ALTERNATIVES = ("api_implements", "api_preferred_device")  # make TensorFlow call another, not lifted function instead
+_ALTERNATIVES = ("api_implements", "api_preferred_device")  # make TensorFlow call another function, which is not lifted
 _ABOUT_HANDLES = ("_read_only_resource_inputs", "_gradient_op_type")
 _SEED = 2  # numbers in the state of a Keras SeedGenerator
 _STATE = 3  # numbers that RngReadAndSkip gives, for any algorithm
@@ -47,7 +47,7 @@ _STATE = 3  # numbers that RngReadAndSkip gives, for any algorithm
 class _Value:
     """The value that takes the place of a variable's handle or reference.
 
-    A `seed` has no value: each read gives other numbers, and a change does nothing.
+    A `seed` has no value: each read gives fresh numbers, and a change does nothing.
     """
 
     dtype: tf.DType
@@ -66,8 +66,8 @@ def lift(
 
     The nodes named in `tables` become placeholders of their handles. The nodes in `seeds` are states of Keras
     SeedGenerators, from which each draw gets fresh numbers. Devices and colocations are cleared, and functions that
-    nothing calls any more are left out. Raises GraphError, which names the op and the variable, if a variable is not
-    only read; IndexError or KeyError for a graph that contradicts itself.
+    nothing calls any more are left out. Raises GraphError, which names the op and the variable, if an op does
+    more than read a variable; IndexError or KeyError for a graph that contradicts itself.
     """
     lifted = tf.compat.v1.GraphDef()
     lifted.CopyFrom(graph_def)
@@ -105,7 +105,7 @@ class _Library:
         self._lifted: dict[object, tuple[str, dict[int, _Value]]] = {}
 
     def lift(self, name: str, arguments: Mapping[int, _Value]) -> tuple[str, dict[int, _Value]]:
-        """The name of a copy that takes values at these positions, and its results that are values."""
+        """The name of a copy of this function that takes values at these positions, and its results that are values."""
         key = (name, *sorted((position, value.dtype.name, value.seed) for position, value in arguments.items()))
         if key not in self._lifted:
             copy = type(self.functions[name])()
@@ -154,7 +154,7 @@ class _Body:
         self._has_frames = any(node.op == "Enter" for node in nodes)
         self._taken: dict[str, tuple[Any, dict[int, _Value]]] = {}  # by node: its inputs that are values
         self.renamed: dict[str, str] = {}
-        """Tensors that have another name now."""
+        """The new names of renamed tensors."""
 
     def lift(self, values: Mapping[str, _Value]) -> dict[str, _Value]:
         """Rewrite every consumer of `values`, which replace handles. Returns all tensors that are values now."""
@@ -167,7 +167,7 @@ class _Body:
         return reached
 
     def _follow(self, values: Mapping[str, _Value]) -> dict[str, _Value]:
-        """Find all tensors that carry variables. v1 loops pass them in circles, and nodes come in no order."""
+        """Find all tensors that carry variables. v1 loops pass variables in circles, and nodes come in no order."""
         consumers: dict[str, list[tuple[Any, int]]] = defaultdict(list)
         for node in self._nodes:
             for position, tensor in enumerate(node.input):

@@ -1,4 +1,4 @@
-"""What ops do with a variable: read it, pass it on, hand it to functions or change it; and which ops keep a state."""
+"""How ops use a variable: read it, pass it on, hand it to functions or change it; and which ops keep a state."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ READS = {
     "VariableShape": Read("Shape", {"T": "", "out_type": "out_type"}),
 }
 
-ALWAYS_TRUE = frozenset({"VarIsInitializedOp", "IsVariableInitialized"})  # of a value
+ALWAYS_TRUE = frozenset({"VarIsInitializedOp", "IsVariableInitialized"})  # true of any value
 
 # The names of the results of ops that pass a variable on. The ops for references have the same names after "Ref".
 _PASSES = dict.fromkeys(
@@ -116,9 +116,9 @@ def _references(node: Any) -> list[Any]:
     return [reference for value in attributes for reference in (value.list.func or [value.func])]
 
 
-# Between calls a graph keeps nothing, and it prints nothing: nobody reads that where it is served ---------------------
+# A served graph keeps nothing between calls, and prints nothing -------------------------------------------------------
 
-# Ops that keep a state although they are no parameter and no table, and what to do about them.
+# Ops that keep a state, other than parameters and tables, and what to do about them.
 _REFUSALS = {
     re.compile(pattern): reason
     for pattern, reason in {

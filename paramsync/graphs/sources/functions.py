@@ -1,4 +1,4 @@
-"""Traces tf.functions, and names their arguments and results."""
+"""Traces tf.functions, and names arguments and results."""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ class _Input:
 def trace(model: keras.layers.Layer, inputs: Any = None) -> Trace:
     """Trace the prediction of a model.
 
-    `inputs` are specs of its first argument, nested like the argument, or specs by the names of its arguments. By
-    default they are those that the model was built with. Raises GraphError.
+    `inputs` are specs of its first argument, nested like the argument, or specs by the names of its arguments. The
+    default are the specs that the model was built with. Raises GraphError.
     """
     _refuse_state(model)
     if inputs is not None:
@@ -77,7 +77,7 @@ def _trace_call(model: keras.layers.Layer, arguments: tuple[Sequence[Any], Mappi
 def _as_recorded(model: keras.layers.Layer) -> Iterator[None]:
     """Make layers train that were called with `training=True` when their functional model was built.
 
-    A functional model that is called with False passes False to all its layers, whatever they were built with.
+    A functional model that is called with False passes False to all layers, even to layers built with True.
     """
     training = {id(layer): layer for item in objects(model) for layer in _called_with_training(item)}
     before = [(layer, vars(layer).get("call")) for layer in training.values()]
@@ -100,8 +100,8 @@ def _training(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 def _called_with_training(model: Any) -> Iterator[keras.Operation]:
     """The layers of a functional model that were called with `training=True`.
 
-    Not layers with that default, such as augmentation: Keras records a default as if it was given, and predicts without
-    augmentation.
+    Leaves out layers with that default, such as augmentation: Keras records a default as if it was given, and predicts
+    without augmentation.
     """
     if isinstance(model, keras.Model) and hasattr(model, "operations"):
         # only the config has it publicly, and not every layer has a config
@@ -120,7 +120,7 @@ def _trace_symbolically(model: keras.Model) -> Trace:
     inputs = _symbolic(model)
     if isinstance(model, keras.Sequential) and isinstance(inputs.spec, tf.TensorSpec) and inputs.spec.shape.rank:
         of_any_size = tf.TensorSpec((None, *inputs.spec.shape[1:]), inputs.spec.dtype)
-        with suppress(GraphError):  # a model that computes with that size
+        with suppress(GraphError):  # the model computes with this size
             return _trace_call(model, ([_Input(inputs.name, of_any_size)], {}))
     return _trace_call(model, ([inputs], {}))
 
@@ -152,7 +152,7 @@ def _given(model: keras.layers.Layer, inputs: Any) -> tuple[list[Any], dict[str,
 
 
 def _named(specs: Any, prefix: str) -> Any:
-    """Each spec with its own name, or else its path."""
+    """Each spec, named by its own name or else its path."""
     named = (_Input(getattr(spec, "name", None) or path, spec) for path, spec in leaves(specs, prefix))
     return tf.nest.map_structure(lambda _: next(named), specs)
 
@@ -190,7 +190,7 @@ def _parameters(model: keras.layers.Layer) -> list[str]:
 
 
 def _misread(traced: Trace) -> dict[str, _Input]:
-    """Float inputs that are only ever cast to integers or strings, and were never meant to be floats."""
+    """Float inputs that are only cast to integers or strings, so that floats were not meant."""
     inputs = {}
     for name, tensor in zip(traced.inputs, traced.function.inputs, strict=False):
         readers = tensor.consumers()
@@ -215,7 +215,7 @@ def _output_names(model: keras.layers.Layer) -> list[str]:
 
 
 def _readable(names: Sequence[str], made_up: str) -> list[str]:
-    """The names, with "" for the ones that Keras made up, which differ from run to run."""
+    """The names, with "" for names that Keras made up, which differ from run to run."""
     return ["" if re.fullmatch(made_up, name) else name for name in names]
 
 

@@ -25,7 +25,7 @@ from paramsync.host import files
 from paramsync.v1 import graph_pb2
 
 Ends = Sequence[str] | Mapping[str, str]
-"""Names of tensors ("x" or "x:0"), or these by the names that callers use."""
+"""Names of tensors ("x" or "x:0"), or a mapping to them from the names that callers use."""
 
 
 def capture_meta(content: bytes, *, path: Path, inputs: Ends, outputs: Ends, allowed: Collection[str] = ()) -> Graph:
@@ -39,7 +39,7 @@ def capture_meta(content: bytes, *, path: Path, inputs: Ends, outputs: Ends, all
 
 
 def read_meta(path: Path) -> Any:
-    """Read the message in a `.meta` file. Raises UnfinishedMetaError, UnsafeGraphError for a monstrous one."""
+    """Read the message in a `.meta` file. Raises UnfinishedMetaError, UnsafeGraphError if it is too large."""
     try:
         content = files.content(path, limit=files.MAX_MESSAGE)
     except OSError as error:
@@ -100,7 +100,7 @@ def _named(tensors: Ends, what: str) -> dict[str, str]:
 
 
 def _input(graph: V1Graph, meta: Any, name: str, tensor: str) -> graph_pb2.Endpoint:
-    """The endpoint of any tensor. Its dtype is read, not inferred: the ops before it may not be known here."""
+    """The endpoint of any tensor. The dtype is read, not inferred: the ops before the tensor may be unknown here."""
     node = graph.node(tensor)
     port = full(tensor).partition(":")[2]
     dtype = _dtype(meta, node, int(port)) if port.isdecimal() else None

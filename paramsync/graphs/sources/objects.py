@@ -63,7 +63,7 @@ def variable_names(root: Any) -> dict[str, str]:
 
 
 def parts(root: Any) -> tuple[Any, ...]:
-    """The variables and layers under `root`, without optimizers. Another tuple is another structure.
+    """The variables and layers under `root`, without optimizers. Different tuples mean different structures.
 
     Takes microseconds a variable, since it needs no names.
     """
@@ -87,14 +87,14 @@ def parts(root: Any) -> tuple[Any, ...]:
 
 
 def holders(root: Any) -> list[Any]:
-    """The layers and modules under `root`, and itself."""
+    """The layers and modules under `root`, and `root` itself."""
     found: dict[int, Any] = {}
     waiting = [root]
     kinds: dict[type, Any] = {}
     while waiting:
         item = waiting.pop()
         kind = kinds.get(type(item))
-        if kind is None:  # once a type: there are many items and few types
+        if kind is None:  # once per type: there are many items and few types
             kind = kinds[type(item)] = _CONTAINERS if isinstance(item, _CONTAINERS) else _may_hold(item)
         if kind is _CONTAINERS:
             waiting.extend(item.values() if isinstance(item, dict) else item)
@@ -182,7 +182,7 @@ def _contents(container: Any) -> dict[str, Any]:
 
 
 class KeptValues:
-    """Values that layers and modules keep beside variables and a graph has as constants, such as what `adapt` learns.
+    """Values besides variables that layers keep and graphs have as constants, such as the results of `adapt`.
 
     They are tensors, arrays, lookup tables and lists of numbers that are attributes of the objects under a root. Made
     once for a set of objects: a new layer with such values has variables, or is another layer, too.
@@ -218,7 +218,7 @@ class KeptValues:
         return places
 
     def shown(self, places: Collection[Place]) -> str:
-        """These attributes, for a message."""
+        """The names of these attributes, for a message."""
         holders = {id(holder): getattr(holder, "name", None) or type(holder).__name__ for holder in self._holders}
         return ", ".join(sorted(f"{holders[holder]}.{name}" for holder, name in places))
 
@@ -226,7 +226,7 @@ class KeptValues:
 def _attributes(holder: Any) -> Iterator[tuple[str, Any]]:
     known = KERAS if isinstance(holder, keras.layers.Layer) else ()
     for name, value in vars(holder).items():
-        if name not in known and not name.startswith("_self_"):  # TensorFlow's notes
+        if name not in known and not name.startswith("_self_"):  # not TensorFlow's own attributes
             yield name, value
 
 
@@ -256,7 +256,7 @@ def _value(held: Any) -> Any:
 
 
 _UNKEPT: set[type] = {type(None), bool, int, float, str}
-"""Types met so far of which no graph has values."""
+"""The types met so far whose values are never in a graph."""
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -1,6 +1,6 @@
 """Calls a model once on made up inputs, and compares its results with those of its graph.
 
-A model may be traced otherwise than it is called, by its own code or by Keras'.
+A trace may differ from a call, because of the model's own code or Keras' code.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _WORDS = np.array([b"", b"a", b"bc", b"0", b"1"], object)
 def compare(graph: Graph, signature: str, trace: Trace, values: Sequence[tf.Tensor]) -> None:
     """Raise GraphError if the graph gives other shapes than the model, or values that differ by more than rounding.
 
-    `values` are the graph's parameters. Not compared are graphs that draw random numbers, and models that cannot
-    compute the made up inputs.
+    `values` are the graph's parameters. Leaves out graphs that draw random numbers, and models that cannot compute
+    the made up inputs.
     """
     if trace.own is None or graph.stochastic or not tf.executing_eagerly():
         return

@@ -1,4 +1,4 @@
-"""Drafts of SavedModels of TensorFlow 1, and of TensorFlow 2 after turning them into the former.
+"""Drafts of SavedModels. A SavedModel of TensorFlow 2 is first rewritten into the form of TensorFlow 1.
 
 A SavedModel of TensorFlow 2 has its signatures, variables and tables in its graph too, but functions restore the
 variables and fill the tables. These functions are read, not run.
@@ -30,7 +30,7 @@ from paramsync.host import files
 from paramsync.v1 import graph_pb2
 
 _SERVE = "serve"  # the tag of the graph that predicts
-_INTERNAL = "__saved_model_"  # begins the names of signatures that restore, and are not for callers
+_INTERNAL = "__saved_model_"  # prefix of internal signatures, which restore variables
 _MAIN = "__saved_model_init_op"
 _MOST = 200_000  # operations that restore and initialise
 _TRIED = 64  # signatures that are built one by one to find those that can be served
@@ -40,7 +40,7 @@ class SavedModel:
     """The SavedModel in a directory, without its weights."""
 
     def __init__(self, directory: Path, *, allowed: Collection[str] = ()) -> None:
-        """`allowed` are ops that it may have although they are not known to be safe. Raises GraphError."""
+        """`allowed` are ops that the graph may have although they are not known to be safe. Raises GraphError."""
         self._directory = directory
         self._allowed = allowed
         saved = parsed_saved_model(directory)
@@ -117,7 +117,7 @@ class SavedModel:
 
 
 def parsed_saved_model(directory: Path) -> Any:
-    """Read the message of the SavedModel in a directory. Raises GraphError, UnsafeGraphError for a monstrous one."""
+    """Read the message of the SavedModel in a directory. Raises GraphError; UnsafeGraphError if it is too large."""
     path = directory / "saved_model.pb"
     try:
         content = files.content(path, limit=files.MAX_MESSAGE)
@@ -185,7 +185,7 @@ def _assets(directory: Path, meta: Any) -> dict[str, Asset]:
 
 
 def _called(meta: Any, keys: Iterable[str]) -> dict[str, str]:
-    """The names of the variables of these keys in the program that saved them."""
+    """For each checkpoint key, the name of its variable in the program that saved it."""
     ways = Ways(meta.object_graph_def.nodes)
     numbers = {key: ways.node(key) for key in keys}
     return {key: ways.nodes[number].variable.name for key, number in numbers.items() if number is not None}
@@ -195,8 +195,8 @@ class _Rewrite:
     """Changes a meta graph in place to one that fills its tables without functions; finds the `keys` of its variables.
 
     1. Calls of functions that only create a table are replaced by the table.
-    2. The function that restores, inlined, has the key of each variable, and the tables in the checkpoint.
-    3. The function that initialises, inlined, has the operations that fill the other tables.
+    2. The restoring function is inlined: it has the key of each variable, and the tables in the checkpoint.
+    3. The initialising function is inlined: it has the operations that fill the other tables.
     4. Variables that hold the path of an asset are replaced by the path.
     """
 
@@ -247,7 +247,7 @@ class _Rewrite:
         self._name_twins()
 
     def _name_twins(self) -> None:
-        """Give variables that are not restored the keys of the variables that are initialised from them.
+        """Give a variable that is not restored the key of the restored variable that is initialised from it.
 
         tf.saved_model.save writes each variable of a Keras model twice: one to compute with, one to be restored.
         """

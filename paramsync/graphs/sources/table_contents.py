@@ -36,7 +36,7 @@ _LOOPS = frozenset({"For", "NextIteration", "RefNextIteration", "StatelessWhile"
 def live_table(handle: Any, node: str, graph_def: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """The keys and values of the table whose handle `node` gives. Raises GraphError if it is no table.
 
-    Reading a table with wrong types ends the process. Only the ops that look things up in it know its types.
+    Reading a table with wrong types ends the process. Only the ops that use the table know its types.
     """
     types = _types_looked_up(graph_def, node)
     if len(types) != 1:
@@ -49,7 +49,7 @@ def live_table(handle: Any, node: str, graph_def: Any) -> tuple[tf.Tensor, tf.Te
         keys, values = tf.raw_ops.LookupTableExportV2(table_handle=handle, Tkeys=key_type, Tvalues=value_type)
     except (tf.errors.OpError, TypeError) as error:
         raise GraphError(f"the contents of the table {node!r} cannot be read: {error}") from error
-    if keys.shape.rank != 1:  # with empty places, which look like others
+    if keys.shape.rank != 1:  # empty places, which look like entries
         raise _dense(node)
     return keys, values
 
@@ -63,7 +63,7 @@ def _dense(node: str) -> GraphError:
 
 
 def _types_looked_up(graph_def: Any, table: str) -> set[tuple[int, int]]:
-    """The types of keys and values with which the graph and its functions look things up in this table."""
+    """The types of keys and values of all lookups in this table, in the graph and its functions."""
     arguments = {
         function.signature.name: [argument.name for argument in function.signature.input_arg]
         for function in graph_def.library.function
@@ -106,7 +106,7 @@ class Asset:
         path = self.directory / "assets" / self.name
         try:
             return files.content_beneath(self.directory, f"assets/{self.name}", limit=MAX_BYTES)
-        except (FileNotFoundError, NotADirectoryError) as error:  # it may still be on its way
+        except (FileNotFoundError, NotADirectoryError) as error:  # the file may come later
             raise UnfinishedMetaError(f"{shown(path)}: expected a file to fill a table from, found none") from error
         except (OSError, ValueError, CorruptCheckpointError) as error:
             raise GraphError(f"{shown(path)}: expected a file in the folder assets: {shown(str(error))}") from error
@@ -144,7 +144,7 @@ def v1_tables(
         _use_files(cut, foreign.files, copies)
         safety.check(cut, allowed=[*foreign.allowed, *TABLES, *FILLERS])
         for node in every_node(cut):
-            if node.op in _LOOPS:  # it may never end, and nothing could stop it
+            if node.op in _LOOPS:  # a loop may never end, and nothing could stop it
                 raise GraphError(f"{node.op} {shown(node.name)} fills a table: expected it to be filled without a loop")
         safety.guard(cut)
         return _run(cut, tables, running, bounded=True)

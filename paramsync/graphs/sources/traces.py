@@ -113,7 +113,7 @@ class _Merged:
         variables = {id(handle): variable for variable in function.graph.variables for handle in _handles(variable)}
         for node in graph_def.node:
             if names[node.name] in added:
-                continue  # captured by an earlier function too, or another replica
+                continue  # an earlier function, or another replica, captured it
             copy = self._copy(node, names, reads)
             added.add(copy.name)
             if node.name in captured:
@@ -138,7 +138,7 @@ class _Merged:
         copy = self.graph_def.node.add()
         copy.CopyFrom(node)
         copy.name = names[node.name]
-        copy.attr.pop("_class", None)  # a colocation, by old names
+        copy.attr.pop("_class", None)  # a colocation with old names
         # TensorFlow makes a function wait for all its reads
         waits = [name[1:] for name in control_inputs(node) if name[1:] not in reads]
         data = [names[node_of(tensor)] + tensor[len(node_of(tensor)) :] for tensor in data_inputs(node)]
@@ -194,7 +194,7 @@ def _handles(variable: Any) -> list[Any]:
 
 
 def _check_that_it_has_one_value(variable: Any) -> None:
-    """Raise GraphError if the replicas' values are read as something else than one value."""
+    """Raise GraphError if reading the replicas does not give a single value."""
     if variable.aggregation not in (tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA):
         raise GraphError(
             f"{variable.name!r} is ON_READ, with a value on each replica, and read as their"

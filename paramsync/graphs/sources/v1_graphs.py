@@ -25,7 +25,7 @@ from paramsync.graphs.sources.table_contents import TABLES, Foreign, v1_tables
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.v1 import graph_pb2
 
-# Ops that lifting removes, or refuses with a reason. They do no harm to a process that only builds the graph.
+# Ops that lifting removes, or refuses with a reason. They cannot harm a process that only builds the graph.
 _VARIABLE_OPS = """
     Variable VariableV2 VarHandleOp ReadVariableOp ResourceGather ResourceGatherNd VariableShape VarIsInitializedOp
     IsVariableInitialized RefIdentity RefEnter RefExit RefSwitch RefMerge RefNextIteration RefSelect TemporaryVariable
@@ -61,7 +61,7 @@ class V1Graph:
 
     `saver` is the tensor that makes its Saver save ("" for any Saver of the graph, None for no Saver), `variables` are
     the VariableDefs of its collections, `fillers` the operations that fill its tables. `foreign` is None for a graph of
-    this program; a graph with one is checked before anything of it runs.
+    this program; a foreign graph is checked before any part of it runs.
     """
 
     where: str
@@ -242,7 +242,7 @@ def _saving(nodes: Mapping[str, Any], saver: str) -> list[Any]:
 
 
 def _words(nodes: Mapping[str, Any], tensor: str, count: int) -> Sequence[str]:
-    """The strings of a constant; the last string is repeated for those left out, as in any TensorProto."""
+    """The strings of a constant; the last string stands for missing strings, as in any TensorProto."""
     node = nodes.get(node_of(tensor))
     words = list(node.attr["value"].tensor.string_val) if node is not None and node.op == "Const" else []
     if not 0 < len(words) <= count:

@@ -54,7 +54,7 @@ def check_session(session: tf.compat.v1.Session, graph: tf.Graph, what: str) -> 
 
 
 def flatten(structure: Any) -> list[Any]:
-    """The tensors in a tensor, or in lists, tuples and dicts of tensors; a sparse or ragged tensor is its parts."""
+    """The tensors in lists, tuples and dicts, or a single tensor; a sparse or ragged tensor gives its parts."""
     return [part for value in tf.nest.flatten(structure) for part in _parts(value)]
 
 
@@ -123,12 +123,12 @@ def hint(graph: tf.Graph, name: str) -> str:
 
 
 def operation_of(item: Any) -> tf.Operation | None:
-    """The operation of a tensor or variable, of another member of a collection, or itself; None without one."""
+    """The operation of a tensor or variable, of another member of a collection, or an operation itself; else None."""
     operation = item if isinstance(item, tf.Operation) else getattr(item, "op", None)
     return operation if isinstance(operation, tf.Operation) else None
 
 
 def plain(value: Any) -> Any:
-    """The tensor behind a `tensor.ref()`, which people use as a key; TensorFlow's variable of a Keras variable."""
+    """The tensor of a `tensor.ref()`, which callers use as a key; TensorFlow's variable of a Keras variable."""
     value = value.deref() if hasattr(value, "deref") else value
     return value.value if isinstance(value, keras.Variable) else value

@@ -59,7 +59,7 @@ def connect(
     graph: tf.Graph | None = None,
     device: str | None = None,
 ) -> Connected:
-    """Import graphs, and read outputs of earlier ones as inputs of later ones.
+    """Import graphs, and feed outputs of earlier graphs to inputs of later graphs.
 
     Args:
         sources: Pairs of a source and its checkpoint, or None. A source is a `.meta` file, a MetaGraphDef, a tf.Graph
@@ -67,11 +67,11 @@ def connect(
         inputs: By the name of an input: the name of an output of an earlier source, a tensor of a live source or of the
             target graph, or an array. Names may begin with a scope and a slash, to say which source is meant.
         scopes: The scope of each source; by default graph1, graph2 and so on.
-        outputs: Names of the outputs; by default the outputs of the signatures of all sources that no other one reads.
+        outputs: Names of the outputs; by default all outputs of signatures that no other source reads.
             Only operations that lead to them are imported. The placeholders among these become inputs.
-        placeholders: Names of tensors that become inputs too, such as those that an input pipeline gives.
+        placeholders: Names of tensors that become inputs too, such as the tensors of an input pipeline.
         graph: The target graph; by default the default graph.
-        device: Where everything runs, "" for anywhere; by default where the sources do.
+        device: Where everything runs, "" for anywhere; by default the devices of the sources.
 
     Raises GraphError for an unknown or ambiguous name, and ParameterError for a checkpoint that lacks a variable, or
     has it with another shape or dtype. Nothing is added to a graph then.
@@ -229,7 +229,7 @@ class _Checkpoint:
         return frozenset(self._entries)
 
     def check(self, source: ImportedGraph, variables: Mapping[str, tf.Variable]) -> None:
-        """Raise ParameterError where it lacks a variable, or has it with another dtype or shape."""
+        """Raise ParameterError if the checkpoint lacks a variable, or has it with another dtype or shape."""
         specs = {}
         for name, variable in variables.items():
             key, shape = source.saved_as(name, variable)

@@ -16,7 +16,7 @@ import tensorflow as tf
 from paramsync.graphdef.reading import node_of
 
 _KEYS = (tf.compat.v1.GraphKeys.WHILE_CONTEXT, tf.compat.v1.GraphKeys.COND_CONTEXT)
-# The fields with the tensors that a context cannot do without
+# The fields with the tensors that a context requires
 _NEEDED = ("pred_name", "pivot_name", "pivot_for_pred_name", "pivot_for_body_name", "maximum_iterations_name")
 _SWITCHES, _EXITS = frozenset({"Switch", "RefSwitch"}), frozenset({"Exit", "RefExit"})
 
@@ -73,7 +73,7 @@ def needed(contexts: Iterable[Context], taken: Collection[str]) -> list[str]:
 
 
 def exits(operation: tf.Operation) -> list[tf.Operation]:
-    """The exits of the loop variable whose switch this operation is; none if it is no switch."""
+    """The exits of the loop variable whose switch this operation is; none for another operation."""
     if operation.type not in _SWITCHES:
         return []
     return [reader for reader in operation.outputs[0].consumers() if reader.type in _EXITS]

@@ -1,4 +1,4 @@
-"""Copies gradients that somebody wrote (tf.custom_gradient) when a copy is differentiated.
+"""Copies user-written gradients (tf.custom_gradient) when a copy is differentiated.
 
 The gradient of the original is made in the source, from placeholders, and copied to the target. There it reads the
 tensors of the copy in place of the original's.
@@ -106,7 +106,7 @@ def _register(name: str, original: tf.Operation, brought: _Brought) -> None:
     @tf.RegisterGradient(name)
     def gradient(operation: tf.Operation, *incoming: Any) -> Any:
         if operation.graph is not brought.target or operation.name != copy:
-            return refuse_gradient(operation)  # an import of the copy
+            return refuse_gradient(operation)  # the copy was imported elsewhere
         try:
             return _of_original(original, incoming, brought)
         except (GraphError, LookupError) as error:  # LookupError: the source was imported too
@@ -138,4 +138,4 @@ def _of_original(original: tf.Operation, incoming: tuple[Any, ...], brought: _Br
         scope = brought.target.unique_name(f"{brought.names.scope}/copied_gradient", mark_as_used=False)
     copied = brought.more(parts, values, scope)
     whole = tf.nest.pack_sequence_as(gradients, copied, expand_composites=True)
-    return [whole.pop(value.name, None) for value in original.inputs]  # once: an input may be there twice
+    return [whole.pop(value.name, None) for value in original.inputs]  # pop: an input may appear twice

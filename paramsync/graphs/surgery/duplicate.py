@@ -93,9 +93,9 @@ def duplicate(
         replace: Tensors, arrays or variables by the tensor or variable of the source whose place they take.
         keep_seeds: Keep the seeds of random ops and initial values. By default each gets a fresh one.
         graph: Where the copy goes; by default the source's graph.
-        device: Where the copy runs, "" for anywhere; by default where its source does.
+        device: Where the copy runs, "" for anywhere; by default where its source runs.
 
-    Raises GraphError where a name is unknown, no output depends on an input, a placeholder would be left unfed, or a
+    Raises GraphError if a name is unknown, no output depends on an input, a placeholder would be left unfed, or a
     replacement does not fit. Nothing is added to a graph then.
     """
     wanted, fed, replaced = flatten(outputs), flatten(inputs), replace or {}
@@ -144,7 +144,7 @@ def _select(source: tf.Graph, target: tf.Graph, replacements: Replacements, ends
 
 
 _KEYS = tf.compat.v1.GraphKeys
-# Collections of which TensorFlow reads the first member only: a second one would be ignored, or hide the first.
+# Collections whose first member alone TensorFlow reads: a second member would be ignored, or hide the first.
 _SINGLE = frozenset(
     {
         _KEYS.GLOBAL_STEP,
@@ -209,7 +209,7 @@ def synchronise(
 
     Source and target are each a Copy, variables by name, or variables in a sequence, paired by position. A tf.Graph as
     source stands for those of its variables that the target has a name for: the originals of a Copy. Raises
-    ParameterError where a variable has no counterpart, or one of another dtype or shape, GraphError for no variables.
+    ParameterError if a variable lacks a counterpart of the same dtype and shape, GraphError for no variables.
     """
     takers, givers = _by_name(target), _by_name(source)
     if not takers:

@@ -59,11 +59,11 @@ class Replacements:
     def make(self, scope: str, taken: Iterable[str], *, stand_ins: bool = False) -> MadeReplacements:
         """Make the placeholders and constants under `scope` in the default graph.
 
-        This is the target, or, with `stand_ins` for the target's tensors, the graph of a rehearsal.
+        The default graph is the target or, with `stand_ins` for the target's tensors, the graph of a rehearsal.
         """
         taken = {name.lower() for name in taken}
         made = MadeReplacements({}, {})
-        # sorted: a placeholder comes before the ones whose names begin with its name
+        # sorted: a placeholder comes before placeholders whose names begin with its name
         for name, (tensor, value) in sorted(self._replaced.items(), key=lambda item: item[0]):
             if isinstance(value, (tf.Tensor, tf.Variable)):
                 handle = _variable_for(tensor, value)
@@ -107,7 +107,7 @@ def stand_in(value: tf.Tensor | tf.Variable, name: str) -> tf.Tensor:
     if isinstance(value, tf.Tensor) and is_variable(value.op):
         free = tf.compat.v1.get_default_graph().unique_name(name)
         return as_kept({free: value.op.node_def})[free].outputs[0]
-    if isinstance(value, tf.Tensor) and value.dtype.is_integer:  # it may be a shape, on which other shapes depend
+    if isinstance(value, tf.Tensor) and value.dtype.is_integer:  # perhaps a shape that other shapes depend on
         return _with_ancestors(value, name)
     return tf.compat.v1.placeholder(value.dtype.base_dtype, value.shape, name=name)
 

@@ -62,7 +62,7 @@ class Selection:
         )
 
     def check_read(self, outputs: Collection[Any]) -> None:
-        """Raise GraphError where no output depends on a given tensor or variable."""
+        """Raise GraphError if no output depends on a given tensor or variable."""
         read = {tensor.name for operation in self.operations.values() for tensor in operation.inputs}
         read |= {output.name for output in outputs}
         unread = sorted((self._given - read) | {f"{name}:0" for name in self._values - self.operations.keys()})
@@ -91,7 +91,7 @@ class Selection:
                     self._walk(initialisers, self._keep)
 
     def add_beside(self) -> None:
-        """Select the losses and updates that need nothing but selected operations."""
+        """Select the losses and updates that need only selected operations."""
         for key in _BESIDE:
             for member in self.graph.get_collection(key):
                 operation = operation_of(member)
@@ -195,7 +195,7 @@ def _refuse_pipeline(operation: tf.Operation) -> None:
 
 
 def _is_resource(operation: tf.Operation) -> bool:
-    """True for a lookup table or the like: state that is no variable."""
+    """True for state other than variables, such as a lookup table."""
     return bool(
         not operation.inputs
         and operation.outputs

@@ -25,7 +25,7 @@ from paramsync.graphs.tables import Contents
 from paramsync.host.files import shown
 
 _OBJECT_BASED = "/.ATTRIBUTES/VARIABLE_VALUE"
-_NOT_TRAINED = re.compile(r"(^|/)moving_")  # layers' names for the statistics they keep
+_NOT_TRAINED = re.compile(r"(^|/)moving_")  # statistics that layers keep
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ def value_of(value: Any) -> Any:
     """For a variable, the existing tensor in its graph that reads it; any other value unchanged."""
     if not isinstance(value, tf.Variable):
         return value
-    with value.graph.as_default():  # elsewhere a variable makes no proto
+    with value.graph.as_default():  # outside of its graph a variable makes no proto
         return value.graph.get_tensor_by_name(value.to_proto().snapshot_name)
 
 
@@ -108,13 +108,13 @@ def _kind(*, resource: bool) -> Any:
 
 
 def saved_as(name: str, variable: tf.Variable) -> tuple[str, tf.TensorShape]:
-    """A variable's key and shape in a checkpoint. A part has those of the whole variable."""
+    """A variable's key and shape in a checkpoint. A part has the key and shape of the whole variable."""
     whole = variable._get_save_slice_info()
     return (name, variable.shape) if whole is None else (whole.full_name, tf.TensorShape(whole.full_shape))
 
 
 def saved(graph: tf.Graph, variables: Mapping[str, tf.Variable]) -> dict[str, tf.Variable]:
-    """The variables that tf.train.Saver() writes: the global ones, and those in no collection."""
+    """The variables that tf.train.Saver() writes: global variables, and variables in no collection."""
     global_names = {variable.op.name for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
     local_names = known(graph).keys() - global_names
     return {name: variable for name, variable in variables.items() if variable.op.name not in local_names}
