@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _answer(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # the reader of our output has left, as `head` does
+    except BrokenPipeError:  # the reader of our output has left, for example `head`
         give_up_output()
         return NOT_DONE
     except OSError as error:
@@ -60,7 +60,7 @@ def _say_as_json(error: ParamsyncError) -> None:
 
 
 def _run(arguments: Namespace) -> int:
-    if arguments.module != "programs":  # the programs say themselves what gRPC logs
+    if arguments.module != "programs":  # the programs set gRPC's logging themselves
         silence_grpc()
     with importing():  # here: the imports of one command take longer than all of --help
         module = importlib.import_module(f"paramsync.cli.{arguments.module}")

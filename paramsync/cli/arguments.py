@@ -19,7 +19,7 @@ TRAINER = address(HOST, TRAINER_PORT)
 PREDICTIONS = address(HOST, PREDICTIONS_PORT)
 HTTP = address(HOST, REST_PORT)
 
-_DIGITS = 18  # that the number of a version may have
+_DIGITS = 18  # the most digits in the number of a version
 
 
 def parse(argv: Sequence[str]) -> argparse.Namespace:

@@ -29,7 +29,7 @@ def run(arguments: Namespace) -> bool:
 
 def _models() -> list[str]:
     """The models of the servers that commands ask by default. Names that a shell would interpret are left out."""
-    from paramsync.cli.servers import ask_all, connected  # the scripts need no gRPC
+    from paramsync.cli.servers import ask_all, connected  # here: the scripts need no gRPC
 
     default = Namespace(servers=None, token_file=None, tls_ca=None, tls_cert=None, tls_key=None)
     with connected(default) as inferencers:

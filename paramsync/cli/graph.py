@@ -30,7 +30,7 @@ from paramsync.tensorbundle.sstable import mask
 from paramsync.v1 import graph_def_pb2 as pb
 
 _NAME_LIMIT = 200  # characters of a name in a table
-_ENDS = 20  # of a graph without signatures that are shown
+_ENDS = 20  # how many ends of a graph without signatures are shown
 _EVENTS = "brain.Event:2"  # the version of event files
 _PUBLISH = "trainer.graph_publish"
 _WRONG_ARGUMENTS = 2
@@ -107,7 +107,7 @@ def _record(file: BinaryIO, event: pb.EventRecord) -> None:
 
 
 def _described(stored: graph_files.StoredGraph, graph: Outline) -> dict[str, Any]:
-    """Everything that is shown, as JSON values."""
+    """The description of the graph, as JSON values."""
     ops = graph.ops()
     wanted = [spec.tensor or spec.name for signature in stored.signatures.values() for spec in signature.outputs]
     ends = [] if wanted else graph.ends()

@@ -48,7 +48,7 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class ParameterOutline(Spec):
-    """`variable` is the framework's name of it; `bytes` is None if dtype or shape are not fixed."""
+    """A parameter. `variable` is the framework's name; `bytes` is None if dtype or shape are not fixed."""
 
     variable: str | None = None
     bytes: int | None = None
@@ -108,7 +108,7 @@ def variables(content: bytes, what: str) -> dict[str, str | None]:
 
 
 def variables_of(store: Store, version: Version) -> dict[str, str | None]:
-    """The same for a version's graph; empty if there is no graph, or it cannot be read."""
+    """As `variables`, for a version's graph; empty if there is no graph, or it cannot be read."""
     if not version.graph:
         return {}
     path = store.graph_file(version.graph)
@@ -130,7 +130,7 @@ def parameter(spec: Spec, variable: str | None = None) -> ParameterOutline:
 def find(path: Path) -> StoredGraph:
     """The graph at a path. Raises GraphError, StoreError, CorruptCheckpointError."""
     if not path.is_dir():
-        return _read(path, path.resolve())  # a link that is named is followed
+        return _read(path, path.resolve())  # a link given as the path is followed
     if (path / SAVED_MODEL).exists():
         return _read(path / SAVED_MODEL)
     return _read(_in_store(path))
@@ -272,7 +272,7 @@ def _limited(parts: Sequence[bytes], what: str) -> Sequence[bytes]:
     return parts
 
 
-# What is in a GraphDef: its ops by count, its variables, where it begins and ends. Nothing in it is believed. -------
+# The content of a GraphDef: its ops by count, its variables, its beginning and end. Nothing is trusted. -------------
 
 EDGES = 5_000_000
 """The most inputs of all nodes together."""
@@ -293,7 +293,7 @@ _EFFECTS = ("Apply", "Assign", "NoOp", "ResourceApply", "Save")  # prefixes of o
 
 
 def parse(kind: Any, content: bytes, what: str) -> Any:
-    """Parse a message; `what` names its file in errors. Raises GraphError if the bytes are no such message.
+    """Parse a message; `what` names its file in errors. Raises GraphError if the bytes are not such a message.
 
     Messages of `graph_def.proto` have their repeated parts as bytes, which are counted before they are parsed: two
     bytes in a file can stand for one more part that takes a hundred in memory.
@@ -311,7 +311,7 @@ def sizes(shape: bundle_pb2.TensorShape) -> tuple[int | None, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The parts of a node that matter here. `calls` are names of functions."""
+    """The parts of a node that an outline needs. `calls` are names of functions."""
 
     op: str
     inputs: tuple[str, ...]

@@ -18,7 +18,7 @@ from paramsync.host.files import line
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 
-_LOOK_SECONDS = 0.5  # between two looks whether the reader of our output has left
+_LOOK_SECONDS = 0.5  # between two checks whether the reader of our output has left
 _AGAIN_SECONDS = 1.0  # until a lost server is asked again
 
 _EVENTS = {
@@ -37,7 +37,7 @@ _CHANGES: dict[str, _Ask] = {
 
 
 def run(arguments: Namespace) -> bool:
-    """True if every server has done it."""
+    """True if every server made the change."""
     with connected(arguments) as inferencers:
         if arguments.command == "watch":
             _watch(inferencers, arguments)
@@ -53,7 +53,7 @@ def run(arguments: Namespace) -> bool:
 
 
 def _replace_workers(inferencers: Sequence[Inferencer], arguments: Namespace) -> bool:
-    """At one server after the other. Raises the error of a worker that is not replaced, which ends it there."""
+    """Replace workers, one server after the other. Stops with the error of the first worker that is not replaced."""
     for inferencer in inferencers:
         at = f"{inferencer.address} " if len(inferencers) > 1 else ""
         for replaced in inferencer.replace_workers():
@@ -66,7 +66,7 @@ def _replace_workers(inferencers: Sequence[Inferencer], arguments: Namespace) ->
 
 
 def _roll_back(changes: Sequence[ServerChange], arguments: Namespace) -> bool:
-    """Say which version each server goes back to, then ask for that version, whichever serves by then."""
+    """Say which version each server goes back to, then ask for exactly that version."""
     ask_all(changes, lambda change: change.run(lambda: change.inferencer.status(arguments.model)[0]))
     if arguments.dry_run:
         return tell(arguments, changes, lambda change, status: _way_back(status))
@@ -117,7 +117,7 @@ def _watch(inferencers: Sequence[Inferencer], arguments: Namespace) -> None:
         address, lost = inferencer.address, False
         while not ended.is_set():
             try:
-                models = inferencer.status(arguments.model)  # a stopped process would open the stream and say nothing
+                models = inferencer.status(arguments.model)  # a stopped process would open the stream and stay silent
                 if lost:
                     news.put((address, models))
                 lost = False

@@ -26,7 +26,7 @@ Answers = Mapping[str, Last[pb.GetStatusResponse]]
 """The last answer of each server, by its address."""
 
 _STATES = {pb.ModelStatus.SERVING: GOOD, pb.ModelStatus.WAITING: DOUBTFUL, pb.ModelStatus.DRAINING: DOUBTFUL}
-_LATE_SECONDS = 5.0  # a lag above the interval of the slow poll is more than the next swap on its way
+_LATE_SECONDS = 5.0  # more than the slow poll: the lag is not just a swap under way
 _NAMED = 5  # versions that one sentence lists
 _WRAPPED = ("server", "model", "lag", "in memory")
 
@@ -57,7 +57,7 @@ class FittedTable:
 
 
 def status_view(trainer: pb.PublisherStatus | None, servers: Answers, now: float) -> RenderableType:
-    """What the trainer does, the models of all servers, and what is wrong with any of them."""
+    """The trainer's state, the models of all servers, and their problems."""
     parts: list[RenderableType] = [] if trainer is None else [*_trainer(trainer, now), ""]
     several = len(servers) > 1
     rows = [row for server, last in servers.items() for row in _rows(server, last, several=several)]
@@ -103,7 +103,7 @@ def _number(model: pb.ModelStatus, field: str) -> str:
 
 
 def behind(model: pb.ModelStatus, seconds: float = 0.0) -> str:
-    """How far the served version is behind the published one, `seconds` after the status was given."""
+    """How far the served version is behind the published version, `seconds` after the status was given."""
     parts = lag(model, seconds).split(", ")
     if parts == [NOTHING]:
         return NOTHING
@@ -113,7 +113,7 @@ def behind(model: pb.ModelStatus, seconds: float = 0.0) -> str:
 
 
 def lag(model: pb.ModelStatus, seconds: float = 0.0) -> str:
-    """The same as time, steps and versions."""
+    """The lag as time, steps and versions."""
     parts = []
     if model.HasField("lag_seconds"):
         parts.append(duration(model.lag_seconds + (seconds if model.lag_seconds else 0.0)))

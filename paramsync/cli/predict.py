@@ -24,10 +24,10 @@ from paramsync.errors import RequestError, SettingsError
 from paramsync.host.files import harmless
 from paramsync.rpc.client import Prediction, Predictor
 
-_ROWS = 12  # of an answer that a terminal shows
-_VALUES = 12  # of a row
+_ROWS = 12  # rows of an answer that a terminal shows
+_VALUES = 12  # values of a row that a terminal shows
 _UNBOUNDED = 1 << 30  # columns
-_CLASSES = 1000  # wider rows are hardly scores of classes, and get no argmax
+_CLASSES = 1000  # wider rows are rarely scores of classes, and get no argmax
 
 _decoded = np.frompyfunc(lambda text: text.decode(errors="replace"), 1, 1)
 

@@ -36,7 +36,7 @@ def importing() -> Iterator[None]:
 def leave(code: int) -> NoReturn:
     """Flush the output and end the process. The interpreter's own ending takes longer than a small restore."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError):  # `main` has reported it
+        with contextlib.suppress(OSError):  # `main` has reported the error
             stream.flush()
     os._exit(code)
 
@@ -61,7 +61,7 @@ def _nowhere() -> TextIO:
 
 def check_reader() -> None:
     """Raises BrokenPipeError if the reader of our output has left. Otherwise only the next write would tell."""
-    with contextlib.suppress(io.UnsupportedOperation):  # the output is no file
+    with contextlib.suppress(io.UnsupportedOperation):  # the output is not a file
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)
         if any(event & select.POLLERR for _, event in output.poll(0)):

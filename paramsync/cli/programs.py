@@ -111,7 +111,7 @@ class Child:
             self._process.kill()
             self._process.wait()
             return self._fault("did not end when it was asked to, and was killed")
-        if self._was_told and code in (0, -signal.SIGTERM):  # the latter if it could not handle signals yet
+        if self._was_told and code in (0, -signal.SIGTERM):  # -SIGTERM if it could not handle signals yet
             return None
         return self._fault(f"ended with exit code {code}" if self._was_told else f"ended by itself, exit code {code}")
 

@@ -1,4 +1,4 @@
-"""What the commands take from the environment."""
+"""The commands' settings from the environment."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def servers() -> str:
 
 def credentials(arguments: Namespace | None = None) -> Credentials:
     """The token and certificates of a command's arguments, else of the environment. Raises SettingsError."""
-    from paramsync.rpc import settings  # here: --help does without
+    from paramsync.rpc import settings  # here: --help does not need it
     from paramsync.rpc.client import Credentials
 
     given = arguments or Namespace(token_file=None, tls_ca=None, tls_cert=None, tls_key=None)

@@ -1,4 +1,4 @@
-"""`paramsync status`: what is trained, published and served; once, as it changes, or as one line for a monitor."""
+"""`paramsync status`: training, publishing and serving; once, continuously, or as one line for a monitor."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def run(arguments: Namespace) -> bool | int:
     if arguments.json:
         sys.stdout.write(to_json(report(address, publisher, dict(zip(servers, lasts, strict=True)))))
     else:
-        with importing():  # after the calls: --json does without
+        with importing():  # after the calls: --json does not need it
             from paramsync.cli.overview import status_view
         screen = console()
-        # without errors, which are printed below
+        # errors are printed below
         shown = {server: Last(last.answer, last.at) for server, last in zip(servers, lasts, strict=True)}
         screen.print(status_view(publisher.answer, shown, time.time()))
         screen.file.flush()
@@ -173,7 +173,7 @@ def _check(arguments: Namespace) -> int:
 
 
 def summary(findings: Sequence[Finding]) -> Finding:
-    """The worst level, and everything that is wrong, the worst first; what is good if nothing is wrong."""
+    """The worst level with all problems, the worst first; without problems, the good news."""
     worst = max((level for level, _ in findings), default=Level.GOOD)
     told = [finding for finding in findings if finding[0] is not Level.GOOD or worst is Level.GOOD]
     return worst, "; ".join(text for _, text in sorted(told, key=lambda finding: -finding[0]))
@@ -197,7 +197,7 @@ def check_server(
 
 
 def check_model(model: pb.ModelStatus, now: float, *, max_lag: float, max_age: float | None) -> Iterator[Finding]:
-    """What is wrong with a model. If no version serves, nothing else counts."""
+    """The problems of a model. If no version serves, only that is reported."""
     quarantine = {case.number: case.reason for case in model.quarantined}
     if not model.HasField("serving"):
         reasons = [model.reason or "none has come"]

@@ -1,4 +1,4 @@
-"""`paramsync sync`: has the newest version served now, of one model or all, at every server."""
+"""`paramsync sync`: makes every server serve the newest version now, of one model or all."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Show = Callable[[ServerChange, pb.SyncProgress], None]
 
 
 def run(arguments: Namespace) -> bool:
-    """True if every server serves the version that was asked for."""
+    """True if every server serves the requested version."""
     if arguments.all and (arguments.model or arguments.version is not None):
         raise SettingsError("expected MODEL and --version without --all, which is the newest version of every model")
     with connected(arguments) as inferencers:
@@ -72,7 +72,7 @@ def _sentence(change: ServerChange, status: pb.ModelStatus) -> str:
 
 @contextlib.contextmanager
 def _shown(changes: Sequence[ServerChange]) -> Iterator[Show]:
-    """On a terminal a bar for each change, with its phase and how much of it is done; elsewhere nothing."""
+    """On a terminal, a bar for each change with its phase and progress; elsewhere nothing."""
     screen = console(stderr=True) if sys.stderr.isatty() else None  # rich takes longer to import than most syncs take
     if screen is None or not redraws(screen):
         yield lambda change, progress: None

@@ -1,4 +1,4 @@
-"""`paramsync top`: how much each model answers and how fast, and what the workers take, every second."""
+"""`paramsync top`: requests and latencies of each model, and the load of the workers, every second."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 
 _SECONDS = 1.0  # between two samples
-_SAMPLES = 20  # that a sparkline shows
+_SAMPLES = 20  # samples in a sparkline
 _LEVELS = "▁▂▃▄▅▆▇█"
 _DISPENSABLE = ("in memory", "refused", "lag", "p99 so far")
 _STATES = {pb.WorkerStatus.ANSWERING: GOOD, pb.WorkerStatus.STARTING: DOUBTFUL, pb.WorkerStatus.LEAVING: DOUBTFUL}

@@ -1,7 +1,7 @@
 """The ops that a stranger's graph may use, the random ones among them, and the most nodes that it may have.
 
 The list has the ops that predictions need. Any other op can touch files, the network or processes, keeps a state,
-trusts its arguments too much, or nobody has asked for it yet. This module needs no TensorFlow.
+trusts its arguments too much, or has not been requested yet. This module needs no TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads GraphDefs, however they were parsed: names of tensors, and the functions that nodes call."""
+"""Reads GraphDefs of any message class: names of tensors, and the functions that nodes call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _Place = TypeVar("_Place", bound=Hashable)
 
 
 def reach(start: Iterable[_Place], following: Callable[[_Place], Iterable[_Place]]) -> dict[_Place, None]:
-    """All places that can be reached from `start` by `following`, with the start itself."""
+    """All places that can be reached from `start` by `following`, including the start."""
     reached: dict[_Place, None] = {}
     waiting = list(start)
     while waiting:
@@ -94,7 +94,7 @@ def functions_of(attributes: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def called(node: Any) -> list[str]:
-    """The names of functions that a node may call: its op, which may be a function, and those in its attributes."""
+    """The names of functions that a node may call: its op, which may be a function, and functions in its attributes."""
     return [node.op, *(function.name for function in functions_of(node.attr) if function.name)]
 
 
@@ -115,7 +115,7 @@ def functions_called(library: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:
 
 
 def callees_first(calls: Mapping[str, Collection[str]]) -> Iterator[str]:
-    """Every function after the functions that it calls. Raises RecursionError with a name if one calls itself.
+    """Every function after the functions that it calls. Raises RecursionError with the name of a recursive function.
 
     A hostile graph is deep, so the walk is not recursive.
     """

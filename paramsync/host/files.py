@@ -21,11 +21,11 @@ MAX_MESSAGE = (1 << 31) - 1  # bytes; no message of protobuf is larger
 _SHOWN = 200  # characters
 _TO_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: do not wait for a FIFO's writer
-# Errors caused by the file itself or its name. All others are for an operator to mend: no descriptor or memory is left,
+# Errors caused by the file itself or its name. An operator has to mend all others: no descriptor or memory is left,
 # a disk fails, a server is away, permission is missing.
 _OF_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 _OF_THE_FILE |= {errno.ENAMETOOLONG, errno.EINVAL, errno.EFBIG, errno.EOVERFLOW}
-_NUMBER = re.compile(r"\d+")  # such as that of a version, which differs each time
+_NUMBER = re.compile(r"\d+")  # such as the number of a version, which differs each time
 _IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device"}
 
 
@@ -33,8 +33,8 @@ _IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device
 def aside(path: Path, *, durable: bool = False, writer: str = "") -> Iterator[BinaryIO]:
     """A file to write, renamed to `path` when the block ends, or removed if the block fails.
 
-    With `durable` its bytes are on the disk before the rename. `writer` makes the temporary names of writers differ
-    that may write the same file at the same moment.
+    With `durable` its bytes are on the disk before the rename. `writer` gives writers that may
+    write the same file at the same moment different temporary names.
     """
     temporary = path.with_name(f"{TEMPORARY}{writer}{path.name}")
     try:
@@ -51,7 +51,7 @@ def aside(path: Path, *, durable: bool = False, writer: str = "") -> Iterator[Bi
 
 
 def keep_aside(path: Path, aside: Path) -> None:
-    """Give the file or folder at `path` the name `aside`, replacing what has that name.
+    """Give the file or folder at `path` the name `aside`, replacing any file of that name.
 
     A file keeps its first name too, so that no reader finds it missing. Raises OSError.
     """
@@ -175,7 +175,7 @@ def unread(path: Path, expected: str, error: OSError) -> CorruptCheckpointError 
 
 @contextmanager
 def reading(path: Path, expected: str) -> Iterator[None]:
-    """Raise what `unread` makes of an OSError in this block."""
+    """Turn an OSError in this block into the error that `unread` makes."""
     try:
         yield
     except OSError as error:
@@ -194,7 +194,7 @@ def has(path: Path, expected: bytes) -> bool:
 
 
 def shown(found: object) -> str:
-    """A value from a file as one line of a message: shortened, and with nothing that a terminal would execute."""
+    """A value from a file as one line of a message: shortened, without terminal control characters."""
     text = line(repr(found) if isinstance(found, str | bytes) else str(found))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 

@@ -1,6 +1,6 @@
 """Calls of the kernel and the C library that manage memory: pages, the heap, file systems in memory.
 
-Python has none for most of this. All release the GIL.
+Python lacks most of these calls. All release the GIL.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # MADV_POPULATE_..., in Linux since 5.14
 _REMOVE = 9  # MADV_REMOVE of Linux
-_DROPPED = 256 << 20  # bytes of one call to drop pages: other threads that allocate memory wait for it
+_DROPPED = 256 << 20  # bytes of one call to drop pages: threads that allocate memory wait for each call
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from malloc.h
 _HEAPS = 8
 _KEPT = 16 << 20  # bytes that each heap keeps at its end
-_LARGE = 4 << 20  # bytes of a block that is never kept
+_LARGE = 4 << 20  # bytes: a larger block is always returned
 _MOUNTS = Path("/proc/self/mountinfo")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -58,7 +58,7 @@ def is_present(mapped: Array, start: int, stop: int) -> bool:
 
     Takes 0.3 ms for 1 GB if the pages are in the page table.
     """
-    import numpy as np  # here: a program that only limits its heap does without
+    import numpy as np  # here: a program that only limits its heap needs no numpy
 
     begin, size = _pages(mapped, start, stop)
     present = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
@@ -87,7 +87,7 @@ def is_memory(status: os.stat_result) -> bool:
     """Whether a file or directory is in memory, on tmpfs; False if this machine does not say."""
     device = b"%d:%d" % (os.major(status.st_dev), os.minor(status.st_dev))
     with suppress(OSError):
-        # Fields by place, then optional ones up to "-", then the type. In names the kernel escapes these characters.
+        # Fields by place, then optional fields up to "-", then the type. In names the kernel escapes these characters.
         mounted = [line.split(b" ") for line in _MOUNTS.read_bytes().split(b"\n")]
         tmpfs = [fields for fields in mounted if b"tmpfs" in fields[7:] and b"-" in fields[6:-1]]
         return any(fields[2] == device and fields[fields.index(b"-", 6) + 1] == b"tmpfs" for fields in tmpfs)
@@ -97,9 +97,9 @@ def is_memory(status: os.stat_result) -> bool:
 def limit_heap() -> None:
     """Have the C library keep little freed memory; does nothing if it has no such settings.
 
-    glibc starts by returning all but 128 kB, so that the next message waits for new pages. With each larger block that
-    is freed it keeps more, up to 64 MB in each heap, and has up to eight heaps for each processor. Eight in all are
-    enough here, because there is a worker for each processor.
+    At first glibc returns all but 128 kB, so that the next message waits for new pages. It keeps more with each larger
+    freed block, up to 64 MB in each heap, and has up to eight heaps for each processor. Eight heaps in total are enough
+    here, because there is a worker for each processor.
     """
     with suppress(AttributeError):
         set_option = _libc.mallopt
@@ -109,7 +109,7 @@ def limit_heap() -> None:
 
 
 def trim_heap() -> None:
-    """Return freed memory between used blocks to the kernel. For after much was freed at once."""
+    """Return freed memory between used blocks to the kernel. Call it after freeing much at once."""
     with suppress(AttributeError):
         _libc.malloc_trim(0)
 

@@ -1,4 +1,4 @@
-"""What processes may use of the machine: memory and processors, and how they end. Linux."""
+"""Limits of processes: memory and processors; and how processes end. Linux."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of single frames that need nothing else of the connection."""
+"""Checks of single frames that need no state of the connection."""
 
 from __future__ import annotations
 

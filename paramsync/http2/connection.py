@@ -18,18 +18,18 @@ __all__ = [
 ]  # fmt: skip
 
 _DEFAULTS = Limits()
-_AT_ONCE = 256  # frames that one `receive` reads, so that other connections have their turn
-_WEIGHED = 8  # bytes of a decoded block of headers that count as a frame
+_AT_ONCE = 256  # most frames for one `receive`, so that other connections get a turn
+_WEIGHED = 8  # this many decoded bytes of headers count as a frame
 _CONTINUATIONS = 64  # frames of one block of headers
-_TINY = 16  # bytes, below which DATA that is not the last counts as a frame that carries nothing
-_RESET_COST = 5  # of the budget, for a request that is reset unanswered
+_TINY = 16  # bytes: smaller DATA, except the last, counts as a frame that carries nothing
+_RESET_COST = 5  # of the budget, for a request that is reset before its answer
 _ANSWER_GAIN = 10  # of the budget
-_SETTINGS_AT_ONE = 10  # settings that cost as much as a frame
-_STREAMS_AT_ONE = 16  # streams whose windows change at the cost of a frame
+_SETTINGS_AT_ONE = 10  # this many settings cost as much as a frame
+_STREAMS_AT_ONE = 16  # changing the windows of this many streams costs as much as a frame
 
 
 class ServerConnection(Sender):
-    """One client's connection. For one thread. Methods for a stream that is over do nothing."""
+    """One client's connection. For one thread. Methods for an ended stream do nothing."""
 
     __slots__ = (
         "_begun", "_block", "_block_ends", "_block_stream", "_budget", "_credit", "_data_ends", "_data_left",
@@ -42,7 +42,7 @@ class ServerConnection(Sender):
         self.last = 0  # the highest stream that was not refused
         self._limits = limits
         self._lost = False
-        self._rest = bytearray()  # the beginning of a frame, which is read once `_wanted` bytes are here
+        self._rest = bytearray()  # the beginning of a frame, read once it has `_wanted` bytes
         self._wanted = 0
         self.work = 0
         """Work of the last `receive`, in frames."""
@@ -54,7 +54,7 @@ class ServerConnection(Sender):
         self._block: list[bytes] = []
         self._block_stream = 0
         self._block_ends = False
-        self._data_stream = 0  # of the DATA frame that has not come whole
+        self._data_stream = 0  # the stream of an incomplete DATA frame
         self._data_left = 0
         self._data_ends = False
         self._padding_left = 0
@@ -90,7 +90,7 @@ class ServerConnection(Sender):
         return self.work >= _AT_ONCE and not self._lost
 
     def consumed(self, stream: int, size: int) -> None:
-        """Open the windows by bytes of Data events that were processed. Call this for streams that are over, too."""
+        """Open the windows by bytes of processed Data events. Call this for ended streams, too."""
         self._credit += size
         if self._credit >= self._lot:
             self._parts.append(frames.window_update(0, self._credit))
@@ -109,11 +109,11 @@ class ServerConnection(Sender):
         self._most = min(self._most, last)
         self._parts.append(frames.goaway(self._most, code))
 
-    # What comes -------------------------------------------------------------------------------------------------
+    # Receiving --------------------------------------------------------------------------------------------------
 
     def receive(self, content: bytes, now: float) -> list[Event]:
-        """Return the events of these bytes, or of a turn's work of them, see `has_more`. Never raises. After Lost there
-        are no events."""
+        """Return the events of these bytes, or of one turn's part (see `has_more`). Never raises. After Lost there are
+        no events."""
         events: list[Event] = []
         self.work = 0
         if self._lost:
@@ -233,7 +233,7 @@ class ServerConnection(Sender):
             raise StreamError(number, ErrorCode.STREAM_CLOSED, "DATA after the end")
 
     def _read_data(self, content: bytes, at: int, events: list[Event]) -> int:
-        """Give out the content of a DATA frame that is here, and skip its padding."""
+        """Emit the received content of a DATA frame, and skip its padding."""
         size = min(self._data_left, len(content) - at)
         if size:
             self._data_left -= size
@@ -422,7 +422,7 @@ class ServerConnection(Sender):
 
 class _Rule(NamedTuple):
     take: Callable[[ServerConnection, int, int, bytes, list[Event]], None]
-    size: int | None = None  # of the payload; None: any
+    size: int | None = None  # size of the payload; None: any
     of_stream: bool | None = None  # whether the frame must name a stream or must not; None: either
     cost: int = 1  # of the budget
 

@@ -43,4 +43,4 @@ class StreamError(Exception):
 
 
 class MalformedHeadError(Exception):
-    """A field section that can be decoded, but that RFC 9113 forbids."""
+    """A decodable field section that RFC 9113 forbids."""

@@ -15,7 +15,7 @@ class Limits:
     frame: int = 1 << 16
     stream_window: int = 1 << 20
     connection_window: int = 1 << 24
-    header_list: int = 16 << 10  # bytes of a head; one with more is marked `too_large`
+    header_list: int = 16 << 10  # bytes of a head; a larger head is marked `too_large`
     header_block: int = (
         32 << 10
     )  # bytes of a block with its continuations, and of its fields: a few milliseconds of work

@@ -1,4 +1,4 @@
-"""Decodes and checks the header sections of requests, and caches them, as most equal an earlier one."""
+"""Decodes and checks the header sections of requests, and caches them: most equal an earlier section."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Head:
         self.length = _content_length(fields)  # content-length; -1 if there is none
         self.size = size
         self.too_large = size > largest
-        self.parsed: Any = None  # for the application, to keep what the head means to it
+        self.parsed: Any = None  # the application's own parse of the head
 
 
 class HeaderReader:
-    """Reads one peer's sections in their order, because each can change what later ones mean."""
+    """Reads one peer's sections in their order, because each can change the meaning of later sections."""
 
     def __init__(self, largest: int, most: int) -> None:
         """A head above `largest` bytes is marked `too_large`; above `most` decoded bytes it ends the connection."""

@@ -55,7 +55,7 @@ class Decoder:
 
     def __init__(self, most: int) -> None:
         """A block with more than `most` bytes of fields ends the connection."""
-        self.changes = 0  # of the table: while this number stays, equal blocks mean equal fields
+        self.changes = 0  # changes of the table: while the number stays, equal blocks mean equal fields
         self._most = most
         self._table: list[Field] = []  # the newest entry is the last
         self._size = 0

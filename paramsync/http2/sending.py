@@ -21,9 +21,9 @@ class Stream:
     def __init__(self, number: int, ended: bool, missing: int, room: int, window: int) -> None:
         self.number = number
         self.ended = ended  # by the peer
-        self.missing = missing  # bytes of content-length that did not come yet; -1: there is no content-length
+        self.missing = missing  # bytes of content-length still to come; -1: there is no content-length
         self.room = room  # the window for the peer's content
-        self.credit = 0  # consumed bytes by which `room` was not opened yet
+        self.credit = 0  # consumed bytes not yet added to `room`
         self.window = window  # bytes that we may send; negative after SETTINGS that shrink it
         self.answered = False
         self.finished = False  # the last headers are sent or queued
@@ -44,7 +44,7 @@ class Budget:
         self._left = min(self._left + gain, self._most)
 
     def spend(self, cost: int, now: float, *, grows: bool) -> None:
-        """Raises Http2Error if too little is left. Without `grows`, the time since the last call refills nothing."""
+        """Take the cost from the budget; with `grows`, time refills it first. Raises Http2Error if it runs out."""
         if grows:
             self._left = min(self._left + (now - self._counted) * self._per_second, self._most)
         self._counted = now
@@ -56,7 +56,7 @@ class Budget:
 class Sender:
     """The sending half of a connection: output, and queues that wait for the peer's windows or for `release`.
 
-    Streams take turns, a frame each. Methods for a stream that is over do nothing.
+    Streams take turns, a frame each. Methods for an ended stream do nothing.
     """
 
     __slots__ = (
@@ -68,7 +68,7 @@ class Sender:
         self.streams: dict[int, Stream] = {}
         """Open streams by number."""
         self.held = False
-        """Set this while the kernel takes nothing: responses queue, and time refills no budget."""
+        """Set this while the kernel accepts no bytes: responses queue, and time refills no budget."""
         self.unsent = 0
         """Bytes that wait for the peer's windows or for `release`."""
         self._parts: list[bytes] = []
@@ -77,17 +77,17 @@ class Sender:
         self._answers = 0
         self._window = frames.DEFAULT_WINDOW
         self._ready: dict[int, Stream] = {}  # streams with a queue whose own windows are open
-        self._left_early: dict[int, None] = {}  # streams that we ended first, which the peer may not know yet
+        self._left_early: dict[int, None] = {}  # streams that we ended before the peer knows it
 
-    # What the application sends ---------------------------------------------------------------------------------
+    # For the application ----------------------------------------------------------------------------------------
 
     @property
     def takes_answers(self) -> bool:
-        """Whether the peer's windows let an answer be sent on a new stream."""
+        """Whether the peer's windows allow an answer on a new stream."""
         return self._initial_window > 0
 
     def release(self) -> list[Event]:
-        """End `held`, and put into the output what the windows allow."""
+        """End `held`, and move queued bytes to the output as far as the windows allow."""
         events: list[Event] = []
         self.held = False
         for stream in list(self._ready.values()):
@@ -97,7 +97,7 @@ class Sender:
         return events
 
     def output(self) -> bytes:
-        """Take the bytes that are to be written."""
+        """Take the bytes to write."""
         parts = self._parts
         content = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
@@ -130,7 +130,7 @@ class Sender:
         return not stream.waiting
 
     def headers(self, number: int, block: bytes, *, end: bool = False) -> None:
-        """Send a block of headers behind what is queued; with `end` it ends the stream."""
+        """Send a block of headers after all queued content; with `end` it ends the stream."""
         stream = self.streams.get(number)
         if stream is None or stream.finished:
             return
@@ -149,7 +149,7 @@ class Sender:
         return not stream.waiting
 
     def reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream at once, without sending what is queued."""
+        """End a stream at once, without sending queued content."""
         stream = self.streams.get(number)
         if stream is not None:
             self._parts.append(frames.rst_stream(number, code))
@@ -160,7 +160,7 @@ class Sender:
     def ping(self, payload: bytes) -> None:
         self._parts.append(frames.frame(frames.PING, 0, 0, payload))
 
-    # Within -----------------------------------------------------------------------------------------------------
+    # Internals --------------------------------------------------------------------------------------------------
 
     def _flush(self, events: list[Event]) -> None:
         """Move as much from the queues to the output as the windows allow."""
@@ -192,7 +192,7 @@ class Sender:
             self._offer(stream)
 
     def _drop(self, stream: Stream) -> None:
-        """Forget a stream, and what is queued for it."""
+        """Forget a stream and its queue."""
         del self.streams[stream.number]
         if stream.queue:
             self.unsent -= sum(len(content) for _, content in stream.queue)
@@ -209,11 +209,11 @@ class Sender:
             del self._left_early[next(iter(self._left_early))]
 
     def _was_left_early(self, number: int) -> bool:
-        """Whether we ended a stream first, so that frames that still come for it are no fault of the peer."""
+        """Whether we ended a stream first: late frames for it are then not a fault of the peer."""
         return number in self._left_early
 
     def _queue(self, stream: Stream, kind: int, content: bytes | memoryview) -> None:
-        """Send at once if nothing waits before it, else queue."""
+        """Send content at once if the queue is empty, otherwise queue it."""
         if stream.queue is None:
             stream.queue = deque()
         stream.queue.append((kind, content))
@@ -229,7 +229,7 @@ class Sender:
             self._ready[stream.number] = stream
 
     def _settle(self, stream: Stream, events: list[Event]) -> None:
-        """After a stream's turn: queue the stream again if it has more to send, or tell that all is sent."""
+        """After a stream's turn: queue the stream again if it has more to send, or emit Sent."""
         self._ready.pop(stream.number, None)
         self._offer(stream)
         if stream.waiting and not stream.queue:
@@ -237,7 +237,7 @@ class Sender:
             events.append(Sent(stream.number))
 
     def _send_turn(self, stream: Stream) -> None:
-        """Send the headers at the front, a frame of content, and headers behind it."""
+        """Send the headers at the front, a frame of content, and the headers after it."""
         self._send_blocks(stream)
         if not stream.queue:
             return

@@ -26,9 +26,9 @@ _log = logging.getLogger("paramsync.batching")
 @dataclass(frozen=True, slots=True)
 class Traits:
     together: bool = False
-    """Rows are independent: together, alone or in another order they give the same."""
+    """Rows are independent: their results are the same together, alone or in another order."""
     prompt: bool = False
-    """The time of a call depends on the shapes of its inputs alone: nothing in it waits."""
+    """The time of a call depends only on the shapes of its inputs: no op waits."""
     any_shape: bool = False
     """The input may have another shape than the signature's."""
 
@@ -49,7 +49,7 @@ _PROMPT_OPS = """
 """
 _PROMPT = frozenset(_PROMPT_OPS.split())
 _ROWS = 3
-_OPEN = 4  # made-up size of open dimensions but the first
+_OPEN = 4  # made-up size of open dimensions other than the first
 _MOST = 1 << 22  # elements of a made-up input
 _RELATIVE = 1e-3  # kernels that divide their work differently differ by less
 _WORDS = np.array([b"", b"a", b"bc", b"0", b"1"], object)
@@ -111,7 +111,7 @@ def _independent(resident: Resident, name: str, signature: Signature) -> bool:
 
 
 def _same(resident: Resident, name: str, inputs: Arrays) -> bool:
-    """Whether three rows together give the same as one alone and the other two in another order."""
+    """Whether three rows together give the same results as one row alone and the other two in another order."""
 
     def ask(rows: list[int]) -> Answer:
         return called(resident, name, {input_name: array[rows] for input_name, array in inputs.items()})

@@ -36,14 +36,14 @@ def called(resident: Resident, signature: str, inputs: Arrays, outputs: Collecti
 
 
 def answer(question: Question) -> Answer:
-    """Raises as `called` does."""
+    """Compute one question. Raises as `called` does."""
     return called(question.resident, question.signature, question.inputs, question.outputs)
 
 
 def answers(questions: Sequence[Question]) -> list[Answer | Exception]:
     """The answer of each question, or its error. All ask the same signature of the same version, and may share a call.
 
-    If that call fails each question is computed alone, so that the fault of one affects no other.
+    If a shared call fails, each question is computed alone, so that a bad question affects no other.
     """
     if len(questions) > 1:
         try:
@@ -77,7 +77,7 @@ def _try(question: Question) -> Answer | Exception:
     try:
         return answer(question)
     except tf.errors.OpError as error:
-        # frames lead to the list that the error goes into, and would keep the version until garbage is collected
+        # frames refer to the list of errors, and would keep the version until a garbage collection
         error.__context__ = None
         bare: Exception = error.with_traceback(None)
         return bare
@@ -86,8 +86,8 @@ def _try(question: Question) -> Answer | Exception:
 
 
 def _argument(array: npt.NDArray[Any]) -> Any:
-    """What the op converts. It would copy an unaligned array into memory that TensorFlow never gives back: large arrays
-    are copied here instead, without the GIL, into memory that goes back to the system."""
+    """The array for the op. The op would copy an unaligned array into memory that TensorFlow never gives back. So large
+    arrays are copied here, without the GIL, into memory that goes back to the system."""
     if array.dtype.kind not in "fiubc":
         return tf.constant(array)
     return array if array.nbytes < _LARGE else alias(_aligned(array))

@@ -14,7 +14,7 @@ from paramsync.graphs.joining import join
 from paramsync.inference import batchable
 from paramsync.inference.resident import Resident, warm
 
-_KEPT = 4  # joined graphs: of the pair that serves, of earlier pairs, and of the one being joined
+_KEPT = 4  # joined graphs: of the serving pair, of earlier pairs, and of the next pair
 
 Pair = tuple[Resident, Resident]
 
@@ -82,7 +82,7 @@ class Joiner:
         return self._joined(pair, plan)
 
     def joined(self, pair: Pair) -> Joined | None:
-        """The joined pair, one object while anybody references it; None if their graphs were never joined."""
+        """The joined pair, the same object while it is referenced; None if the graphs were never joined."""
         plan = self._plans.get((pair[0].graph, pair[1].graph))
         return self._held.get((id(pair[0]), id(pair[1]))) if plan is None else self._joined(pair, plan)
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from paramsync.inference.resident import Resident
 
 Answer: TypeAlias = Mapping[str, npt.NDArray[Any]]
-"""The outputs asked for, by name."""
+"""The requested outputs, by name."""
 
 
 @dataclass(eq=False, slots=True)
@@ -25,9 +25,9 @@ class Question:
     signature: str
     inputs: Mapping[str, npt.NDArray[np.generic]]
     outputs: tuple[str, ...] = ()
-    """Empty: all outputs."""
+    """The names of the requested outputs; empty for all."""
     fits: bool = True
-    """Whether the inputs have the shapes of the signature; a request with others goes alone."""
+    """Whether the inputs have the shapes of the signature; otherwise the request gets its own call."""
     latest: Callable[[], Resident] | None = None
-    """Gives the version that serves now, if the request named none: a waiting request is answered by the version that
+    """Gives the serving version, if the request named no version: a waiting request is answered by the version that
     serves when its call begins, if the graph is the same."""

@@ -22,7 +22,7 @@ _NUMBERS = "biufcV"  # kinds of numpy dtypes; bfloat16 is of kind V
 
 
 def fitting(inputs: Mapping[str, Any], signature: Signature) -> dict[str, tf.Tensor | npt.NDArray[Any]]:
-    """The inputs with lists as arrays, and numbers of another dtype converted if that loses nothing.
+    """The inputs, with lists made into arrays, and numbers converted to the signature's dtype if nothing is lost.
 
     Tensors, and inputs that the signature does not have, stay as they are. Raises InputError.
     """
@@ -36,7 +36,7 @@ def _fitting(name: str, value: Any, spec: TensorSpec) -> tf.Tensor | npt.NDArray
     array = _array(name, value, spec)
     wanted: np.dtype[Any] = np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
     if array.dtype == wanted or array.dtype.kind not in _NUMBERS or wanted.kind not in _NUMBERS:
-        return array  # the signature's own check refuses what does not fit
+        return array  # the signature's own check refuses misfits
     with np.errstate(over="ignore", invalid="ignore"):
         converted = array.astype(wanted) if _same_kind(array.dtype, wanted) else None
     if converted is None or not _equal(array, converted):
@@ -69,13 +69,13 @@ _log = logging.getLogger("paramsync.replica")
 
 @dataclass(frozen=True, eq=False)
 class Resident:
-    """A version in memory, complete and checked. Immutable: a request that holds it is answered from it alone."""
+    """A version in memory, complete and checked. Immutable: a request is answered from the version that it holds."""
 
     version: Version
     graph: Graph
     parameters: tuple[tf.Tensor, ...]
     parts: tuple[tuple[str, Version], ...] = ()
-    """Of a joined version: the name and version of each part."""
+    """The name and version of each part of a joined version."""
 
     def predict(
         self,
@@ -98,7 +98,7 @@ class Resident:
         return self.graph(self.parameters, tensors, signature=signature, outputs=outputs)
 
     def computing(self) -> AbstractContextManager[None]:
-        """Entered around each call of the graph, so that calls which do not end can be noticed."""
+        """Entered around each call of the graph, so that endless calls can be noticed."""
         return _UNSEEN
 
 

@@ -1,6 +1,6 @@
-"""Whether each row of a signature's outputs depends on the same row of its inputs alone, by the rules of its ops.
+"""Whether each row of a signature's outputs depends only on the same row of its inputs, by the rules of its ops.
 
-Tests with numbers cannot show that: `x / max(1, reduce_max(x))` only differs if something is above 1. So each op must
+Tests with numbers cannot show that: `x / max(1, reduce_max(x))` mixes rows only if a value is above 1. So each op must
 be known to keep rows apart.
 """
 
@@ -62,7 +62,7 @@ def _is_row(given: Sequence[Made], *places: int) -> bool:
 
 
 def _counts(made: Made) -> bool:
-    """Whether it is a shape whose first dimension, and no other, is the number of rows."""
+    """Whether a result is a shape whose first dimension, and no other, is the number of rows."""
     return made.of is InputPart.COUNT and made.dims[:1] == (_ROWS,) and _ROWS not in made.dims[1:]
 
 
@@ -88,17 +88,17 @@ def _same(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _first(operation: Any, given: Sequence[Made]) -> Made:
-    """Each row of the first argument by itself; the others are the same for all rows."""
+    """Each row of the first argument by itself; the other arguments are the same for all rows."""
     return _of(_is_row(given, 0) and _rank(operation.inputs[0]) >= 1)
 
 
 def _inner(operation: Any, given: Sequence[Made]) -> Made:
-    """The same, along the last dimension."""
+    """As `_first`, along the last dimension."""
     return _of(_is_row(given, 0) and _rank(operation.inputs[0]) >= 2)
 
 
 def _looked_up(operation: Any, given: Sequence[Made]) -> Made:
-    """Looked up in a table, the first argument."""
+    """Lookups in the table that is the first argument."""
     return _of(_is_row(given, 1))
 
 
@@ -111,7 +111,7 @@ def _normed(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _along(operation: Any, given: Sequence[Made]) -> Made:
-    """Along the dimensions in the second argument."""
+    """Reductions along the dimensions in the second argument."""
     rank = _rank(operation.inputs[0])
     return _of(_is_row(given, 0) and 0 not in [one % rank for one in _static(operation.inputs[1])])
 
@@ -256,7 +256,7 @@ def _filled(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _parsed(operation: Any, given: Sequence[Made]) -> Made:
-    """Features of examples, if all sizes are fixed: others are padded to the longest."""
+    """Features of examples, if all sizes are fixed: other features are padded to the longest."""
     sparse = operation.get_attr("num_sparse") or operation.get_attr("ragged_value_types")
     known = all(one.is_fully_defined() for one in map(tf.TensorShape, operation.get_attr("dense_shapes")))
     return _of(_is_row(given, 0) and not sparse and known and _rank(operation.inputs[0]) == 1)
@@ -327,7 +327,7 @@ def are_apart(graph: Graph, signature: str) -> bool:
 def is_elementwise(graph: Graph, signature: str) -> bool:
     """Whether each element of the only input is computed by itself, with scalars, so that any shape is safe.
 
-    Other kernels rely on ranks, and some end the process for a wrong one, also if only a control dependency runs them.
+    Other kernels rely on ranks, and some end the process for a wrong rank, even if only a control dependency runs them.
     Broadcasting to a larger constant or parameter could take any amount of memory.
     """
     message = graph.message()
@@ -353,11 +353,11 @@ def _is_scalar(node: Any) -> bool:
 
 def _results(operation: Any, given: Sequence[Made]) -> list[Made]:
     outputs = operation.outputs
-    if operation.type in ("Merge", "NextIteration", "Enter"):  # their inputs may come after them
+    if operation.type in ("Merge", "NextIteration", "Enter"):  # an input may come later in the order
         return [ALL] * len(outputs)
     if all(one.of is InputPart.NOTHING for one in given):
         return [NOTHING] * len(outputs)
-    if operation.type == "IdentityN":  # of custom gradients
+    if operation.type == "IdentityN":  # comes from custom gradients
         return list(given)
     if any(one.of is InputPart.ALL for one in given):
         return [ALL] * len(outputs)

@@ -1,1 +1,1 @@
-"""What both programs share: flags, logs, signals, traces, metrics of the process."""
+"""Shared by both programs: flags, logs, signals, traces, metrics of the process."""

@@ -18,17 +18,17 @@ _log = logging.getLogger("paramsync.traces")
 
 
 def start_exporting() -> Callable[[], None]:
-    """Set this process's tracer provider. Returns a function that ends it. Raises ValueError for the environment."""
+    """Set this process's tracer provider. Returns a function that ends it. Raises ValueError for a bad environment."""
     words = _LastWords()
     theirs = logging.getLogger("opentelemetry")
     theirs.addHandler(words)
-    theirs.propagate = False  # it logs each failure and each retry
+    theirs.propagate = False  # OpenTelemetry logs each failure and each retry
     provider = TracerProvider(resource=Resource.create({"process.pid": os.getpid()}), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_Exporter(OTLPSpanExporter(), words)))
     trace.set_tracer_provider(provider)
 
     def end() -> None:
-        ending = threading.Thread(target=provider.shutdown, name="traces", daemon=True)  # it may take half a minute
+        ending = threading.Thread(target=provider.shutdown, name="traces", daemon=True)  # may take half a minute
         ending.start()
         ending.join(_END_SECONDS)
 

@@ -1,4 +1,4 @@
-"""Names the command that installs a missing package: from the source of this installation, which no index can forge."""
+"""Names the command that installs a missing package, from the source of this installation: no index can forge it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def install(extra: str) -> str:
 
     try:
         return f"pip install {requirement(extra, metadata.distribution('paramsync').read_text('direct_url.json'))}"
-    except metadata.PackageNotFoundError:  # not installed, but run from its folder
+    except metadata.PackageNotFoundError:  # not installed: run from a checkout
         return f"pip install '.[{extra}]' in the folder of paramsync"
 
 

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 LOG_FORMATS = ("text", "json")
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_MOST_DESCRIPTORS = 1 << 16  # a higher limit costs time whenever a child process is started
-_FOR_FILES = 256  # descriptors for everything else but connections
+_MOST_DESCRIPTORS = 1 << 16  # a higher limit makes starting child processes slow
+_FOR_FILES = 256  # descriptors for everything except connections
 
 
 def start_logging(log_format: str = "text", handler: logging.Handler | None = None) -> None:
@@ -54,7 +54,7 @@ class Stop:
     """
 
     def __init__(self) -> None:
-        self.requested = False  # without a lock: the interrupted code may hold it
+        self.requested = False  # not an Event: the interrupted code may hold its lock
         self._on_request: Callable[[], object] | None = None
 
     def listen(self) -> None:
@@ -63,7 +63,7 @@ class Stop:
             signal.signal(number, self._on_signal)
 
     def arm(self, on_request: Callable[[], object] = lambda: None) -> None:
-        """There is something to finish now. Each signal calls `on_request` on the main thread."""
+        """From now on there is work to finish. Each signal calls `on_request` on the main thread."""
         self._on_request = on_request
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:

@@ -14,7 +14,7 @@ class ServiceManager:
         self._address = address and (f"\0{address[1:]}" if address.startswith("@") else address)
 
     def ready(self, status: str) -> None:
-        """The ports listen."""
+        """Report that the ports listen."""
         self._send("READY=1", status)
 
     def stopping(self, status: str) -> None:

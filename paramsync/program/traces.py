@@ -35,7 +35,7 @@ def start(service: str) -> Callable[[], None] | None:
 
 @contextmanager
 def exported(service: str) -> Iterator[bool]:
-    """The same for the block; whether traces are asked for."""
+    """As `start`, for the block. Yields whether traces are asked for."""
     end = start(service)
     try:
         yield end is not None

@@ -75,12 +75,12 @@ class Publisher:
     thread.
 
     A publication that fails in the background is logged and in the status, and training goes on. Metrics may be tensors
-    that are still being computed; a metric that is no number is left out with a warning. A step is a whole number, also
-    of another framework, or a variable that holds one; anything else is a SettingsError at the call. A step lower than
-    the step before is published under a number that rises all the same, with one warning.
+    that are still being computed; a metric that is not a number is left out with a warning. A step is a whole number,
+    also of another framework, or a variable that holds one; anything else is a SettingsError at the call. A step lower
+    than the step before is published under a number that rises all the same, with one warning.
 
-    The first step is published if the store has no version yet, so that a training that begins anew does not replace
-    what was trained before (see PublishSchedule).
+    The first step is published if the store has no version yet, so that a restarted training does not replace an
+    earlier, trained version (see PublishSchedule).
 
     Args:
         store: The directory of the store, or a StoreWriter that is open, with its own `keep`, `durable` and
@@ -95,8 +95,8 @@ class Publisher:
             The background thread waits for the disk.
         signing_key: A file that `paramsync keys new` made: versions are signed, for inferencers that serve no others.
         on_error: "log", or "raise": a publication that failed raises PublishError once, at the next call.
-        allow_nan: Whether to publish parameters that are NaN or infinite. Without it such a publication fails with
-            NotFiniteError and counts as `refused`: the version before stays the latest.
+        allow_nan: Whether to publish parameters that are NaN or infinite. Otherwise such a publication fails with
+            NotFiniteError and counts as `refused`: the previous version stays the latest.
         allow_ops: Ops that followers were told to allow beyond those that only compute.
         publish_if: Publishes a step that is due only if the gate lets it through: the name of a metric, such as
             "val_loss", that must not get worse than that of the newest version, or a function of the metrics, called on
@@ -132,9 +132,9 @@ class Publisher:
         self._raise = options.get("on_error") == "raise"
         self._since: Moment | None = None  # the last snapshot, or the start of the counting
         self._seen: tuple[int, Metrics | None, Values | None] | None = None  # the arguments of the last call
-        self._raised: str | None = None  # the last failure that was raised
-        self._warned = False  # of steps that fall back
-        self._lock = threading.Lock()  # guards the next two
+        self._raised: str | None = None  # the text of the last raised failure
+        self._warned = False  # whether it warned about steps that go back
+        self._lock = threading.Lock()  # guards the next two fields
         self._requests: list[Future[Version]] = []
         self._accepting = True
         self.meter = Meter()
@@ -145,9 +145,9 @@ class Publisher:
         except BaseException:
             self._close_control()
             raise
-        self._empty, self._before = _latest(self._store)  # at the start; and the metrics of its latest version
-        self._begun: int | None = None  # the step that stands for that version
-        self._pinned: Metrics = self._before  # of the last publication, whether or not it is written
+        self._empty, self._before = _latest(self._store)  # emptiness and latest metrics at the start
+        self._begun: int | None = None  # the step that the latest version already covers
+        self._pinned: Metrics = self._before  # the metrics of the last publication, written or not
         write = SnapshotWriter(self._store, finite=not options.get("allow_nan", False)).write
         self._behind: WriteBehind[Snapshot] = WriteBehind(write)
         self._behind.start()
@@ -229,7 +229,7 @@ class Publisher:
         try:
             return future.result()
         except PublishError:
-            self._raised = self._behind.take_error()  # it surfaces here
+            self._raised = self._behind.take_error()  # this call raises the error
             raise
 
     def finish(self, step: int, metrics: Metrics | None = None, *, values: Values | None = None) -> Version | None:
@@ -271,7 +271,7 @@ class Publisher:
         return done
 
     def close(self) -> None:
-        """Write what waits, answer requests, give the store up. Publishes nothing new; may be called again."""
+        """Write waiting values, answer requests, release the store. Publishes nothing new; may be called again."""
         self._release()
         self._surface()
 
@@ -285,7 +285,7 @@ class Publisher:
             if error is None and self._accepting and self._seen is not None:
                 self._finish(*self._seen)
         finally:
-            self._release(finished=not isinstance(error, Exception))  # Ctrl-C ends training as wished
+            self._release(finished=not isinstance(error, Exception))  # Ctrl-C is a normal end of training
         if error is None:
             self._surface()
 
@@ -349,7 +349,7 @@ class Publisher:
     def _has_changed(self, published: Version) -> bool:
         """Whether the model has other values than the last version: callbacks may restore weights at the end."""
         if not self._is_live:
-            return False  # values come with the call, so none are newer
+            return False  # values come with the call, so none can be newer
         try:
             pinned = self._source.pin()
         except StructureError:
@@ -392,7 +392,7 @@ class Publisher:
 
     def _answer(self, control: ControlPort) -> None:
         """Have the control port report this publisher from now on."""
-        from paramsync.publishing.control_port import Training  # here, too
+        from paramsync.publishing.control_port import Training  # here: as for ControlPort
 
         device = device_name() if self._is_live else ""
         control.training_begins(Training(publisher=self, meter=self.meter, device=device))
@@ -432,7 +432,7 @@ def _latest(store: StoreWriter) -> tuple[bool, Metrics]:
     """Whether the store has no version, and the metrics of its latest version."""
     try:
         latest = store.latest()
-    except ParamsyncError:  # the store has something
+    except ParamsyncError:  # the store is not empty
         return False, {}
     return latest is None, latest.metrics if latest else {}
 

@@ -1,8 +1,8 @@
-"""Reads and writes what a TensorBundle encodes: the index (place, dtype, shape, checksum of a tensor), and strings.
+"""Reads and writes the encodings of a TensorBundle: the index (place, dtype, shape, checksum of a tensor), strings.
 
-Reading trusts nothing: checksums, order, bounds, shapes and sizes are checked before anybody maps the data.
+Reading trusts nothing: checksums, order, bounds, shapes and sizes are checked before the data is mapped.
 
-A partitioned variable has an entry of its own, with the shape of the whole and the extents of its parts. Each part has
+A partitioned variable has its own entry, with the shape of the whole and the extents of its parts. Each part has
 another entry, whose key consists of the variable's name and these extents, so that all keys sort:
 
     00 | name, 00 as 00 FF and FF as FF 00 | 00 01 | rank | for each dimension: start, length
@@ -45,7 +45,7 @@ _TENSORS = 1 << 18  # a hundred times as many as large models have; each costs e
 _NAMES = sstable.KEYS // 2  # bytes of names that may be written: some names are in the table twice
 _SHARDS = 1 << 12  # each may cost a reader an open file
 _ENTRY_LIMIT = 1 << 20  # bytes: thousands of slices
-_RANK_LIMIT = 64  # numpy's
+_RANK_LIMIT = 64  # numpy's limit
 _INT64 = 1 << 63
 _CHECKSUM = 4  # bytes
 _STRINGS = 1 << 24  # strings: each takes tens of bytes of memory, and one byte of a file that may be sparse
@@ -60,7 +60,7 @@ WHOLE: Extent = (0, -1)
 class Entry:
     """Place, dtype, shape and masked checksum of a tensor.
 
-    A partitioned variable has several `parts`; its size is the sum of theirs, and it has no place and no checksum.
+    A partitioned variable has several `parts`; its size is the sum of their sizes, and it has no place and no checksum.
     """
 
     dtype: int
@@ -73,7 +73,7 @@ class Entry:
 
     @property
     def pieces(self) -> tuple[Entry, ...]:
-        """The entries that have a place and a checksum: those of the parts, or this one."""
+        """The entries that have a place and a checksum: the entries of the parts, or this entry."""
         return tuple(part.entry for part in self.parts) or (self,)
 
 
@@ -125,7 +125,7 @@ def decode(content: bytes, *, path: Path) -> Index:
 def encode(index: Index) -> bytes:
     """The bytes of an index file.
 
-    Raises ParameterError for more than `decode` takes, ValueError for partitioned variables, which are only read.
+    Raises ParameterError for more than `decode` accepts, ValueError for partitioned variables, which are never written.
     """
     version = bundle_pb2.BundleHeader.VersionDef(producer=_PRODUCER)
     header = bundle_pb2.BundleHeader(num_shards=index.shards, version=version)
@@ -187,7 +187,7 @@ def _signed(value: int) -> bytes:
 
 
 def parts_problem(shape: Sequence[int], parts: Sequence[Sequence[Extent]]) -> str | None:
-    """What is wrong with these parts of a shape, which partitioners cut along a grid; None if they make it up."""
+    """The problem with these parts of a shape, which partitioners cut along a grid; None if they cover the shape."""
     cuts: list[set[Extent]] = [set() for _ in shape]
     for part in parts:
         if len(part) != len(shape):
@@ -226,7 +226,7 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._shards = 0
-        self._parts: dict[bytes, Entry] = {}  # of partitioned variables, by key, until their variable is read
+        self._parts: dict[bytes, Entry] = {}  # parts by key, until their variable is read
 
     def read(self, records: Iterator[tuple[bytes, bytes]]) -> Index:
         self._shards = self._read_header(*next(records, (None, b"")))
@@ -317,7 +317,7 @@ class _Reader:
         return Part(tuple(start for start, _ in extents), entry)
 
     def _check_places(self, entries: Mapping[str, Entry]) -> None:
-        """Several names may share all bytes. Any other overlap would make many bytes of few."""
+        """Refuse overlaps, which expand a small file; but several names may share all bytes of one tensor."""
         places = {(entry.shard, entry.offset, entry.size) for entry in entries.values() if not entry.parts}
         parts = [part.entry for entry in entries.values() for part in entry.parts]
         end = (0, 0)
@@ -332,7 +332,7 @@ class _Reader:
 
 
 def _problem(entry: Entry, shards: int) -> tuple[str, object] | None:
-    """What an entry should have and what it has instead; None for a sound entry."""
+    """The expected and the actual value of a bad entry; None for a sound entry."""
     if min(entry.shape, default=0) < 0:
         return "a shape of known sizes", entry.shape
     if not 0 <= entry.shard < shards:
@@ -341,7 +341,7 @@ def _problem(entry: Entry, shards: int) -> tuple[str, object] | None:
         return "an offset and a size of 63 bits", (entry.offset, entry.size)
     dtype = dtypes.to_numpy(entry.dtype)
     if dtype is None and entry.dtype != dtypes.VARIANT:
-        return None  # listed; refused when its values are read
+        return None  # listed, but reading the values is refused
     item = dtype.itemsize if dtype else 1
     count = math.prod(entry.shape)
     # numpy refuses a shape whose other sizes overflow even when one of them is 0
@@ -356,7 +356,7 @@ def _problem(entry: Entry, shards: int) -> tuple[str, object] | None:
 
 
 def encode_strings(array: Array, name: str) -> tuple[bytes, int]:
-    """The bytes to store, and their checksum, not masked. Raises ParameterError for strings that could not be read."""
+    """The bytes to store, and their checksum, not masked. Raises ParameterError for strings that readers refuse."""
     if array.size > _STRINGS:
         raise ParameterError(files.shown(name), expected=f"at most {_STRINGS} strings", found=array.size)
     values = [_text(value, name) for value in array.reshape(-1).tolist()]
@@ -392,7 +392,7 @@ def decode_strings(content: memoryview, shape: tuple[int, ...], *, path: Path, n
 def checksum_of_variants(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str) -> int:
     """The checksum, not masked, of serialized variants: iterators over data, lists of tensors.
 
-    A variant is stored as its length, its bytes, and the masked checksum of all so far. Raises as `decode_strings`.
+    A variant is stored as its length, its bytes, and the masked checksum of all so far. Raises like `decode_strings`.
     """
     position = checksum = 0
     for _ in range(math.prod(shape)):
@@ -411,7 +411,7 @@ def checksum_of_variants(content: memoryview, shape: tuple[int, ...], *, path: P
 
 
 def _strings_problem(count: int, size: int, *, variants: bool = False) -> tuple[str, object] | None:
-    """What is expected and found if so many strings, or variants, cannot be in so many bytes; None if they can."""
+    """The expected and actual number if `size` bytes cannot hold `count` strings or variants; None if they can."""
     if count > _STRINGS:
         return f"at most {_STRINGS} strings", count
     least = count * (1 + _CHECKSUM) if variants else count + _CHECKSUM

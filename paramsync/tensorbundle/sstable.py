@@ -1,10 +1,10 @@
 """Reads and writes LevelDB-style immutable tables: sorted keys and their values, in checksummed blocks.
 
 A record is `varint shared | varint unshared | varint value length | rest of the key | value`: a key omits the prefix
-that it shares with the previous key. A block consists of records, the offsets of those that share nothing (restarts,
-every 16th), and their count. Each block is followed by its compression type and the masked crc32c of both. A footer
-leads to the index block, which leads to all others. Blocks that older releases of TensorFlow compressed with snappy are
-read, too.
+that it shares with the previous key. A block consists of records, the offsets of the records that share nothing
+(restarts, every 16th), and their count. Each block is followed by its compression type and the masked crc32c of both.
+A footer leads to the index block, which leads to all other blocks. Also reads blocks that older releases of TensorFlow
+compressed with snappy.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _UINT64 = struct.Struct("<Q")
 _UNCOMPRESSED, _SNAPPY = 0, 1
 _BLOCK = 256 * 1024
 _RESTART = 16
-_CONTINUED = 0x80  # the bit of a varint's byte that says that another follows
+_CONTINUED = 0x80  # the bit of a varint's byte that announces another byte
 # Keys that share long prefixes could make a small file expand. Writers repeat the whole key every 16 records, so all
 # keys together are at most 16 times as long as the file.
 _EXPANSION = 16
@@ -69,7 +69,7 @@ def read(content: bytes, *, path: Path) -> Iterator[tuple[bytes, bytes]]:
     previous: bytes | None = None
     end = 0
     for offset, size in reader.handles():
-        if offset < end:  # a block without records, listed again and again, would be read for hours
+        if offset < end:  # an empty block that is listed many times would be read for hours
             raise reader.fault(f"a block behind {end}", f"one at {offset}")
         end = offset + size
         for key, value in reader.records(reader.block(offset, size)):
@@ -81,7 +81,7 @@ def read(content: bytes, *, path: Path) -> Iterator[tuple[bytes, bytes]]:
 
 @lru_cache(maxsize=1 << 12)
 def varint(value: int) -> bytes:
-    """Encodes seven bits a byte, the lowest first; the high bit says that another byte follows."""
+    """Encodes seven bits a byte, the lowest first; the high bit announces another byte."""
     encoded = bytearray()
     while value >= _CONTINUED:
         encoded.append(value & 0x7F | _CONTINUED)
