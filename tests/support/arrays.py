@@ -1,4 +1,4 @@
-"""Arrays of every dtype that TensorFlow saves, with any bits. Imports no TensorFlow."""
+"""Arrays of every dtype that TensorFlow saves, with random bits. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from paramsync.dtypes import Array
 
 DTYPES = {dtypes.name(number): dtypes.to_numpy(number) for number in range(64) if number != dtypes.STRING}
 NUMERIC = [name for name, dtype in DTYPES.items() if dtype is not None]
-_BITS = {"bool": 1, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}  # of each byte, where not all
+_BITS = {"bool": 1, "int4": 4, "uint4": 4, "int2": 2, "uint2": 2, "float4_e2m1fn": 4}  # used bits of a byte, if not 8
 
 
 def any_bits(name: str, shape: tuple[int, ...]) -> Array:
-    """Every bit pattern may occur, those of NaNs too."""
+    """An array of random bits: every bit pattern may occur, including NaNs."""
     dtype = DTYPES[name]
     assert dtype is not None
     size = int(np.prod(shape)) * dtype.itemsize
@@ -22,4 +22,4 @@ def any_bits(name: str, shape: tuple[int, ...]) -> Array:
 
 
 def strings(*values: bytes) -> Array:
-    return np.array([*values, None], object)[:-1]  # without None numpy would guess at a dtype for some
+    return np.array([*values, None], object)[:-1]  # without None, numpy would guess a dtype for some values

@@ -1,4 +1,4 @@
-"""The batcher as tests ask it: over threads that compute when they are told to."""
+"""A batcher for tests: its threads compute only when a test releases them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., N
 
 
 class Setting:
-    """A batcher over threads that are held."""
+    """A batcher whose threads are held until a test releases them."""
 
     def __init__(self, threads: int = 4, **options: Any) -> None:
         self.threads = Held(threads)
@@ -33,7 +33,7 @@ class Setting:
         return [asyncio.ensure_future(self.batcher.answer(one, **options)) for one in questions]
 
     async def warm(self, of: Resident) -> None:
-        """Ask until a question is answered without a thread."""
+        """Ask questions until one is answered without a thread."""
         handed_over = -1
         while handed_over < len(self.threads.gates):
             handed_over = len(self.threads.gates)
@@ -42,11 +42,11 @@ class Setting:
             assert totals(asked) == [4.0 * of.version.number]
 
     async def answered(self, *asked: asyncio.Task[Answer]) -> None:
-        """Let all be computed: a call that took long on a busy machine has the next ones run on threads."""
+        """Wait for all answers, releasing the threads: after a slow call, the next calls run on threads, too."""
         await until(lambda: all_done([*asked]), self.threads)
 
     async def over(self, *asked: asyncio.Task[Answer]) -> list[tuple[str, int, int]]:
-        """Let all be computed; returns what was called."""
+        """Wait for all answers, releasing the threads. Returns all calls; see Told."""
         await until(lambda: all_done([*asked]) and not self.batcher.held, self.threads)
         await turns()
         self.batcher.close()

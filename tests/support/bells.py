@@ -1,4 +1,4 @@
-"""Bells that a watch rings, and what rings them."""
+"""Bells that a watch rings, and commits that make it ring them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SOON = 10.0  # seconds; a test that waits this long has failed
 
 
 class Bell:
-    """Counts, and lets a test wait for the next ring."""
+    """Counts rings, and lets a test wait for the next ring."""
 
     def __init__(self) -> None:
         self.rings = 0

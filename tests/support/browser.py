@@ -1,4 +1,4 @@
-"""A real browser: Debian's Chromium, driven by its own driver, by WebDriver over HTTP."""
+"""A real browser: Debian's Chromium, controlled through its own driver (WebDriver over HTTP)."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Browser:
         self._ask("POST", f"{self._session}/url", {"url": address})
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """What the body of a function returns, which may be a promise."""
+        """Run the body of a function, and return its result; a promise is awaited."""
         return self._ask("POST", f"{self._session}/execute/sync", {"script": script, "args": list(arguments)})
 
     def find(self, selector: str) -> str:
@@ -94,7 +94,7 @@ class Browser:
         return str(found[_ELEMENT])
 
     def click(self, selector: str) -> None:
-        """As a user does: what is covered or not shown cannot be clicked. Again where it moved just then."""
+        """Click an element as a user does: not if it is covered or hidden. Clicks again if the element has moved."""
 
         def clicked() -> bool | None:
             self.run("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector)
@@ -112,7 +112,7 @@ class Browser:
         self._ask("POST", f"{self._session}/element/{self.find(selector)}/value", {"text": text})
 
     def press(self, *keys: str) -> None:
-        """Keys, to whatever has the focus."""
+        """Send keys to the element that has the focus."""
         actions = [{"type": kind, "value": key} for key in keys for kind in ("keyDown", "keyUp")]
         self._ask("POST", f"{self._session}/actions", {"actions": [{"type": "key", "id": "keys", "actions": actions}]})
 
@@ -120,11 +120,11 @@ class Browser:
         return str(self.run("return document.querySelector(arguments[0])?.textContent ?? ''", selector))
 
     def wait(self, script: str, *arguments: Any) -> Any:
-        """What an expression is once that is something."""
+        """Wait until an expression is true, and return its value."""
         return eventually(lambda: self.run(f"return {script}", *arguments), lambda: f"{script}; {self.logged()}")
 
     def logged(self) -> list[str]:
-        """What the console has got since the last call, warnings and errors."""
+        """Warnings and errors on the console since the last call."""
         entries = self._ask("POST", f"{self._session}/se/log", {"type": "browser"})
         return [one["message"] for one in entries if one["level"] in ("WARNING", "SEVERE")]
 
@@ -132,7 +132,7 @@ class Browser:
         return self._ask("POST", f"{self._session}/goog/cdp/execute", {"cmd": command, "params": parameters})
 
     def theme(self, name: str) -> None:
-        """ "light" or "dark", as a user's system prefers it."""
+        """Set the preference of the user's system: "light" or "dark"."""
         self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": name}])
 
     def size(self, width: int, height: int, *, mobile: bool = False) -> None:
@@ -140,10 +140,10 @@ class Browser:
         self.devtools("Emulation.setDeviceMetricsOverride", **metrics)
 
     def picture(self, path: Path) -> None:
-        """What is on the screen, as a PNG."""
+        """Write a screenshot as a PNG."""
         path.write_bytes(base64.b64decode(self._ask("GET", f"{self._session}/screenshot")))
 
     def heap(self) -> int:
-        """Bytes that scripts use, once garbage is collected."""
+        """Bytes that scripts use after a garbage collection."""
         self.devtools("HeapProfiler.collectGarbage")
         return int(self.devtools("Runtime.getHeapUsage")["usedSize"])

@@ -1,4 +1,4 @@
-"""Models to capture, and what their captured graphs answer."""
+"""Models to capture, and the answers of their captured graphs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Scaler(tf.Module):
 
 
 class Encoder(tf.Module):
-    """Two functions over one set of variables, one of which the other does not read."""
+    """Two functions over two variables: `score` reads both, `encode` only one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class Encoder(tf.Module):
 
 
 def answers(captured: Capture, inputs: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """What the graph answers after a trip through its file."""
+    """The answers of the graph after it was written to a file and read again."""
     graph = Graph.from_bytes(captured.graph.to_bytes())
     values = [variable.read_value() for variable in captured.variables]
     return {name: value.numpy() for name, value in graph(values, inputs).items()}

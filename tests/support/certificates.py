@@ -1,4 +1,4 @@
-"""Authorities that sign certificates, right ones and others, as files."""
+"""Authorities that sign certificates, valid or invalid, and write them into files."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _HERE = ("localhost", "127.0.0.1")
 
 @dataclass(frozen=True)
 class Files:
-    """A certificate and its key."""
+    """The files of a certificate and its key."""
 
     certificate: Path
     key: Path
 
     def replace(self, other: Files) -> None:
-        """From now on it is the other one, under the same names."""
+        """Replace the contents of both files by those of `other`."""
         for mine, its in ((self.certificate, other.certificate), (self.key, other.key)):
             new = mine.with_suffix(".new")
             new.touch(0o600)
@@ -34,7 +34,7 @@ class Files:
 
 
 class Authority:
-    """Signs what it is asked to."""
+    """An authority that signs certificates."""
 
     def __init__(self, folder: Path, name: str = "authority") -> None:
         self._folder = folder
@@ -46,7 +46,7 @@ class Authority:
         self.file.write_bytes(_pem(signed.sign(self._key, hashes.SHA256())))
 
     def sign(self, name: str, *, names: tuple[str, ...] = _HERE, days: int = 1) -> Files:
-        """A certificate of so many days; where these are fewer than 0 it has expired."""
+        """A certificate valid for `days`; with a negative number it has expired."""
         key = ec.generate_private_key(ec.SECP256R1())
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
         builder = _builder(subject, self._name, key, days=days)

@@ -1,4 +1,4 @@
-"""Checkpoints for tests of reading: written by the simplest code that lays them out as ours are."""
+"""Checkpoints for tests of reading, written by the simplest code that produces our layout."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paramsync.tensorbundle.index import Entry, Index, data_file, index_file
 from paramsync.tensorbundle.sstable import mask
 
 ONES: dict[str, Array] = {"a": np.ones(5000, np.float32), "b": np.ones(3, np.int64)}
-"""What a small checkpoint holds: more than a page, and less."""
+"""The tensors of a small checkpoint: one larger than a page, one smaller."""
 
 _PAGE = 4096
 
 
 def write(prefix: Path, tensors: Mapping[str, Array], *, shards: int = 1) -> None:
-    """A checkpoint with aligned tensors, which are dealt to its shards in turn."""
+    """Write a checkpoint with aligned tensors, distributed to its shards in turn."""
     contents = [bytearray() for _ in range(shards)]
     entries = {}
     for number, (name, array) in enumerate(sorted(tensors.items(), key=lambda item: item[0].encode())):
@@ -45,15 +45,16 @@ def write(prefix: Path, tensors: Mapping[str, Array], *, shards: int = 1) -> Non
 
 
 def resident(directory: Path, name: str = "") -> int:
-    """Bytes of files in that directory that readers in this process have in its page table; writers share theirs.
+    """Bytes of a directory's files that readers have in this process's page table. Shared mappings (writers') are left
+    out.
 
-    Of all of them, or of those whose names begin with `name`.
+    Counts files whose names begin with `name`, by default all files.
     """
     return _in_page_table(lambda line: f" {directory}/{name}" in line and line.split()[1].endswith("p"))
 
 
 def present(path: Path) -> int:
-    """The same of one file, by whatever name it was mapped."""
+    """As `resident`, for one file, even if it was mapped under another name."""
     inode = str(path.stat().st_ino)
     return _in_page_table(lambda line: line.split()[4] == inode and line.split()[1].endswith("p"))
 
@@ -71,7 +72,7 @@ def _in_page_table(is_of_it: Callable[[str], bool]) -> int:
 
 
 def assert_same(found: object, expected: Array) -> None:
-    """Equal to the bit, of the same dtype and shape."""
+    """Fail unless both have the same bits, dtype and shape."""
     if expected.dtype == object:
         array = np.array(found, object)
         assert array.shape == expected.shape

@@ -1,4 +1,4 @@
-"""The operator's commands, called here: what they print as one line or one object, and a store for them to look at."""
+"""Helpers for tests of the operator's commands: a store to look at, and readers of one line or one JSON object."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def three_versions(path: Path) -> Path:
 
 
 def cut(path: Path) -> None:
-    """Half of the file is gone."""
+    """Remove half of a file."""
     os.truncate(path, path.stat().st_size // 2)
 
 
 def json_of(arguments: list[str], capsys: pytest.CaptureFixture[str], *, code: int = 0) -> dict[str, Any]:
-    """What a command says with --json, which is one object in one line."""
+    """The output of a command with --json: one object on one line."""
     assert main([*arguments, "--json"]) == code
     found: dict[str, Any] = json.loads(only_line(capsys.readouterr().out))
     return found

@@ -1,4 +1,4 @@
-"""Index files as older releases of TensorFlow wrote them: their blocks compressed by snappy."""
+"""Index files as older releases of TensorFlow wrote them: with blocks compressed by snappy."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ def of_snappy(block: bytes) -> bytes:
 
 
 def compressed(content: bytes, compress: Callable[[bytes], bytes] = of_snappy) -> bytes:
-    """The same table, each block of it compressed, the list of blocks too."""
+    """The same table with every block compressed, including the list of blocks."""
     reader = sstable._Reader(content, Path("a.index"))
     return assembled([compress(reader.block(offset, size)) for offset, size in reader.handles()])
 
 
 def compress(index: Path) -> None:
-    """Put the same table there, compressed, as another file."""
+    """Replace an index file by a new file with the same table, compressed."""
     aside = index.with_name(f"{index.name}.compressed")
     aside.write_bytes(compressed(index.read_bytes()))
     aside.replace(index)
 
 
 def assembled(blocks: Sequence[bytes]) -> bytes:
-    """A table of blocks that are compressed already, or say that they are."""
+    """A table of blocks that are already compressed, or only marked as compressed."""
     content = bytearray()
     listing = sstable._BlockWriter(1)
     for number, block in enumerate(blocks):
-        # the last of the keys in that block, or any from there to the next one
+        # the separator: any key from the block's last key up to the next block's first key
         listing.add(b"\xff%09d" % number, sstable.varint(len(content)) + sstable.varint(len(block)))
         content += _trailed(block)
     at = len(content)

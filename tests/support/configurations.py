@@ -1,4 +1,4 @@
-"""Configurations of TensorFlow Serving, as stock clients send them, and which version answers then."""
+"""Configurations of TensorFlow Serving, as stock clients send them, and a call that shows which version answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def apply(running: Running, *models: Any) -> None:
 
 
 def answers(running: Running, *, name: str = "m", label: str = "", version: int | None = None) -> int:
-    """Which version answers, as its parameters prove."""
+    """The version that answers; its parameters prove it."""
     message = request(name, version=version)
     if label:
         message.model_spec.version_label = label

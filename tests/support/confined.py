@@ -1,4 +1,4 @@
-"""Processes that may take no more than so much memory beside what they have: the kernel kills one where they do."""
+"""Limits the memory that processes may take in addition to their present memory: above it, the kernel kills one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _OLD, _NEW = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
 def peak(*pids: int) -> int:
-    """The most memory that these have had so far, each by itself, in bytes: together they had less at any time."""
+    """The sum of these processes' peak memory in bytes. Together they may have had less at any one time."""
     return sum(_peak(pid) for pid in pids)
 
 
 def charged(group: str) -> int:
-    """The most memory, in bytes, that processes confined by this have had together, beside what they had before."""
+    """The peak memory in bytes of a cgroup's processes together, not counting memory from before they were confined."""
     names = ("memory.max_usage_in_bytes", "memory.peak")
     [found] = [path for name in names if (path := Path(group) / name).exists()]
     return int(found.read_text())
@@ -28,7 +28,7 @@ def _peak(pid: int) -> int:
 
 
 def peak_from_now(*pids: int) -> int:
-    """What they have now, in bytes, and from now on `peak` is of nothing that was before."""
+    """Reset `peak` of these processes. Returns their present memory in bytes."""
     for pid in pids:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
     return peak(*pids)
@@ -36,9 +36,9 @@ def peak_from_now(*pids: int) -> int:
 
 @contextmanager
 def confined(*pids: int, more: int) -> Iterator[str]:
-    """In a cgroup of its own, where this machine allows one. What it has by now is not charged to that.
+    """Put processes into a new cgroup, if this machine allows it. Their present memory is not charged to the cgroup.
 
-    Yields what confines it, "" where nothing does: `peak` has to be looked at in any case.
+    Yields the cgroup, or "" if the machine does not allow one: tests have to look at `peak` in any case.
     """
     for folder, limit in ((_OLD, "memory.limit_in_bytes"), (_NEW, "memory.max")):
         group = folder / f"paramsync-{os.getpid()}"
@@ -50,7 +50,7 @@ def confined(*pids: int, more: int) -> Iterator[str]:
             (group / limit).write_text(str(more))
             for pid in pids:
                 (group / "cgroup.procs").write_text(str(pid))
-        except OSError:  # no controller of memory, or none that we may use
+        except OSError:  # there is no memory controller, or we may not use it
             group.rmdir()
             continue
         try:

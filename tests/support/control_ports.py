@@ -1,4 +1,4 @@
-"""The trainer's control port as a client sees it, over a store whose training does what a test wants."""
+"""The trainer's control port and a client, over a store whose training is controlled by the test."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Doubling(tf.Module):
 
 @dataclass(frozen=True)
 class Pair:
-    """A control port and a client of it, over one store."""
+    """A control port and its client, over one store."""
 
     store: Path
     control: ControlPort
@@ -55,7 +55,7 @@ class Pair:
 
 @contextmanager
 def paired(store: Path) -> Iterator[Pair]:
-    """On a free port, whose training has not begun."""
+    """A pair on a free port. Training has not begun."""
     with (
         closing(ControlPort("127.0.0.1", 0, store=store)) as control,
         grpc.insecure_channel(control.address) as channel,

@@ -1,4 +1,4 @@
-"""Disks for tests: one of a test's own with little room, and what the kernel drops of files on one."""
+"""Disks for tests: runs code on a small disk of its own, and has the kernel drop cached pages of files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PAGEOUT = 21  # MADV_PAGEOUT
 
 
 def run_on_small_disk(script: str, path: Path) -> None:
-    """Run Python code whose argument is `path`, which is 8 MB of memory then; skip where that cannot be."""
+    """Run Python code with the argument `path`, where an 8 MB tmpfs is mounted. Skips the test if mounting fails."""
     inside = f"mount -t tmpfs -o size=8m none {path} && exec {sys.executable} -c '{script}' {path}"
     alone = ["unshare", "--user", "--map-root-user", "--mount"]
     if subprocess.run([*alone, "mount", "-t", "tmpfs", "none", path], capture_output=True, check=False).returncode:
@@ -27,7 +27,7 @@ def run_on_small_disk(script: str, path: Path) -> None:
 
 
 def dropped(path: Path, size: int = -1) -> bool:
-    """Has the kernel drop the begin of a file that this process has mapped, or all of it; whether it did."""
+    """Have the kernel drop the first `size` bytes of a mapped file, by default all. Returns whether pages are gone."""
     before = present(path)
     with path.open("rb") as file:
         os.fsync(file.fileno())

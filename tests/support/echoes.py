@@ -1,4 +1,4 @@
-"""A model that gives back what it is given, of every datatype that KServe's protocol has, and says its version."""
+"""A model that returns its inputs, of every datatype of KServe's protocol, and its version."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class _Echo(tf.Module):
 
 
 class Echoes:
-    """Publishes it into one directory."""
+    """Publishes the model into one directory."""
 
     def __init__(self, path: Path) -> None:
         model = _Echo()

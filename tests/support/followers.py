@@ -1,4 +1,4 @@
-"""Followers for tests, and what one asks them."""
+"""Followers for tests, and helpers that read their state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LONG = 30.0  # seconds; a test that waits this long has failed
 
 @final
 class _Silent:
-    """A bell that never rings: the follower looks when it is asked to."""
+    """A bell that never rings: the follower looks only when a test asks for it."""
 
     def arm(self) -> None: ...
 
@@ -29,7 +29,7 @@ SILENT = _Silent()
 
 
 def milestones(events: Subscription) -> list[Event]:
-    """What happened since the last call, without the progress that is told where a restore takes long."""
+    """The events since the last call, except progress of long restores."""
     return [event for event in events.take() if event.kind is not EventKind.RESTORING or event.progress is None]
 
 
@@ -47,7 +47,7 @@ def saver_follower(path: Path) -> Follower:
 
 
 def freed_by(one: Resident) -> list[str]:
-    """The name of the thread that freed the parameters, once one has."""
+    """A list that will get the name of the thread that frees the parameters."""
     threads: list[str] = []
     weakref.finalize(one.parameters[0], lambda: threads.append(threading.current_thread().name))
     return threads

@@ -1,4 +1,4 @@
-"""HTTP/2 by hand, for clients of gRPC that no library is: those that never read, or send less than they should."""
+"""HTTP/2 frames made by hand, for gRPC clients that no library offers: clients that never read or send too little."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def frame(kind: int, flags: int, stream: int, content: bytes = b"") -> bytes:
 
 
 def connected(port: int, *, window: int = 65535, address: str = "127.0.0.1") -> socket.socket:
-    """A client that lets the server send so many bytes of an answer. It comes from this address."""
+    """Connect a client at `address` that lets the server send `window` bytes of an answer."""
     one = socket.create_connection(("127.0.0.1", port), LONG, (address, 0))
     settings = frame(_SETTINGS, 0, 0, struct.pack(">HI", _INITIAL_WINDOW, window))
     one.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
@@ -27,7 +27,7 @@ def connected(port: int, *, window: int = 65535, address: str = "127.0.0.1") -> 
 
 
 def headers(stream: int, path: str = PREDICT) -> bytes:
-    """A call, whose message is to follow."""
+    """The headers of a call. Its message must follow."""
     fields = {
         ":method": "POST", ":scheme": "http", ":path": path, ":authority": "here",
         "te": "trailers", "content-type": "application/grpc",
@@ -37,12 +37,12 @@ def headers(stream: int, path: str = PREDICT) -> bytes:
 
 
 def reset(stream: int) -> bytes:
-    """The end of a call whose caller wants no answer."""
+    """A frame that cancels a call."""
     return frame(_RESET, 0, stream, struct.pack(">I", 8))
 
 
 def message(stream: int, content: bytes, *, most: int | None = None) -> bytes:
-    """The message of a call and its end; of `most` bytes it is no more than the beginning."""
+    """The message of a call and its end; with `most`, only the first `most` bytes, without the end."""
     whole = b"\0" + struct.pack(">I", len(content)) + content
     if most is not None:
         return frame(_DATA, 0, stream, whole[:most])

@@ -1,4 +1,4 @@
-"""A plain HTTP client, and models whose answers show what came and which version answered."""
+"""A plain HTTP client, and models whose answers show their inputs and the version that answered."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Got:
 
 
 def call(port: int, method: str, path: str, body: Any = None, **headers: str) -> Got:
-    """On a connection of its own. `body` is bytes, or what is to be sent as JSON."""
+    """Send a request on a new connection. `body` is bytes, or a value to send as JSON."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=LONG)
     content = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     try:
@@ -68,7 +68,7 @@ class Plain(Witness):
 
 
 class Named(Witness):
-    """Two inputs, and outputs of several dtypes; those that end with `_bytes` are no text."""
+    """Two inputs, and outputs of several dtypes; outputs whose names end with `_bytes` are bytes, not text."""
 
     @tf.function(
         input_signature=[
@@ -98,14 +98,14 @@ class Web:
     control_port: int = 0
 
     def check_unharmed(self) -> None:
-        """The next good request is answered, and nothing of a bad one is left."""
+        """Fail unless a good request is answered, and no memory of earlier requests is left."""
         good = call(self.rest_port, "POST", "/v1/models/plain:predict", {"instances": [[1, 2]]})
         assert good.json["predictions"] == [[4.0, 8.0]]
         eventually(lambda: self.rest._budget.taken == 0, lambda: f"{self.rest._budget.taken} bytes to be left")
 
 
 class Still:
-    """A supervisor that has nothing to show, and compares for ever."""
+    """A supervisor without models, whose comparisons never end."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
@@ -119,7 +119,7 @@ class Still:
 
 @contextmanager
 def small_limits(folder: Path, *, patience: float = 1.0, tls: ServerTls | None = None) -> Iterator[Web]:
-    """Models `plain` in version 4, `named` in 5 and `empty`; bodies up to 4 MB, and clients that may take 1 second."""
+    """A server of `plain` (version 4), `named` (version 5) and `empty`; bodies up to 4 MB within `patience` seconds."""
     running = LocalRunning(*(folder / name for name in ("plain", "named", "empty")))
     publishers = [Publisher(folder / name) for name in ("plain", "named")]
     for publisher, number, kind in zip(publishers, (4, 5), (Plain, Named), strict=True):

@@ -1,4 +1,4 @@
-"""A client of HTTP/2 that sends what no library would, and reads what a server makes of it."""
+"""An HTTP/2 client that sends frames that no library would send, and reads the server's reaction."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ class Frame(NamedTuple):
 
 @dataclass
 class Response:
-    """What became of one stream."""
+    """The response on one stream."""
 
     fields: dict[str, str] = field(default_factory=dict)
     content: bytes = b""
     code: int | None = None
-    """That of RST_STREAM."""
+    """The code of RST_STREAM."""
     is_over: bool = False
 
     @property
     def status(self) -> int | None:
-        """That of gRPC."""
+        """The gRPC status."""
         return int(self.fields["grpc-status"]) if "grpc-status" in self.fields else None
 
     @property
@@ -56,7 +56,7 @@ class Response:
 
 
 class Http2Client:
-    """One connection. It sends nothing of its own accord but the preface, and reads when it is asked something."""
+    """One connection. By itself it sends only the preface; it reads only when a method needs an answer."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Http2Client:
         receive_buffer: int | None = None,
         preface: bool = True,
     ) -> None:
-        """The server may send so much of each answer, and so much more than usual of all."""
+        """The server may send `window` bytes of each answer, and of all answers `connection_window` more than usual."""
         self.socket = socket.socket()
         if receive_buffer is not None:
             self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -76,7 +76,7 @@ class Http2Client:
         self.responses: dict[int, Response] = {}
         self.settings: dict[int, int] = {}
         self.code: int | None = None
-        """Of the server's last GOAWAY."""
+        """The code of the server's last GOAWAY."""
         self.text = b""
         self.is_closed = False
         self.pongs = 0
@@ -94,7 +94,7 @@ class Http2Client:
         self.socket.close()
 
     def send(self, content: bytes) -> bool:
-        """Whether the server had not closed the connection yet."""
+        """Send bytes. Returns False if the server has closed the connection."""
         try:
             self.socket.sendall(content)
         except (ConnectionResetError, BrokenPipeError):
@@ -102,14 +102,14 @@ class Http2Client:
         return True
 
     def response(self, stream: int) -> Response:
-        """Once it is over, or the connection is."""
+        """Wait until the stream or the connection is over, and return the response."""
         response = self.responses.setdefault(stream, Response())
         while not response.is_over and self._read():
             pass
         return response
 
     def flood(self, content: bytes, times: int) -> int | None:
-        """Send that again and again, until it was often enough or the server has given up. The code of its GOAWAY."""
+        """Send `content` up to `times` times, until the server gives up. Returns the code of its GOAWAY."""
         for _ in range(times):
             if not self.send(content):
                 break
@@ -120,13 +120,13 @@ class Http2Client:
         return self.code
 
     def closed(self) -> int | None:
-        """The code of the server's GOAWAY, once it has closed the connection."""
+        """Wait until the server closes the connection, and return the code of its GOAWAY."""
         while self._read():
             pass
         return self.code
 
     def answers(self) -> bool:
-        """Whether it answers a PING, and so has read all that was sent before."""
+        """Whether the server answers a PING, and so has read all bytes sent before."""
         before = self.pongs
         self.send(ping(b"answers?"))
         while self.pongs == before and self._read():
@@ -134,7 +134,7 @@ class Http2Client:
         return self.pongs > before
 
     def _read(self) -> bool:
-        """Take what came. False: the connection is over."""
+        """Read what has come. False: the connection is over."""
         if not self.is_closed:
             try:
                 content = self.socket.recv(1 << 16)
@@ -204,12 +204,12 @@ def data(stream: int, content: bytes, *, end: bool = False) -> bytes:
 
 
 def prefixed(content: bytes, *, compressed: int = 0, size: int | None = None) -> bytes:
-    """A message of gRPC, whose length may be another than it says."""
+    """A gRPC message; its prefix may state a wrong `size`."""
     return struct.pack(">BI", compressed, len(content) if size is None else size) + content
 
 
 def literals(fields: Iterable[tuple[str, str]]) -> bytes:
-    """A block of headers that leaves no trace in a table."""
+    """A block of headers that adds no entries to HPACK's table."""
     return b"".join(b"\0" + string(name.encode()) + string(value.encode()) for name, value in fields)
 
 
@@ -229,7 +229,7 @@ def integer(number: int, bits: int, first: int = 0) -> bytes:
 
 
 def request_fields(path: str, **changes: str | None) -> list[tuple[str, str]]:
-    """Those of a call by gRPC; `_` stands for `-` and a leading `_` for `:`. What is None is left out."""
+    """The headers of a gRPC call. In `changes`, `_` stands for `-`, a leading `_` for `:`; None removes a header."""
     fields: dict[str, str | None] = {
         ":method": "POST", ":scheme": "http", ":path": path, ":authority": "here",
         "te": "trailers", "content-type": "application/grpc",

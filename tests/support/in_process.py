@@ -1,5 +1,5 @@
-"""A server whose ports are those of a worker, and which follows its stores itself: all in this process, so that a test
-can look into what answers, and change it. What people start is `inferencer.supervisor.server.Server`."""
+"""A server that has a worker's ports and follows its stores itself, all in this process, so that a test can look into
+its objects and change them. Users start `inferencer.supervisor.server.Server` instead."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class LocalServer:
     """Made, started and drained on one event loop."""
 
     def __init__(self, settings: Settings) -> None:
-        """Raises ParamsyncError where a model cannot be made."""
+        """Raises ParamsyncError if a model cannot be made."""
         self._settings = settings
         maker = LocalMaker(poll_seconds=settings.poll_seconds, state=settings.state)
         self.models = models = Registry(settings.models, maker)

@@ -1,4 +1,4 @@
-"""A real inferencer as a process of its own: what it logs, and stock clients that call it."""
+"""A real inferencer in a process of its own, its log, and stock clients that call it."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ Predict = Any  # a stock client's method
 
 
 class Process:
-    """A real inferencer, and what it logs."""
+    """A real inferencer, and its log."""
 
     def __init__(self, *arguments: str | Path, descriptors: int | None = None, before: Sequence[str] = ()) -> None:
-        """It may open so many files and connections. The command begins with `before`."""
+        """The process may open `descriptors` files and connections. The command begins with `before`."""
         command = [sys.executable, "-m", "inferencer", *map(str, arguments), "--port", "0", "--control-port", "0"]
         if descriptors is not None:
             command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$0" "$@"', *command]
@@ -47,7 +47,7 @@ class Process:
 
     @classmethod
     def of(cls, store: Path, *, workers: int | None = None) -> Process:
-        """Of one model, `m`."""
+        """Start an inferencer of one model, `m`."""
         allowed = (word for op in GATED_OPS for word in ("--allow-op", op))
         return cls("--model", f"m={store}", *allowed, *(() if workers is None else ("--workers", str(workers))))
 
@@ -77,16 +77,16 @@ class Process:
 
     @property
     def workers(self) -> list[int]:
-        """The processes that answer, and for a while such as a graph is tried in."""
+        """The pids of the workers and, for a while, of trials."""
         return [pid for pid in _children(self.process.pid) if pid != self.template]
 
     @property
     def template(self) -> int:
-        """The process that they are forked from, the first of its children."""
+        """The pid of the template, from which workers are forked: the supervisor's first child."""
         return min(_children(self.process.pid))
 
     def http(self, method: str, path: str, content: Any = None) -> tuple[int, Any, bool]:
-        """Status and body of an answer, and whether the connection stays."""
+        """Status and body of an answer, and whether the connection stays open."""
         connection = http.client.HTTPConnection(self.http_address, timeout=LONG)
         connection.request(method, path, None if content is None else json.dumps(content))
         answer = connection.getresponse()
@@ -96,7 +96,7 @@ class Process:
         return answer.status, body, stays
 
     def metrics(self) -> dict[str, float]:
-        """Each metric's sum over its labels."""
+        """Each metric, summed over its labels."""
         connection = http.client.HTTPConnection(self.http_address, timeout=LONG)
         connection.request("GET", "/metrics")
         text = connection.getresponse().read().decode()

@@ -1,4 +1,4 @@
-"""What `--json` prints, as the reference and docs/json-fields.json say: objects by name, and whether a value fits."""
+"""The documented output of `--json`, read from the reference and docs/json-fields.json, and a check of values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 @cache
 def section() -> str:
-    """That of the reference."""
+    """The section of the reference about JSON."""
     return (
         (ROOT / "docs" / "reference.md").read_text().partition("\n## JSON of the commands\n")[2].partition("\n## ")[0]
     )
@@ -27,7 +27,7 @@ def section() -> str:
 
 @cache
 def commands() -> set[str]:
-    """Those whose JSON is there."""
+    """The commands whose JSON the section describes."""
     table = section().partition("| command | prints |")[2].partition("\n\n")[0]
     return {
         name for row in table.splitlines() for name in re.findall(r"`([a-z]+)`", row.split("|")[1:2][0] if row else "")
@@ -36,13 +36,13 @@ def commands() -> set[str]:
 
 @cache
 def objects() -> dict[str, dict[str, str]]:
-    """Types by field by object."""
+    """For each object, the types of its fields."""
     forms: dict[str, dict[str, str]] = json.loads((ROOT / "docs" / "json-fields.json").read_text())
     return forms
 
 
 def check(value: Any, kind: str, where: str = "") -> None:
-    """Fails where the value is not of that documented type."""
+    """Fail unless the value has this documented type."""
     if kind.endswith(" or null"):
         if value is None:
             return

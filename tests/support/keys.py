@@ -1,4 +1,4 @@
-"""Keys for tests of signed versions, and what somebody who can write into a store, but has no key, does to it."""
+"""Keys for tests of signed versions, and attacks of somebody who can write into a store but has no key."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paramsync.version import Version
 
 
 class Keys(NamedTuple):
-    """The files of a pair of keys."""
+    """The files of a key pair."""
 
     private: Path
     public: Path
@@ -26,14 +26,14 @@ def keys(folder: Path, name: str = "signs") -> Keys:
 
 
 def rewritten(store: Path, version: Version, **values: Any) -> Version:
-    """The record with other values."""
+    """Write a version's record with other values."""
     other = replace(version, **values)
     record_file(store, version.prefix).write_text(other.to_json())
     return other
 
 
 def renumbered(store: Path, version: Version, number: int, *, in_record: bool = True) -> None:
-    """All files of a version once more under another number, which is listed as the latest one."""
+    """Put all files of a version into the store again under another number, listed as the latest version."""
     name = f"ckpt-{number}"
     for file in store.glob(f"{version.prefix}.*"):
         if file.suffix != ".json":
@@ -44,6 +44,6 @@ def renumbered(store: Path, version: Version, number: int, *, in_record: bool = 
 
 
 def listed(store: Path, *names: str) -> None:
-    """Have `checkpoint` list these, the last one as the latest."""
+    """Write a file `checkpoint` that lists these names, with the last name as the latest."""
     lines = [f'all_model_checkpoint_paths: "{name}"' for name in names]
     (store / "checkpoint").write_text("\n".join([f'model_checkpoint_path: "{names[-1]}"', *lines]) + "\n")

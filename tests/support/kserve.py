@@ -1,4 +1,4 @@
-"""Requests of KServe's protocol, right ones and those that differ in one thing, and a server that they are for."""
+"""Requests of KServe's protocol, valid or with one fault, and a server for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ X = np.array([[1.0, 2.0]], np.float32)
 
 @contextmanager
 def serving(folder: Path) -> Iterator[tuple[Running, Echoes]]:
-    """Model `m` in versions 3, which is labelled stable, and 4; model `empty` has none."""
+    """Serve model `m` in versions 3 (labelled stable) and 4, and model `empty` without versions."""
     echoes, running = Echoes(folder / "m"), Running(folder / "m", folder / "empty")
     try:
         for number in (3, 4):
@@ -51,7 +51,7 @@ def infer(running: Running, message: pb.ModelInferRequest) -> pb.ModelInferRespo
 
 
 def negated(model: str = "m", version: str = "", **fields: Any) -> pb.ModelInferRequest:
-    """A request that is right, but for what is given."""
+    """A valid request, except for the fields that are given."""
     message = pb.ModelInferRequest(model_name=model, model_version=version, raw_input_contents=[X.tobytes()])
     message.inputs.add(name="x", datatype="FP32", shape=[1, 2])
     message.parameters["signature"].string_param = "negated"
@@ -66,12 +66,12 @@ def x(datatype: str = "FP32", shape: tuple[int, ...] = (1, 2), **more: Any) -> p
 
 
 def typed(**contents: Any) -> pb.ModelInferRequest:
-    """The same, its contents in typed fields."""
+    """As `negated`, with the contents in typed fields."""
     return negated(inputs=[x(contents=pb.InferTensorContents(**contents))], raw_input_contents=[])
 
 
 def every(**contents: bytes) -> pb.ModelInferRequest:
-    """All datatypes at once, raw; the contents of some may be others."""
+    """A request with an input of every datatype, raw; `contents` replace the contents of some inputs."""
     message = pb.ModelInferRequest(model_name="m")
     for name, array in VALUES.items():
         message.inputs.add(name=name.lower(), datatype=name, shape=array.shape)

@@ -1,6 +1,6 @@
-"""Triton's client as people have it, in a process of its own: its messages have the names that ours have.
+"""Triton's stock client, in a process of its own, because its messages have the same names as ours.
 
-Says as JSON what it got; given a port, from the server of tests.support.kserve.
+Prints its results as JSON; with a port, results of the server of tests.support.kserve.
 Run as `python -m tests.support.kserve_client PORT`.
 """
 
@@ -40,7 +40,7 @@ def refused(call: Callable[[], Any]) -> tuple[str, str]:
 
 
 def told(result: Any) -> list[Any]:
-    """What an answer says: its id, version, and the negated values."""
+    """The content of an answer: its id, its version and the negated values."""
     response = result.get_response()
     return [response.id, response.model_version, result.as_numpy("y").tolist()]
 
@@ -70,7 +70,7 @@ def answers(client: Any) -> dict[str, Any]:
 
 
 def streamed(client: Any) -> list[Any]:
-    """Five requests of one stream, one of which is wrong."""
+    """Five requests of one stream; one of them is wrong."""
     found: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: found.put(["refused", error.message()] if error else told(result)))
     for number in range(5):
@@ -140,7 +140,7 @@ async def asynchronous(address: str) -> dict[str, Any]:
 
 
 def fields() -> dict[str, Any]:
-    """The messages as this client has them: by name, the number and kind of each field."""
+    """This client's messages: by name, the number and kind of each field."""
     found: dict[str, Any] = {}
 
     def add(message: Any) -> None:

@@ -1,6 +1,6 @@
-"""Triton's client for HTTP as people have it, in a process of its own, for it patches what a process has of sockets.
+"""Triton's stock client for HTTP, in a process of its own, because it patches the process's socket module.
 
-Says as JSON what it got; given a port, from the server of tests.support.kserve.
+Prints its results as JSON; with a port, results of the server of tests.support.kserve.
 Run as `python -m tests.support.kserve_http_client PORT`.
 """
 
@@ -108,7 +108,7 @@ def main() -> None:
     client = triton.InferenceServerClient(f"127.0.0.1:{sys.argv[1]}", concurrency=2)
     found = {"answers": answers(client), "described": described(client), "refusals": refusals(client)}
     client.close()
-    print(json.dumps(found))  # noqa: T201, what the test reads
+    print(json.dumps(found))  # noqa: T201, the test reads this
 
 
 if __name__ == "__main__":

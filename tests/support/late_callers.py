@@ -1,6 +1,6 @@
-"""Callers in a process of its own, a large request each: `python -m tests.support.late_callers PORT MESSAGE N`.
+"""N callers in one process, each with a large request: `python -m tests.support.late_callers PORT MESSAGE N`.
 
-What became of each is a line: how many bytes its answer has, or why it has none.
+Prints a line for each caller: the size of its answer in bytes, or the reason why it got no answer.
 """
 
 import sys
@@ -12,9 +12,9 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 _OPTIONS = [
     ("grpc.max_send_message_length", -1),
     ("grpc.max_receive_message_length", -1),
-    ("grpc.use_local_subchannel_pool", 1),  # a connection for each
-    ("grpc.http2.lookahead_bytes", 1 << 24),  # so that a whole answer is on its way before any of it was read
-    ("grpc.tcp_receive_buffer_size", 1 << 16),  # and most of it still where it was sent
+    ("grpc.use_local_subchannel_pool", 1),  # a connection for each caller
+    ("grpc.http2.lookahead_bytes", 1 << 24),  # the server may send a whole answer before the caller reads any of it
+    ("grpc.tcp_receive_buffer_size", 1 << 16),  # so that most of the answer stays in the server
 ]
 
 

@@ -1,4 +1,4 @@
-"""Whether files are in use: asked as a publisher asks, by the lock that it has before it overwrites one."""
+"""Checks whether files are in use as a publisher does: by taking the lock that it needs before it overwrites a file."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def lock_exclusively(path: Path) -> int | None:
-    """What a publisher does before it overwrites a file: the descriptor, None where somebody holds it."""
+    """Lock a file as a publisher does before it overwrites the file. Returns the descriptor; None: the file is held."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -20,7 +20,7 @@ def lock_exclusively(path: Path) -> int | None:
 
 
 def is_held(path: Path) -> bool:
-    """By anything that this process still refers to, or by another process."""
+    """Whether a file is held, by objects that this process still refers to or by another process."""
     gc.collect()
     descriptor = lock_exclusively(path)
     if descriptor is not None:

@@ -1,4 +1,4 @@
-"""Which files this process opens."""
+"""Watches which files this process opens."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def _hear(event: str, arguments: tuple[Any, ...]) -> None:
             one(Path(str(arguments[0])).name)
 
 
-sys.addaudithook(_hear)  # for good: there is no way to take it away
+sys.addaudithook(_hear)  # audit hooks cannot be removed
 
 
 @contextmanager
 def opening(tell: Callable[[str], object]) -> Iterator[None]:
-    """Tell the names of files that this process is about to open meanwhile."""
+    """Within this context, call `tell` with the name of each file that this process is about to open."""
     LISTENERS.append(tell)
     try:
         yield
@@ -32,7 +32,7 @@ def opening(tell: Callable[[str], object]) -> Iterator[None]:
 
 @contextmanager
 def opened() -> Iterator[list[str]]:
-    """The names of files that this process opens meanwhile."""
+    """A list of the names of files that this process opens within this context."""
     names: list[str] = []
     with opening(names.append):
         yield names

@@ -1,6 +1,6 @@
-"""The inside of a page's machine: with arguments it brings the loopback up and becomes them; without it runs Python.
+"""Runs inside a page's namespace. With arguments: brings the loopback up and executes them. Else: runs Python blocks.
 
-It reads names of files, runs each, and says whether that went well: see `pages`.
+For Python blocks it reads names of files, runs each file, and reports success or failure: see `pages`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def main() -> None:
         os.execvp(command[0], command)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    sys.path[0] = ""  # as in an interpreter that people start
+    sys.path[0] = ""  # as in an interactive interpreter
     answers.write("ready\n")
     names: dict[str, Any] = {}
     for line in sys.stdin:
@@ -33,7 +33,7 @@ def main() -> None:
             names = {"__name__": "__main__"}
         try:
             exec(compile(text, line.strip(), "exec"), names)
-        except BaseException:  # noqa: BLE001, the page fails, and says why
+        except BaseException:  # noqa: BLE001, the page fails with this error
             traceback.print_exc()
             answers.write("failed\n")
         else:

@@ -1,11 +1,11 @@
-"""Pages as their readers try them: every block of code in order, from an empty folder, in a machine of their own.
+"""Runs pages of the documentation as readers do: every block of code in order, beginning in an empty folder.
 
-A page becomes one bash script, which a namespace of the kernel gives ports and a /dev/shm and /var/tmp of its own, and
-ends with all that it started. Blocks of shell are in it as they stand. Blocks of Python run in one interpreter: a block
-that begins with an import begins anew, any other goes on from the one before, and one that begins with `# NAME.py` is
-saved instead. Of a block of `console` what is shown has to come, any number for a number and anything for `...`.
-Programs that go on (serve, train, up, watch) run on once they are ready, until a line of the page begins with Stop and
-says Ctrl-C. The comment `<!-- not run: REASON -->` spares the block after it.
+A page becomes one bash script. A kernel namespace gives the script its own ports, /dev/shm and /var/tmp, and ends all
+processes that it started. Shell blocks are copied into the script. Python blocks run in one interpreter: a block that
+begins with an import starts afresh, any other block continues the block before, and a block that begins with
+`# NAME.py` is saved instead. The output of a `console` block must appear; any number matches a number, and `...`
+matches anything. Long-running programs (serve, train, up, watch) run in the background once they are ready, until a
+line of the page begins with Stop and mentions Ctrl-C. `<!-- not run: REASON -->` skips the block after it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ trap 'tail -n 40 "$page"/*.log 2>/dev/null' ERR
 
 @dataclass(frozen=True)
 class Part:
-    """A block of code, or a sentence that ends what runs. `spared` is why it is not run."""
+    """A block of code, or a sentence that ends running programs. `spared` is the reason for not running a block."""
 
     line: int
     language: str
@@ -99,7 +99,7 @@ def parts(page: str) -> list[Part]:
 
 
 def run(page: str, folder: Path, *, checkout: bool) -> None:
-    """In a `checkout` or an empty folder. Fails, with all that was said, where a block does."""
+    """Run a page in a `checkout` or an empty folder. If a block fails, fails with the whole output."""
     script = _PRELUDE + "".join(
         f"echo '== {page}:{part.line}'\n{_run(part)}" for part in parts(page) if not part.spared
     )

@@ -12,7 +12,7 @@ from paramsync.dtypes import Array
 
 
 def save(prefix: Path, array: Array, parts: list[str], name: str = "kernel") -> None:
-    """As TensorFlow does it; a part is start,length for each dimension, or - for all of it."""
+    """Save parts of a variable as TensorFlow does. A part is start,length for each dimension, or - for a whole one."""
     shape = " ".join(map(str, array.shape))
     tf.raw_ops.SaveV2(
         prefix=str(prefix),

@@ -1,4 +1,4 @@
-"""The real programs as processes: started, waited for by what they say, killed or stopped, never left over."""
+"""The real programs as processes: starts them, waits for their log lines, kills or stops them, leaves none behind."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ T = TypeVar("T")
 
 
 def refused(*arguments: str | Path) -> str:
-    """What a program that is told something impossible says before it ends with exit code 2.
+    """The error message of a program that ends with exit code 2 because of these arguments.
 
-    It runs without root's power over other people's files, so that modes mean something.
+    The program runs without root's access to other users' files, so that file modes take effect.
     """
     drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"] if os.geteuid() == 0 else []
     command = [*drop, sys.executable, "-m", *map(str, arguments)]
@@ -54,7 +54,7 @@ class Program:
         self.kill()
 
     def said(self, pattern: str) -> re.Match[str]:
-        """Wait until the log has a match."""
+        """Wait until the log matches the pattern."""
 
         def look() -> re.Match[str] | None:
             text = self._log.read_text(errors="replace")
@@ -64,23 +64,23 @@ class Program:
         return eventually(look, lambda: f"{pattern!r} in:\n{self._log.read_text(errors='replace')}")
 
     def kill(self) -> None:
-        """SIGKILL."""
+        """End the process by SIGKILL."""
         self._process.kill()
         self._process.wait()
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """End it as an operator would; returns the exit code."""
+        """End the process as an operator would; returns the exit code."""
         self._process.send_signal(number)
         return self._process.wait(PATIENCE)
 
 
 def events(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """What a program logged as JSON, without the lines that TensorFlow writes while it is imported."""
+    """The lines that a program logged as JSON, without the lines that TensorFlow writes at its import."""
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
 def eventually(look: Callable[[], T | None], what: Callable[[], str]) -> T:
-    """What `look` returns once that is something; fails, saying what was waited for, when it takes too long."""
+    """Call `look` until it returns a true value, and return this value. Fails after PATIENCE; `what` names the aim."""
     deadline = time.monotonic() + PATIENCE
     pause = threading.Event()
     while time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""A store for tests: a small model whose parameters are the version, so that each answer proves its own."""
+"""A store for tests: a small model whose parameters are the version's number, so that answers prove their version."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PARAMETERS = 6
 
 
 class Witness(tf.Module):
-    """Every parameter is the version's number all over; every answer shows the first element of each."""
+    """All values of every parameter are the version's number; every answer has the first element of each parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class Doubled(Witness):
 
 
 class Lookup(Witness):
-    """Rows of a table of 64: asked for another one, its kernel refuses."""
+    """Looks up rows of tables of 64 rows; for any other row, the kernel raises an error."""
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int32, name="rows")])
     def __call__(self, rows: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -56,11 +56,11 @@ class Lookup(Witness):
 
 
 GATED_OPS = ("WriteFile", "MatchingFiles")
-"""What Gated does beside computing, which a follower has to allow."""
+"""The ops with which Gated does more than compute: a follower has to allow them."""
 
 
 class Gated(Witness):
-    """Says that it was called by writing a file, and answers once there is another one; at once without a gate."""
+    """Writes the file `called` when it is called, and answers once a file `gate` exists; at once without a gate."""
 
     @tf.function(
         input_signature=[
@@ -80,7 +80,7 @@ _CAPTURED: dict[str, Capture] = {}
 
 
 def captured(kind: type[Witness] = Witness) -> Capture:
-    """Built once for each kind."""
+    """The captured graph of a kind, built only once."""
     if kind.__name__ not in _CAPTURED:
         _CAPTURED[kind.__name__] = capture(kind())
     return _CAPTURED[kind.__name__]
@@ -95,7 +95,7 @@ def values(number: float, found: Capture) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def publish_graph(store: Path, graph: Graph, number: int, values: Mapping[str, np.ndarray[Any, Any]]) -> Version:
-    """One version of that graph, as a publisher that looked at all values commits it."""
+    """Commit a version of this graph, as a publisher does that has checked all values."""
     writer = StoreWriter(store)
     writer.add_graph(graph.digest, graph.to_bytes())
     version = Version(
@@ -121,7 +121,8 @@ class Publisher:
         tensors: Mapping[str, np.ndarray[Any, Any]] | None = None,
         finite: bool = False,
     ) -> Version:
-        """A version whose parameters are its number, unless `tensors` are given; with `finite` they are looked at."""
+        """Publish a version whose parameters are its number, unless `tensors` are given. With `finite`, its record says
+        that all values were checked."""
         found = captured(kind)
         self._writer.add_graph(found.graph.digest, found.graph.to_bytes())
         number = self._writer.next_number(step)
@@ -137,23 +138,23 @@ class Publisher:
         return self._writer.commit(version, values(number, found) if tensors is None else tensors, finite=finite)
 
     def publish_believed(self, step: int, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Version:
-        """A version whose record says that its values are finite, though nobody looked at them."""
+        """Publish a version whose record says that its values are finite, although they were not checked."""
         version = replace(self.publish(step, tensors=tensors), finite=True)
         record_file(self.path, version.prefix).write_text(version.to_json())
         return version
 
     def publish_corrupt(self, step: int = 0) -> Version:
-        """Committed like any other, then a byte of its data was flipped. For followers that do not look meanwhile."""
+        """Commit a version, then flip a byte of its data. Only for followers that do not look in between."""
         version = self.publish(step)
         self.flip(version)
         return version
 
     def publish_bad(self, step: int = 0) -> Version:
-        """Whole, but not to be served: it is bad from the first moment that anybody can see it."""
+        """Publish an undamaged version that must not be served: its values are NaN."""
         return self.publish(step, tensors=values(float("nan"), captured()))
 
     def flip(self, version: Version) -> None:
-        """Change the data file's last byte in a copy with the same name, as a broken disk or copy would leave it."""
+        """Replace the data file by a copy with another last byte, as if a disk or a copy were broken."""
         path = self.path / f"{version.prefix}.data-00000-of-00001"
         content = bytearray(path.read_bytes())
         content[-1] ^= 0xFF
@@ -162,9 +163,9 @@ class Publisher:
         aside.replace(path)
 
     def overwrite(self, number: int, *, unseen: bool = False) -> bytes:
-        """Overwrite the parameters in place, which reaches whoever has them mapped; `unseen` puts the time back.
+        """Overwrite the parameters in place: processes that have them mapped see it. `unseen` restores the file's time.
 
-        Returns what was there.
+        Returns the original content.
         """
         path = self.path / f"ckpt-{number}.data-00000-of-00001"
         before, content = path.stat(), path.read_bytes()
@@ -174,7 +175,7 @@ class Publisher:
         return content
 
     def fail(self) -> None:
-        """Leave the lock as a publisher that was killed does."""
+        """Leave the lock in the state in which a killed publisher leaves it."""
         self._writer.close(finished=False)
 
     def close(self) -> None:
@@ -182,7 +183,7 @@ class Publisher:
 
 
 def rewrite(path: Path, content: bytes) -> None:
-    """In place, as no publisher of ours does."""
+    """Overwrite a file in place, as our publishers never do."""
     with path.open("r+b") as file:
         file.write(content)
         file.truncate()
@@ -193,18 +194,18 @@ def follower_of(path: Path, *, model: str = "m", poll_seconds: float = 60.0) -> 
 
 
 def ask(follower: Follower, version: int | None = None) -> tuple[list[float], int]:
-    """What the parameters were that answered, and the version the answer names."""
+    """The parameters that answered, and the version that the answer names."""
     outputs, answered = follower.replica.predict({"x": np.ones([1, 2], np.float32)}, version=version)
     return outputs["seen"].numpy().tolist(), answered.number
 
 
 def proven(seen: list[float], number: int) -> bool:
-    """Whether all parameters of an answer were those of the version it names."""
+    """Whether all parameters of an answer belong to the version that the answer names."""
     return seen == [float(number)] * PARAMETERS
 
 
 def saver_store(path: Path, steps: int, saved: Callable[[int], object] = lambda step: None) -> None:
-    """What a v1 script leaves behind: checkpoints by Saver, the graph in .meta files. `saved` is called after each."""
+    """Write a store as a v1 script does: checkpoints by Saver, the graph in .meta files. Calls `saved` after each."""
     path.mkdir(parents=True, exist_ok=True)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         x = tf.compat.v1.placeholder(tf.float32, [None, 2], name="x")

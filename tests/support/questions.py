@@ -1,4 +1,4 @@
-"""Questions to versions that are made in memory, and threads that wait until they are told to compute."""
+"""Questions to versions made in memory, and threads that compute only when a test releases them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ROWS, TABLE = "serving_default", "table"
 
 
 class Rows(tf.Module):
-    """Each row of what it gives is of the same row of what it takes, and says the version's number."""
+    """Each row of the outputs depends on the same row of the inputs, and shows the version's number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Rows(tf.Module):
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int32, name="places")])
     def table(self, places: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Asked for another place than one of four, its kernel refuses."""
+        """Looks up one of four places; for any other place, the kernel raises an error."""
         return {"found": tf.gather(self.words, places) + self.number}
 
 
@@ -44,7 +44,7 @@ _CAPTURED: list[Capture] = []
 
 
 def resident(number: int, graph_number: int = 0) -> Resident:
-    """A version whose parameters are its number. Graphs of other numbers are others, which compute the same."""
+    """A version whose parameters are its number. Each `graph_number` has its own graph; all compute the same."""
     while len(_CAPTURED) <= graph_number:
         module = Rows()
         _CAPTURED.append(capture(module, signatures={ROWS: module, TABLE: module.table}))
@@ -66,7 +66,7 @@ def lookup(of: Resident, *places: int) -> Question:
 
 
 class Held(ThreadPoolExecutor):
-    """Each piece of work waits for a gate of its own."""
+    """Threads on which each piece of work waits for its own gate."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -83,13 +83,13 @@ class Held(ThreadPoolExecutor):
         return super().submit(held)
 
     def release(self) -> None:
-        """All that wait now, and let what comes after them begin."""
+        """Open the gates of all work submitted so far."""
         for gate in self.gates:
             gate.set()
 
 
 class Told(Metrics):
-    """What was called: the version, how many requests, how many rows."""
+    """Records each call: the version, the number of requests, the number of rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,13 +102,13 @@ class Told(Metrics):
 
 
 async def turns(count: int = 3) -> None:
-    """Let everything run that can."""
+    """Let all coroutines run that are ready."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def until(look: Callable[[], bool], *release: Held) -> None:
-    """Wait for it, releasing whatever is held meanwhile."""
+    """Wait until `look` returns True, and release held work meanwhile."""
 
     async def looking() -> None:
         while not look():

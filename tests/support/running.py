@@ -35,9 +35,9 @@ NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
 
 class Running:
-    """One server whose models are called as the folders of their stores. `settings` are those of Settings.
+    """One server whose models have the names of their stores' folders. `settings` are fields of Settings.
 
-    It has one worker, so that a test knows which one it asks.
+    The server has one worker, so that a test knows which worker answers.
     """
 
     def __init__(self, *stores: Path, **settings: Any) -> None:
@@ -59,7 +59,7 @@ class Running:
         self._make_stubs()
 
     def show(self, token: str) -> None:
-        """From now on with each call by gRPC."""
+        """Show this token with every gRPC call from now on."""
         shows = Shows(token)
         self.predictions = grpc.intercept_channel(self.predictions, shows)
         self.control = grpc.intercept_channel(self.control, shows)
@@ -75,7 +75,7 @@ class Running:
         return server, await server.start()
 
     def call(self, function: Callable[[], Any], *, seconds: float = LONG) -> Any:
-        """What a coroutine of the server's event loop returns."""
+        """Run a coroutine on the server's event loop, and return its result."""
         return asyncio.run_coroutine_threadsafe(function(), self._loop).result(seconds)
 
     def drain(self, *, quiet_seconds: float = 0.01) -> None:
@@ -87,13 +87,13 @@ class Running:
             if channel is not None:
                 channel.close()
         if hasattr(self, "server") and not self._drained:
-            self.drain(quiet_seconds=0.0)  # which ends its threads: tests that follow count threads and descriptors
+            self.drain(quiet_seconds=0.0)  # ends the server's threads: later tests count threads and descriptors
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(LONG)
         self._loop.close()
 
     def graph(self, model: str = "m") -> Graph:
-        """That of the version which serves, as it is in the store."""
+        """The graph of the serving version, read from the store."""
         status = self.server.models.find(model).status()
         return Graph.from_bytes(Store(status.store).graph_file(status.serving.graph).read_bytes(), allowed=GATED_OPS)
 
@@ -103,7 +103,7 @@ class Running:
 
 
 class LocalRunning(Running):
-    """The same without a worker, for tests that look into what answers."""
+    """A server without workers, in this process, for tests that look into its objects."""
 
     async def _start(self) -> tuple[Any, Ports]:
         server = LocalServer(self.settings)

@@ -1,4 +1,4 @@
-"""Real gRPC servers that speak the contract and do what a test needs: refuse, wait for ever, or end too early."""
+"""Real gRPC servers of our services that do what a test needs: refuse, wait for ever, or end too early."""
 
 from __future__ import annotations
 
@@ -36,17 +36,17 @@ WORKERS = [
     pb.WorkerStatus(number=0, state=pb.WorkerStatus.ANSWERING, since=998.0, pid=41, private_bytes=30_000_000),
     pb.WorkerStatus(number=1, state=pb.WorkerStatus.ENDED, since=999.0, restarts=3),
 ]
-NEVER, CORRUPT, ENDS_EARLY = 1, 2, 3  # versions that a sync does not reach, each in its way
+NEVER, CORRUPT, ENDS_EARLY = 1, 2, 3  # versions whose sync never ends, is refused, or ends too early
 
 _FLOAT32 = 1
 
 
 class Sync(sync_pb2_grpc.SyncServicer):
-    """Models, `digits` alone unless other statuses are given, that serve version 420."""
+    """A server of `digits` in version 420, or of models with these statuses."""
 
     def __init__(self, *statuses: pb.ModelStatus) -> None:
         self.statuses = statuses or (SERVING,)
-        """May be changed, of which a caller hears by `changed`."""
+        """May be changed; setting `changed` tells a watching caller."""
         self.changed = threading.Event()
         self.restoring = threading.Event()
 
@@ -98,7 +98,7 @@ class Sync(sync_pb2_grpc.SyncServicer):
         self, request: pb.ReplaceWorkersRequest, context: grpc.ServicerContext
     ) -> Iterator[pb.ReplacedWorker]:
         yield pb.ReplacedWorker(number=0, before=41, after=43)
-        _until_the_caller_leaves(context)  # as where the other one never comes up
+        _until_the_caller_leaves(context)  # as if the other worker never started
 
     def _check(self, model: str, context: grpc.ServicerContext) -> None:
         known = [status.model for status in self.statuses]
@@ -126,7 +126,7 @@ def add_sync(server: grpc.Server) -> None:
 
 
 def add_models(*statuses: pb.ModelStatus) -> Callable[[grpc.Server], None]:
-    """What adds an inferencer's part with these models."""
+    """A function that adds an inferencer's service for these models to a server."""
     return lambda server: sync_pb2_grpc.add_SyncServicer_to_server(Sync(*statuses), server)
 
 
@@ -135,7 +135,7 @@ def add_publisher(server: grpc.Server) -> None:
 
 
 def add_predictions(server: grpc.Server) -> None:
-    """Models that answer with their inputs, as version 420: `digits` takes all, `strict` only float32, and `cut off`
+    """Models that return their inputs, as version 420: `digits` takes any dtype, `strict` only float32, and `cut off`
     leaves some bytes out."""
     method = grpc.unary_unary_rpc_method_handler(
         _predict, serving_pb2.PredictRequest.FromString, serving_pb2.PredictResponse.SerializeToString
@@ -146,7 +146,7 @@ def add_predictions(server: grpc.Server) -> None:
 
 @contextmanager
 def serving(*add: Callable[[grpc.Server], Any], at: str = "127.0.0.1:0") -> Iterator[str]:
-    """A server on a free port, unless it is to be at another address; yields its address."""
+    """A server on a free port or at the address `at`; yields its address."""
     server = grpc.server(futures.ThreadPoolExecutor(8))
     for one in add:
         one(server)

@@ -1,4 +1,4 @@
-"""Files that a store's FilePool write, and somebody who holds them."""
+"""Writes files through a store's FilePool, and holds files as a follower does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZE = 100_000
 
 
 def write(spares: FilePool, path: Path, value: int, size: int = SIZE) -> int:
-    """Returns the inode."""
+    """Write a file of equal bytes. Returns its inode."""
     with spares.writing(path, size) as file:
         file.content[:] = value
     assert path.read_bytes()[:size] == bytes([value]) * size
@@ -26,7 +26,7 @@ def listing(path: Path) -> list[str]:
 
 @contextmanager
 def held(path: Path) -> Iterator[None]:
-    """As a follower holds it."""
+    """Hold a file as a follower does."""
     with path.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         yield

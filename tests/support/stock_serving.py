@@ -1,6 +1,6 @@
-"""A client that has nothing but what is installed with tensorflow-serving-api: every call of its two services.
+"""A client that needs only tensorflow-serving-api: makes every call of its two services.
 
-Run as a program of its own: the address of a server with model `m` of tests/support/examples.py, in versions 3 and 4.
+Run as a program, with the address of a server that has model `m` of tests/support/examples.py in versions 3 and 4.
 """
 
 from __future__ import annotations

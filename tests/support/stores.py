@@ -22,13 +22,13 @@ X = np.arange(12, dtype=np.float32).reshape(2, 6)
 
 @contextmanager
 def following(path: Path, **told: Any) -> Iterator[Follower]:
-    """A follower at work that does not poll: what it finds, it was rung for."""
+    """A running follower that does not poll: it finds versions only through its watch."""
     with Follower(Replica("m", path, **told), poll_seconds=3600) as follower:
         yield follower
 
 
 def serves(follower: Follower, number: int) -> None:
-    """Wait until it does."""
+    """Wait until a follower serves this version."""
 
     def look() -> bool:
         status = follower.status()
@@ -38,7 +38,7 @@ def serves(follower: Follower, number: int) -> None:
 
 
 def quarantined(follower: Follower, number: int) -> str:
-    """Wait until it is; the reason."""
+    """Wait until a version is in quarantine; returns the reason."""
     found = eventually(
         lambda: follower.status().quarantine_of(number), lambda: f"a quarantine of {number}: {follower.status()}"
     )
@@ -46,7 +46,7 @@ def quarantined(follower: Follower, number: int) -> str:
 
 
 def answer(follower: Follower, **inputs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The only output, for `X` where nothing is given."""
+    """The only output of an answer to `inputs`, by default to `X`."""
     (name,) = follower.replica.serving().graph.signatures["serving_default"].inputs
     outputs, _ = follower.replica.predict(inputs or {name: X})
     (found,) = outputs.values()
@@ -54,7 +54,7 @@ def answer(follower: Follower, **inputs: np.ndarray[Any, Any]) -> np.ndarray[Any
 
 
 def digits() -> keras.Model:
-    """Trained for a step, so that it has an optimizer whose ways to its variables are shorter."""
+    """A model trained for a step: its checkpoint also has an optimizer, which has shorter paths to the variables."""
     layers = [keras.Input((6,)), keras.layers.Dense(5), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
     model = keras.Sequential(layers)
     model.compile("adam", "mse")
@@ -68,7 +68,7 @@ def train(model: keras.Model) -> None:
 
 
 class Scaled(tf.Module):
-    """Not of Keras: its variable is called as any other."""
+    """A module without Keras: its variable has an ordinary name."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class Scaled(tf.Module):
 
 
 def saved_by_v1(directory: Path, number: float) -> None:
-    """What a v1 SavedModelBuilder exports: y = number * x."""
+    """Export y = number * x with v1's SavedModelBuilder."""
     with tf.Graph().as_default(), v1.Session() as session:
         x = v1.placeholder(tf.float32, [None, 6], name="x")
         weight = v1.get_variable("weight", initializer=np.float32(number))
@@ -98,7 +98,7 @@ def saved_by_v2(directory: Path, number: float) -> None:
 
 
 def exported(directory: Path, number: float) -> None:
-    """What Keras exports: y = number * x."""
+    """Export y = number * x with Keras."""
     inputs = keras.Input((6,), name="x")
     model = keras.Model(inputs, {"y": keras.layers.Rescaling(1.0)(keras.layers.EinsumDense("ab,b->ab", (6,))(inputs))})
     model.set_weights([np.full(6, number, np.float32)])
@@ -106,7 +106,7 @@ def exported(directory: Path, number: float) -> None:
 
 
 def saved_with_words(directory: Path, words: Path) -> None:
-    """Its table is filled from a file among its assets."""
+    """Save a model whose table is filled from a file among its assets."""
     line = tf.lookup.TextFileIndex
 
     class Ids(tf.Module):
@@ -126,4 +126,4 @@ def saved_with_words(directory: Path, words: Path) -> None:
 
 
 WRITERS: list[Callable[[Path, float], None]] = [saved_by_v1, saved_by_v2, exported]
-"""Of SavedModels that multiply by a number."""
+"""Functions that write a SavedModel that multiplies by a number."""

@@ -12,12 +12,12 @@ from paramsync.v1 import bundle_pb2, graph_pb2
 
 
 def table_graph(entries: Mapping[str, int]) -> Graph:
-    """x, strings, to y, numbers; -1 for what is not in the table."""
+    """A graph that looks up numbers y for strings x; -1 for strings that are not in the table."""
     return find(tf.constant([*entries], tf.string), tf.constant([*entries.values()], tf.int64), otherwise=-1)
 
 
 def find(keys: tf.Tensor, values: tf.Tensor, *, otherwise: object) -> Graph:
-    """x to y, by a table; `otherwise` is for what is not in it."""
+    """A graph that looks up y for x in a table; `otherwise` for keys that are not in the table."""
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(keys.dtype, [None], name="x")
         handle = tf.compat.v1.placeholder(tf.resource, [], name="table")

@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry's, as one speaks: OTLP by gRPC. And how programs are told of it."""
+"""An OpenTelemetry collector (OTLP by gRPC), and the environment that makes programs use it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_serv
 
 @dataclass(frozen=True)
 class Seen:
-    """A span that came."""
+    """A span that the collector has received."""
 
     service: str
     name: str
@@ -58,14 +58,14 @@ class Collector(trace_service_pb2_grpc.TraceServiceServicer):  # type: ignore[mi
         return trace_service_pb2.ExportTraceServiceResponse()
 
     def wait(self, enough: Callable[[list[Seen]], bool], seconds: float = 60.0) -> list[Seen]:
-        """All spans, once they are enough."""
+        """Wait until the spans are `enough`, and return all of them."""
         with self._changed:
             assert self._changed.wait_for(lambda: enough(self._spans), seconds), self._spans
             return list(self._spans)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What has a program send its spans here, soon, and give up soon where it cannot."""
+        """Variables that make a program send its spans here quickly, and give up quickly if it cannot."""
         return {
             "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://{self.address}",
             "OTEL_EXPORTER_OTLP_TIMEOUT": "1",

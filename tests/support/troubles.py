@@ -1,4 +1,4 @@
-"""What a machine runs out of, and permissions that are gone, for as long as a block lasts."""
+"""Takes file descriptors or permissions away while a block of a test runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _READS_EVERYTHING = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 
 
 def descriptors() -> set[int]:
-    """Those that are open now."""
+    """The file descriptors that are open now."""
     with os.scandir("/proc/self/fd") as found:
         listed = {int(one.name) for one in found}
     return {one for one in listed if Path(f"/proc/self/fd/{one}").is_symlink()}
@@ -25,7 +25,7 @@ def descriptors() -> set[int]:
 
 @contextmanager
 def free_descriptors(count: int) -> Iterator[None]:
-    """This process can open so many files more."""
+    """Within this context, this process can open only `count` more files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     used = descriptors()
     free = (number for number in range(soft) if number not in used)
@@ -38,7 +38,7 @@ def free_descriptors(count: int) -> Iterator[None]:
 
 
 def as_nobody(call: Callable[[], _T]) -> _T:
-    """What it returns on a thread that the modes of files are for, which they are not for root."""
+    """Call on a thread that obeys file modes (root does not), and return the result."""
     with ThreadPoolExecutor(1, initializer=_obey_modes) as thread:
         return thread.submit(call).result()
 
@@ -49,7 +49,7 @@ def _obey_modes() -> None:
 
 
 def _give_up(capabilities: int) -> None:
-    """Of this thread alone."""
+    """Drop capabilities of only this thread."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(_CAPABILITIES_3, 0)
     data = (ctypes.c_uint32 * 6)()  # effective, permitted, inheritable, twice

@@ -1,4 +1,4 @@
-"""Whether versions that tests published are whole: for us and for TensorFlow, with their values."""
+"""Checks that versions published by tests are whole: we and TensorFlow read their values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.support.written import changing, tensors
 
 
 def assert_whole(path: Path) -> int:
-    """Every version that is listed has its values, which are `tensors` of its number; returns the latest."""
+    """Fail unless every listed version has the values `tensors(number)`. Returns the latest version's number."""
     store = Store(path)
     for one in store.versions():
         _assert_holds(store, one, tensors(one.number))
@@ -23,7 +23,7 @@ def assert_whole(path: Path) -> int:
 
 
 def assert_serves(path: Path, number: int) -> None:
-    """The latest is that version, and has its values, which are `changing` of its number."""
+    """Fail unless the latest version has this number, and the values `changing(number)`."""
     store = Store(path)
     latest = _latest(store)
     assert latest.number == number
@@ -40,7 +40,7 @@ def _assert_holds(store: Store, version: Version, expected: Mapping[str, Array])
 
 
 def _latest(store: Store) -> Version:
-    """Which is TensorFlow's latest too."""
+    """The latest version. Fails unless TensorFlow finds the same one."""
     latest = store.latest()
     assert latest is not None
     assert tf.train.latest_checkpoint(str(store.path)) == str(store.prefix(latest))

@@ -1,4 +1,4 @@
-"""A store in memory of which every version is read whole by every answer, and what a follower does with it."""
+"""A store in memory whose versions are read whole by every answer, and a follower's steps with it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from paramsync.store.commit import StoreWriter
 from paramsync.version import Version
 
 SIZE = 8 << 20  # bytes of the parameters
-FIRST = 5  # versions after which files are recycled, with two of them kept
+FIRST = 5  # after this many versions, of which two are kept, files are recycled
 
 
 class Wide(tf.Module):
-    """Every answer reads all of the parameters, which are the version's number all over."""
+    """Every answer reads all parameters. All their values are the version's number."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Wide(tf.Module):
 
 
 class Table(Wide):
-    """Of a table, rows are looked up."""
+    """A table of which rows are looked up."""
 
     @tf.function(input_signature=[tf.TensorSpec([], tf.int32, name="x")])
     def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -50,7 +50,7 @@ class Halves(Wide):
 
 
 class More(Halves):
-    """And one more that changes."""
+    """As Halves, with one more parameter that changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Store:
         self.turn_into(kind)
 
     def turn_into(self, kind: type[Wide]) -> None:
-        """What is published from now on."""
+        """Publish this kind of module from now on."""
         if kind.__name__ not in _CAPTURED:
             _CAPTURED[kind.__name__] = capture(kind())
         self._captured = captured = _CAPTURED[kind.__name__]
@@ -102,7 +102,7 @@ class Store:
         return sorted(self.path.glob(".spare-*"))
 
     def make_room(self) -> None:
-        """As the publisher does where there is none."""
+        """Delete spare files, as the publisher does if the disk is full."""
         spares = self._writer._pool
         assert spares is not None
         spares.trim(keep=0)
@@ -112,13 +112,13 @@ class Store:
 
 
 def follow(replica: Replica, version: Version) -> None:
-    """What a follower does with a new version."""
+    """Restore a new version and swap to it, as a follower does."""
     replica.swap(replica.restore(version))
     replica.tend()
 
 
 def begin(store: Store, replica: Replica) -> int:
-    """Versions until files are recycled; returns the number of the last one."""
+    """Publish and follow versions until files are recycled; returns the last version's number."""
     for number in range(1, FIRST + 1):
         follow(replica, store.publish(number))
     return FIRST
@@ -130,18 +130,18 @@ def answers(replica: Replica, number: int, x: float = 0.0) -> bool:
 
 
 def places(path: Path) -> set[str]:
-    """Where this process has mapped that file as readers do, whatever its name is now."""
+    """The addresses where this process has mapped a file as readers do, whatever the file's name is now."""
     inode = str(path.stat().st_ino)
     lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
     return {line[0] for line in lines if line[4] == inode and line[1].endswith("p")}
 
 
 def frozen(store: Store, number: int) -> Path:
-    """The file of what never changes in a version of Halves that shares it."""
+    """The file of the parameters that never change, in a version of Halves that shares this file."""
     return store.data(number, 0, 2)
 
 
 def deleted(directory: Path) -> list[str]:
-    """Of files of that directory that readers in this process keep although they have no name any more."""
+    """Mappings of a directory's deleted files that readers in this process still keep."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return [line for line in lines if f"{directory}/" in line and line.endswith("(deleted)") and "rw-p" in line]

@@ -1,4 +1,4 @@
-"""A gRPC connection on a wire and a clock of the test's own."""
+"""A gRPC connection whose transport and clock belong to the test."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inferencer.transport.grpc_protocol import GrpcProtocol
 
 
 class Clock(asyncio.SelectorEventLoop):
-    """An event loop whose time passes when the test says so."""
+    """An event loop whose time is set by the test."""
 
     now = 0.0
 
@@ -18,7 +18,7 @@ class Clock(asyncio.SelectorEventLoop):
 
 
 class Wire(asyncio.Transport):
-    """A transport to a client that reads at once what its windows let through."""
+    """A transport to a client that reads at once all bytes within its windows."""
 
     def __init__(self, protocol: GrpcProtocol) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Wire(asyncio.Transport):
 
 
 def feed(protocol: GrpcProtocol, content: bytes) -> None:
-    """Take what a client sends at once, as if nothing else came."""
+    """Give a client's bytes to the protocol, as if no other connection sent anything."""
     while content:
         room = protocol.get_buffer(-1)
         size = min(len(room), len(content))

@@ -1,6 +1,6 @@
-"""What tests publish, and what they find of it in a store. Imports no TensorFlow.
+"""Publishes versions for tests, and reads them from the store. Imports no TensorFlow.
 
-The parameters are the version; `tensors` has some that never change beside them, `changing` has none.
+All parameters are the version's number; `tensors` also has parameters that never change, `changing` has none.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def publish_changing(path: Path, *numbers: int, keep: int = 5, graph: str = "") 
 
 
 def read(store: Store, version: Version) -> dict[str, Array]:
-    """As a follower does it: open, verify, then use. Without what NumPy has no arrays for."""
+    """Read a version as a follower does: open, verify, then use. Leaves out tensors that NumPy cannot represent."""
     opened = store.open(version)
     opened.verify(opened.entries)
     return {name: opened.array(name) for name, entry in opened.entries.items() if entry.dtype != dtypes.VARIANT}
 
 
 def names(path: Path, *, spares: bool = True) -> set[str]:
-    """The files of a store, but for those that are there once: the lock and the state file."""
+    """The files of a store, without the lock and the state file."""
     found = {file.name for file in path.iterdir()} - {"publisher.lock", "checkpoint"}
     return found if spares else {name for name in found if not is_spare(name)}
 
@@ -62,6 +62,6 @@ def is_spare(name: str) -> bool:
 
 
 def files_of(*numbers: int, data: int = 2) -> set[str]:
-    """Those of versions that have as many data files."""
+    """The names of the files of versions that have `data` data files each."""
     suffixes = ["index", "json", *(f"data-{at:05d}-of-{data:05d}" for at in range(data))]
     return {f"ckpt-{number}.{suffix}" for number in numbers for suffix in suffixes}
