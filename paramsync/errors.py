@@ -189,7 +189,7 @@ class CallError(ParamsyncError):
 
 
 class NotReachableError(CallError):
-    """An address at which nobody answers."""
+    """An address without a server that answers."""
 
     def __init__(self, program: str, address: str, why: str) -> None:
         super().__init__(

@@ -40,7 +40,7 @@ class SessionPublisher(Publisher):
     With `saver`, a version holds everything that this Saver saves, under its names, for `saver.restore(session,
     prefix)`. Without, it holds the variables between the tensors under their own names, for
     `tf.compat.v1.train.Saver(variables)`. `averages`, such as `tf.train.ExponentialMovingAverage.average`, maps a
-    variable to the variable that is published instead. Other options are those of Publisher. Call `flush` or leave the
+    variable to the variable that is published instead. Other options are Publisher's. Call `flush` or leave the
     block before the session ends.
 
     Resource variables are pinned in microseconds each, whatever their size. Reference variables, the default of
@@ -99,7 +99,7 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
             while not session.should_stop():
                 session.run(train)
 
-    Steps are those of the graph's global step. Without `every_steps` and `every_seconds` it publishes every second.
+    Steps are counted by the graph's global step. Without `every_steps` and `every_seconds` it publishes every second.
     `metrics` maps names to scalar tensors, or to their names; they are computed within the run that is published, which
     has to feed their placeholders. The start is published if the store has no version yet, or if `at_start` is true.
     `publish_if` applies to every publication (see Publisher); the end has no metrics and never passes. Other options

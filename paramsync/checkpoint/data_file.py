@@ -79,7 +79,7 @@ def open_data_file(
 ) -> DataFile | None:
     """Open and lock a data file; None while a publisher overwrites it. Raises CorruptCheckpointError, UnreadableError.
 
-    A mapped file is used where it lies: if somebody truncates it, this process ends with SIGBUS. Otherwise bytes are
+    A mapped file is used in place: if another program truncates it, this process ends with SIGBUS. Otherwise bytes are
     copied when they are first read, and later changes to the file do not matter. With `frozen`, maps an immutable copy
     of these bytes. A file among the `shared` files, which are mapped already, is not mapped again.
     `folder` is as in `files.regular`.

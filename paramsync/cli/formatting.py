@@ -44,7 +44,7 @@ def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = (
 
 
 def redraws(screen: Console) -> bool:
-    """Whether the screen is a terminal that can draw over what it shows."""
+    """Whether the screen is a terminal that can redraw."""
     return screen.is_terminal and not screen.is_dumb_terminal
 
 
@@ -88,7 +88,7 @@ def share(value: float | None) -> str:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A message as JSON values: every field, None for what is absent, enum values as words."""
+    """A message as JSON values: every field, None for an absent field, enum values as words."""
     return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
 
 

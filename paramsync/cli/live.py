@@ -29,7 +29,7 @@ _Answer = TypeVar("_Answer")
 class Last(Generic[_Answer]):
     """The last answer of a program, None before the first, and why it does not answer now, if so.
 
-    Times are those of the monotonic clock, which nobody sets.
+    Times are on the monotonic clock, which nobody sets.
     """
 
     answer: _Answer | None = None

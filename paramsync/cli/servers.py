@@ -27,7 +27,7 @@ _Answer = TypeVar("_Answer")
 
 
 def addresses(arguments: Namespace) -> list[str]:
-    """The control ports to ask, each once: those of --server, else of PARAMSYNC_SERVER, else the default.
+    """The control ports to ask, each once: from --server, else from PARAMSYNC_SERVER, else the default.
 
     Raises SettingsError for an address that is not HOST:PORT.
     """

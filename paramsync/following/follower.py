@@ -67,7 +67,7 @@ class Follower(Generic[V]):
             poll_seconds: Between two looks at the store, if the watch does not ring.
             keep: The directory in which pins and labels survive a restart.
             labels: Labels of the settings. A label in `keep` wins, unless the settings have changed since.
-            latest: How many of the newest versions stay in memory, in place of those that served last.
+            latest: How many of the newest versions stay in memory, in place of the versions that served last.
             change: A change that applies from the start; `keep` gets it once it is requested.
             serve_damaged: Whether a version whose files are damaged goes on serving if there is no other.
         """

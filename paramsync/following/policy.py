@@ -38,8 +38,8 @@ def next_restore(
 
     With a pin, only the pinned version counts; while nothing serves, any other version is better than none, the newest
     older version first. Without a pin, the newest version that is not quarantined counts. A version older than the
-    serving one is restored only if the store `starts_over` with lower numbers. Signed stores may not do so: somebody
-    could put old versions in the place of newer ones.
+    serving one is restored only if the store `starts_over` with lower numbers. Signed stores may not do so: an
+    attacker could replace new versions by old versions.
     """
     if pinned is not None:
         others = [candidate for candidate in published if serving is None and candidate.number != pinned]

@@ -174,7 +174,7 @@ class Report:
             self._set(publisher=replace(publisher, since=max(publisher.since, published_at)))
 
     def _compare(self) -> None:
-        """Compare the serving version with what was published."""
+        """Compare the serving version with the published versions."""
         serving = self._status.serving
         overdue, count = self._publications.newer(None if serving is None else serving.number)
         self._set(overdue=overdue, lag_versions=None if serving is None else count)
@@ -247,7 +247,7 @@ class Report:
         self._set(quarantined=quarantine)
 
     def set_memory(self, replica: Residents[Any]) -> None:
-        """Set the versions in memory, and those that are leaving."""
+        """Set the versions in memory, and the leaving versions."""
         before = self._status
         resident = tuple(dict.fromkeys(version.version.number for version in replica.residents))
         leaving = tuple(number for number in dict.fromkeys(replica.leaving) if number not in resident)

@@ -63,7 +63,7 @@ class Residents(Generic[R]):
 
     @property
     def residents(self) -> tuple[R, ...]:
-        """Versions in memory: the serving version first, then those that served before, then all others."""
+        """Versions in memory: first the serving version, then versions that served before, then all others."""
         return self._view.residents
 
     @property

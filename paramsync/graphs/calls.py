@@ -81,7 +81,7 @@ class Call:
 
 
 def _own(graph_def: Any, signature: graph_pb2.Signature, placeholders: Collection[str]) -> Any:
-    """Cut the graph to one signature and its arguments: nodes of other signatures would run in vain, or lack inputs."""
+    """Cut the graph to one signature and its arguments: nodes of other signatures would waste time, or lack inputs."""
     nodes = {node.name: node for node in graph_def.node}
     needed = leading_to(nodes, [*(end.tensor for end in signature.outputs), *placeholders])
     own = with_functions(graph_def, needed)

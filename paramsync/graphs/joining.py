@@ -78,7 +78,7 @@ def join(
 
 
 class _Half:
-    """One of the graphs, with a prefix before all names except those of its inputs and outputs."""
+    """One of the graphs, with a prefix before all names except its inputs and outputs."""
 
     def __init__(self, graph: Graph, prefix: str, signature: str) -> None:
         if signature not in graph.signatures:

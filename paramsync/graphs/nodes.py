@@ -149,7 +149,7 @@ class Inlined:
 
 
 def inline(graph_def: Any, *, most: int = MOST) -> Inlined:
-    """Inline the plain calls of a graph, except those of functions with attributes of the call.
+    """Inline the plain calls of a graph, except calls of functions with attributes of the call.
 
     The result is for analysis only: it has no control dependencies, and must not run.
 

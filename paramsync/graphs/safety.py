@@ -25,7 +25,7 @@ from paramsync.rpc.wire_fields import Fields
 from paramsync.v1 import graph_pb2
 
 # What a graph may cost. Real graphs have a tenth of that, or less.
-EXPANDED = 1_000_000  # nodes once every call is replaced by what it calls, as TensorFlow does
+EXPANDED = 1_000_000  # nodes once every call is inlined, as TensorFlow does
 BUILT = 2_000_000  # nodes and parameters of all signatures together: each signature is built with all of them
 ENDS = 1 << 18  # parameters, tables, inputs and outputs: as many as a checkpoint may have tensors
 DEPTH = 100  # functions that call one another in a row

@@ -1,4 +1,4 @@
-"""The streams of a connection, what is sent on them within the peer's windows, and a budget that answers refill."""
+"""The streams of a connection, sending within the peer's windows, and a budget that answers refill."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def called(resident: Resident, signature: str, inputs: Arrays, outputs: Collection[str] = ()) -> Answer:
-    """Compute the named outputs, or all. The inputs are those of the signature; their arrays must not change later.
+    """Compute the named outputs, or all. The inputs must be the signature's; their arrays must not change later.
 
     Raises TensorFlow's errors, and RequestError if a kernel complains of strings that are no text.
     """

@@ -1,4 +1,4 @@
-"""The metrics page of a program for Prometheus: its own metrics, and those of its process."""
+"""The metrics page of a program for Prometheus: its own metrics, and its process's metrics."""
 
 from __future__ import annotations
 

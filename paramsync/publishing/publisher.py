@@ -97,7 +97,7 @@ class Publisher:
         on_error: "log", or "raise": a publication that failed raises PublishError once, at the next call.
         allow_nan: Whether to publish parameters that are NaN or infinite. Otherwise such a publication fails with
             NotFiniteError and counts as `refused`: the previous version stays the latest.
-        allow_ops: Ops that followers were told to allow beyond those that only compute.
+        allow_ops: Ops that followers are configured to allow, in addition to ops that only compute.
         publish_if: Publishes a step that is due only if the gate lets it through: the name of a metric, such as
             "val_loss", that must not get worse than that of the newest version, or a function of the metrics, called on
             the thread that trains. A step that the gate holds back, or that comes without metrics, stays due, and is in
@@ -177,7 +177,7 @@ class Publisher:
         variable. Values that training may write to, such as arrays of numpy and tensors of PyTorch, are copied on the
         thread that trains. Arrays of JAX are not copied on the CPU, and elsewhere on their device; a step may take
         their memory (donate). With `copy=False` nothing is copied, and training must not change published values until
-        they are written. `options` are those of the constructor. Raises as the constructor does, and SettingsError if
+        they are written. `options` are the constructor's. Raises as the constructor does, and SettingsError if
         the graph is not in the store.
         """
         return cls(store, ExternalValues.in_store(Path(store), digest, copy=copy), schedule=schedule, **options)

@@ -90,7 +90,7 @@ def bearer(header: str | bytes | None) -> str | None:
 
 
 def name_in(certificate: Mapping[str, Any] | None) -> str | None:
-    """The common name, or else the first other name, of a certificate as Python's ssl gives it, if any."""
+    """The common name, or else the first other name, in a certificate from Python's ssl; None without names."""
     shown = certificate or {}
     names = [value for part in shown.get("subject", ()) for key, value in part if key == "commonName"]
     return next((str(name) for name in (*names, *(value for _, value in shown.get("subjectAltName", ())))), None)

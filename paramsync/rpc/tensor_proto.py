@@ -93,7 +93,7 @@ class TensorHeader:
 
     @property
     def size(self) -> int:
-        """Bytes of the array; for strings only those of the pointers."""
+        """Bytes of the array; for strings only the bytes of the pointers."""
         return self.count * self.dtype.itemsize
 
     def __str__(self) -> str:

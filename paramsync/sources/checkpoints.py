@@ -85,7 +85,7 @@ class GraphCache(Generic[G]):
 
 @dataclass(frozen=True, eq=False)
 class _Known:
-    """A version in memory, and what was checked of it."""
+    """A version in memory, and its checked tensors."""
 
     version: Version
     bundle: Bundle

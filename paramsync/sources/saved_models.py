@@ -13,8 +13,8 @@ from paramsync.version import Version
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 COMMIT = "saved_model.pb"
-AS_TEXT = "saved_model.pbtxt"  # makes a version, too, but one that cannot be read
-_WATCHED = 2  # directories of the highest numbers: a watch takes threads, and polling notices the others
+AS_TEXT = "saved_model.pbtxt"  # makes an unreadable version
+_WATCHED = 2  # directories with the highest numbers: a watch takes threads, and polling notices the rest
 
 
 def versions(path: Path) -> list[Version]:
@@ -30,9 +30,9 @@ def versions(path: Path) -> list[Version]:
 def _version(directory: Path, closed: list[OSError]) -> Version | None:
     try:
         written = committed(directory)
-    except NotADirectoryError:  # a moment ago it was a directory
+    except NotADirectoryError:  # no longer a directory
         return None
-    except OSError as error:  # its restore reports it
+    except OSError as error:  # the version's restore reports the error
         closed.append(error)
         written = 0.0
     if written is None:
@@ -87,7 +87,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def _size(directory: Path) -> int:
-    """Bytes of its variables; 0 if they cannot be read."""
+    """Bytes of the SavedModel's variables; 0 if they cannot be read."""
     try:
         with files.beneath(directory, "variables") as descriptor, os.scandir(descriptor) as entries:
             return sum(entry.stat(follow_symlinks=False).st_size for entry in entries if ".data-" in entry.name)

@@ -66,8 +66,8 @@ class WatchedPlace:
 class Watch:
     """Calls `ring`, from threads of its own, after each commit in its places. One thread calls `arm` and `close`.
 
-    The folders need not exist, and may be removed and made again: `arm` watches those that exist now. `places` may
-    return other places at each call, such as the target of a new link.
+    The folders need not exist, and may be removed and made again: `arm` watches the folders that exist now. `places`
+    may return other places at each call, such as the target of a new link.
     """
 
     def __init__(self, places: Callable[[], Sequence[WatchedPlace]], ring: Callable[[], None]) -> None:

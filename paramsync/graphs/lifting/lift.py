@@ -199,7 +199,7 @@ class _Body:
         return reached
 
     def _reads_reference(self, node: Any, position: int, value: _Value) -> bool:
-        """True if the node reads the value of a reference, as all ops do except those on references."""
+        """True if the node reads the value of a reference, as all ops do except ops on references."""
         if not value.reference or node.op.startswith("Ref") or node.op in ALWAYS_TRUE:
             return False
         return self._is_call(node) or not _takes_reference(node, position)

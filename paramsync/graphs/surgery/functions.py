@@ -5,12 +5,12 @@
 - TensorFlow finds the gradient of a plain call through the Python object that made the call. For an imported call it
   uses gradients of whole functions, which lack many ops and are silently zero for a loop. So plain calls are replaced
   by the nodes of their functions, and an IdentityN of the call's name gives the results.
-- TensorFlow keeps what a variable's handle holds on the Python object that passed it to a loop or branch. Without that,
-  a copied loop with a branch inside has no gradients. So the functions' arguments say it themselves.
+- TensorFlow keeps what a variable's handle holds on the Python object that passed it to a loop or branch. Without it,
+  a copied loop with a branch inside has no gradients. So the copied functions' arguments carry this themselves.
 - A random op gets a fresh seed, made of the old one and the names of the scope and the node: the same program makes the
   same copy, and no two copies share a seed. A seed of 0 stays: TensorFlow draws a fresh one for each session.
-- tf.custom_gradient names a Python function on its node, and that function reads the tensors of the original's place.
-  So the node of a copy gets a name of its own, or one that refuses.
+- tf.custom_gradient names a Python function on its node, and that function reads the original's tensors.
+  So the node of a copy gets its own name, or a name whose gradient is refused.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def library_of(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[Any]
     """The functions that these operations call, directly or not."""
     nodes = [operation.node_def for operation in operations]
     if not any(any(functions_of(node.attr)) or definition(node.op) is None for node in nodes):
-        return []  # without asking the graph for its functions, which takes as long as asking for the whole graph
+        return []  # without reading the functions, which takes as long as the whole graph
     library = graph.as_graph_def(from_version=graph.version).library  # the functions alone: no node is newer
     return functions_called(library.function, nodes)
 
@@ -82,7 +82,7 @@ def make_own(
 
 
 class _Library:
-    """The functions of the source, and the functions that are made of them for one copy."""
+    """The functions of the source, and the functions made from them for one copy."""
 
     def __init__(self, library: Iterable[Any], scope: str, *, device: str | None, keep_seeds: bool) -> None:
         self._functions = {function.signature.name: function for function in library}
@@ -247,7 +247,7 @@ def _refresh_seeds(nodes: Iterable[Any], place: str, *, in_function: bool) -> li
         if node.op in _SEED_INPUTS:
             at = _SEED_INPUTS[node.op]
             constant = constants.get(node.input[at] if in_function else node.input[at].removesuffix(":0"))
-            if constant is not None:  # a seed that is computed or an input is left to its caller
+            if constant is not None:  # the caller decides about a seed that is computed or an input
                 seed = type(node)()
                 seed.CopyFrom(constant)
                 seed.name = f"{node.name}/fresh_seed"
@@ -295,7 +295,7 @@ def refuse_gradients(nodes: Iterable[Any]) -> None:
 
 
 def rename_gradients(nodes: Iterable[Any], operations: Collection[str]) -> dict[str, str]:
-    """Give the written gradients of these operations names of their own, by operation; other nodes refuse."""
+    """Give the written gradients of these operations their own names, by operation; other nodes refuse."""
     names = {}
     for node in filter(_is_custom, nodes):
         node.attr[_ATTRIBUTE].s = _REFUSED.encode()
