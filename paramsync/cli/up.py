@@ -67,7 +67,7 @@ def run(arguments: Namespace) -> bool:
             with contextlib.ExitStack() as clients:
                 trainer, inferencer, predictor = _start(arguments, children, folder, people, stop, clients)
                 page = f"http://{children[0].addresses()['HTTP']}/"
-                people.print(f"its page, to see and steer it: {page}", soft_wrap=True)
+                people.print(f"page: {page}", soft_wrap=True)
                 view = UpView(trainer, inferencer, Prober(predictor, inferencer, HeldOut.read(folder / "held_out.npz")))
                 ends_at = time.monotonic() + (arguments.seconds or math.inf)
 
