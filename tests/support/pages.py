@@ -70,7 +70,7 @@ paramsync() {
     esac
 }
 make() {
-    if [ "$1" = up ]; then page_keep make 'its page' "$@"; else command make "$@"; fi
+    if [ "$1" = up ]; then page_keep make 'page: http' "$@"; else command make "$@"; fi
 }
 trap 'tail -n 40 "$page"/*.log 2>/dev/null' ERR
 """
