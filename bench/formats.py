@@ -144,7 +144,7 @@ class Peers:
             peer.train()
 
     def saving(self, folder: Path) -> list[Contestant]:
-        """Each saves into a folder of its own, removed when the clock has stopped."""
+        """A contestant for each peer, which saves into its own folder, removed when the clock has stopped."""
         return [
             Contestant(
                 name=name,
@@ -157,7 +157,7 @@ class Peers:
         ]
 
     def loading(self, folder: Path) -> list[Contestant]:
-        """Each loads what it has saved before."""
+        """A contestant for each peer, which loads its own save."""
         contestants = []
         for name, peer in self._present.items():
             path = folder / name

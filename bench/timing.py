@@ -20,8 +20,8 @@ def _nothing() -> None:
 class Contestant:
     """One way to do the job. Only `run` is timed; its result is freed after the clock has stopped.
 
-    An `optional` contestant that fails is left out from then on. `warm_ups` is the number of rounds it runs before
-    those that count.
+    An `optional` contestant that fails is left out from then on. `warm_ups` is the number of its rounds before
+    the timed rounds.
     """
 
     name: str
