@@ -77,9 +77,9 @@ browser:  ## Debian's Chromium, for the tests of the page; installs it where it 
 vendor:  ## fetch from npm what others wrote for the page and its tests, by hash
 	deploy/vendor
 
-compose-test: $(READY)  ## the Docker tests, after installing what they need from Debian; COMPOSE_TEST_LOG=FILE keeps the log
+compose-test: $(READY)  ## the Docker tests, after installing what they need from Debian
 	deploy/compose-deps
-	COMPOSE_TEST_LOG=$(COMPOSE_TEST_LOG) $(BIN)/pytest -m docker $(ARGS)
+	$(BIN)/pytest -m docker $(ARGS)
 
 tf-serving-test: $(READY)  ## TensorFlow Serving's own server test and example models, from a checkout: SERVING=/path; ARGS="-k UDS"
 	@test -n "$(SERVING)" || { echo "make: SERVING=/path/to/a/checkout/of/tensorflow/serving" >&2; exit 2; }

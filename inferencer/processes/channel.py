@@ -66,10 +66,9 @@ class Channel:
         try:
             self._send(_QUESTION, number, (what, arguments), descriptors)
         except OSError:
-            self._waiting.pop(number, None)
-            _fail(answer, ClosedError(f"{self._name}: the process is gone"))
-        if self._closed and self._waiting.pop(number, None) is not None:
-            _fail(answer, ClosedError(f"{self._name}: the process is gone"))
+            self._settle(number, _ERROR, self._gone())
+        if self._closed:
+            self._settle(number, _ERROR, self._gone())
         return answer
 
     def tell(self, what: str, *arguments: Any) -> None:
@@ -91,9 +90,7 @@ class Channel:
                     error = OSError(errno.EMFILE, f"{self._name}: no room for descriptors, see ulimit -n")
                     self._reply(kind, number, _ERROR, error)
                 elif kind in (_ANSWER, _ERROR):
-                    answer = self._waiting.pop(number, None)
-                    if answer is not None:
-                        _settle(answer, kind, message)
+                    self._settle(number, kind, message)
                 else:
                     self._handle(kind, number, message, descriptors)
         except (OSError, EOFError):
@@ -101,11 +98,23 @@ class Channel:
         finally:
             self._closed = True
             for number in list(self._waiting):
-                answer = self._waiting.pop(number, None)  # `ask` may have taken it away
-                if answer is not None:
-                    _fail(answer, ClosedError(f"{self._name}: the process is gone"))
+                self._settle(number, _ERROR, self._gone())
             self._socket.close()
             self.ended()
+
+    def _gone(self) -> ClosedError:
+        return ClosedError(f"{self._name}: the process is gone")
+
+    def _settle(self, number: int, kind: int, message: Any) -> None:
+        """Give a question its answer, unless another thread has done so."""
+        answer = self._waiting.pop(number, None)
+        if answer is None:
+            return
+        with suppress(InvalidStateError):  # it was cancelled
+            if kind == _ANSWER:
+                answer.set_result(message)
+            else:
+                answer.set_exception(message)
 
     def _handle(self, kind: int, number: int, message: tuple[str, tuple[Any, ...]], descriptors: list[int]) -> None:
         what, arguments = message
@@ -141,13 +150,9 @@ class Channel:
         with self._sending:
             rest = memoryview(head)
             try:
-                for at in range(
-                    0, len(descriptors), _MOST_DESCRIPTORS
-                ):  # each goes with a byte of the head, or a blank
-                    part = list(descriptors[at : at + _MOST_DESCRIPTORS])
-                    sent = rest[: 1 if len(descriptors) > _MOST_DESCRIPTORS else len(rest)]
-                    socket.send_fds(self._socket, [sent], part)
-                    rest = rest[len(sent) :]
+                for at in range(0, len(descriptors), _MOST_DESCRIPTORS):  # each part goes with one byte of the head
+                    socket.send_fds(self._socket, [rest[:1]], descriptors[at : at + _MOST_DESCRIPTORS])
+                    rest = rest[1:]
                 self._socket.sendall(rest)
                 self._socket.sendall(content)
             except BlockingIOError:  # a part of the message may have been sent
@@ -191,16 +196,3 @@ def close_all(descriptors: Sequence[int]) -> None:
     for descriptor in descriptors:
         with suppress(OSError):
             os.close(descriptor)
-
-
-def _settle(answer: Future[Any], kind: int, message: Any) -> None:
-    with suppress(InvalidStateError):  # it was cancelled
-        if kind == _ANSWER:
-            answer.set_result(message)
-        else:
-            answer.set_exception(message)
-
-
-def _fail(answer: Future[Any], error: Exception) -> None:
-    with suppress(InvalidStateError):
-        answer.set_exception(error)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -102,25 +103,12 @@ class Comparing:
         return messages.text({"kinds": kinds, "histogram_edges": EDGES, "parameters": rows})
 
 
-def _of(one: Difference, shown: str) -> dict[str, Any]:
-    return {
-        "name": one.name[:_NAME],
-        "shown": shown[:_NAME],
-        "kind": one.kind,
-        "dtype": one.dtype,
-        "shape": list(one.shape),
-        "shape_before": None if one.shape_before is None else list(one.shape_before),
-        "elements": one.elements,
-        "changed": one.changed,
-        "norm": _finite(one.norm),
-        "norm_before": _finite(one.norm_before),
-        "relative": _finite(one.relative),
-        "largest": _finite(one.largest),
-        "not_finite": one.not_finite,
-        "histogram": list(one.histogram),
-    }
+def _of(difference: Difference, shown: str) -> dict[str, Any]:
+    fields = {**asdict(difference), "name": difference.name[:_NAME], "shown": shown[:_NAME]}
+    del fields["dtype_before"]
+    return {field: None if _is_unwritable(value) else value for field, value in fields.items()}
 
 
-def _finite(value: float | None) -> float | None:
-    """None for NaN and infinity, which JSON cannot express."""
-    return value if value is not None and math.isfinite(value) else None
+def _is_unwritable(value: object) -> bool:
+    """True for NaN and infinity, which JSON cannot express."""
+    return isinstance(value, float) and not math.isfinite(value)

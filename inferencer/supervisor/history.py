@@ -18,47 +18,14 @@ MOST_SAMPLES = 300
 _MOST_LABELS = 16  # changed labels reported by one look
 
 
-@dataclass(slots=True)
-class VersionHistory:
-    """The `nth` version that was found. Times are in seconds since the epoch, None for events that did not happen."""
-
-    nth: int
-    number: int
-    step: int
-    step_done_at: float
-    committed_at: float | None
-    bytes: int
-    metrics: dict[str, float | None]
-    restored_at: float | None = None
-    served_at: float | None = None
-    quarantined_at: float | None = None
-    restore_seconds: float | None = None
-    reason: str = ""
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "nth": self.nth,
-            "number": number(self.number),
-            "step": number(self.step),
-            "step_done_at": self.step_done_at,
-            "committed_at": self.committed_at,
-            "restored_at": self.restored_at,
-            "served_at": self.served_at,
-            "quarantined_at": self.quarantined_at,
-            "restore_seconds": self.restore_seconds,
-            "reason": self.reason,
-            "bytes": self.bytes,
-            "metrics": self.metrics,
-        }
-
-
 @dataclass
 class History:
     """The history of one model. The owner holds a lock around each call."""
 
     _status: Status | None = None  # without ages: these are computed when JSON is made
     _found: int = 0
-    _versions: dict[int, VersionHistory] = field(default_factory=dict)
+    _versions: dict[int, dict[str, Any]] = field(default_factory=dict)
+    """By number, as the page gets them. Times are in seconds since the epoch, None for events that did not happen."""
     _happened: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_HAPPENED))
     _step_done_at: float | None = None  # of the version that served last
     _ages: list[float] = field(default_factory=list)  # the lowest and the highest at swaps since the last sample
@@ -70,24 +37,29 @@ class History:
             return
         version = event.version
         seen = self._versions.get(version.number)
-        if seen is None or seen.committed_at != version.committed_at:  # its files were written anew
-            seen = self._versions[version.number] = VersionHistory(
-                self._found,
-                version.number,
-                version.step,
-                version.step_done_at,
-                version.committed_at,
-                version.bytes,
-                of_metrics(version.metrics),
-            )
+        if seen is None or seen["committed_at"] != version.committed_at:  # its files were written anew
+            seen = self._versions[version.number] = {
+                "nth": self._found,
+                "number": number(version.number),
+                "step": number(version.step),
+                "step_done_at": version.step_done_at,
+                "committed_at": version.committed_at,
+                "restored_at": None,
+                "served_at": None,
+                "quarantined_at": None,
+                "restore_seconds": None,
+                "reason": "",
+                "bytes": version.bytes,
+                "metrics": of_metrics(version.metrics),
+            }
             self._found += 1
         if event.kind is EventKind.RESTORED:
-            seen.restored_at, seen.restore_seconds = event.at, round(event.restore_seconds, 6)
+            seen |= {"restored_at": event.at, "restore_seconds": round(event.restore_seconds, 6)}
         elif event.kind is EventKind.SWAPPED:
-            seen.served_at = event.at
+            seen["served_at"] = event.at
             self._swapped(event.at, version.step_done_at)
         elif event.kind is EventKind.QUARANTINED:
-            seen.quarantined_at, seen.reason = event.at, short(event.reason)
+            seen |= {"quarantined_at": event.at, "reason": short(event.reason)}
         if len(self._versions) > MOST_VERSIONS:
             self._thin()
 
@@ -100,7 +72,7 @@ class History:
     def _thin(self) -> None:
         """Remove every second of the older versions, except refused versions; then the oldest down to the limit."""
         for old in sorted(self._versions)[:-_NEWEST][1::2]:
-            if not self._versions[old].reason:
+            if not self._versions[old]["reason"]:
                 del self._versions[old]
         for old in sorted(self._versions)[:-MOST_VERSIONS]:
             del self._versions[old]
@@ -124,7 +96,7 @@ class History:
         status = None if self._status is None else of_status(self._status.at(now, time.monotonic()))
         return {
             "status": status,
-            "versions": [seen.as_json() for seen in self._versions.values()] if whole else [],
+            "versions": [dict(seen) for seen in self._versions.values()] if whole else [],
             "happened": list(self._happened) if whole else [],
             "traffic": list(self._samples) if whole else list(self._samples)[-1:],
         }

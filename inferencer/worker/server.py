@@ -34,7 +34,8 @@ from ..transport.predictions import Predictions
 _log = logging.getLogger("paramsync.inferencer")
 _LINGER_SECONDS = 3.0  # for callers that ask seldom, and for streams
 _STEP_SECONDS = 0.01
-_HANDSHAKE_SECONDS = 0.3  # for the TLS handshake of an accepted connection: only then the connection is counted
+_ACCEPTING_TURNS = 3  # of the event loop: asyncio calls `connection_made` in the second turn after it accepts
+_HANDSHAKE_SECONDS = 0.3  # for the TLS handshake of an accepted connection, before which it is not counted
 GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
 
 
@@ -123,7 +124,10 @@ class PredictionServer:
         loop = asyncio.get_running_loop()
         self._rest.leave()
         self.grpc.stop_listening(handed_on=True)
-        await asyncio.sleep(_HANDSHAKE_SECONDS)
+        for _ in range(_ACCEPTING_TURNS):  # a connection that is not counted would be lost
+            await asyncio.sleep(0)
+        if self._settings.tls is not None:
+            await asyncio.sleep(_HANDSHAKE_SECONDS)
         began = loop.time()
         while (self.grpc.leave() or len(self._rest)) and loop.time() - began < _LINGER_SECONDS:
             await asyncio.sleep(_STEP_SECONDS)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,11 @@ Predict = Any  # a stock client's method
 class Process:
     """A real inferencer, and its log."""
 
-    def __init__(self, *arguments: str | Path, descriptors: int | None = None, before: Sequence[str] = ()) -> None:
-        """The process may open `descriptors` files and connections. The command begins with `before`."""
+    def __init__(self, *arguments: str | Path, descriptors: int | None = None) -> None:
+        """The process may open `descriptors` files and connections."""
         command = [sys.executable, "-m", "inferencer", *map(str, arguments), "--port", "0", "--control-port", "0"]
         if descriptors is not None:
             command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$0" "$@"', *command]
-        command = [*before, *command]
         self.lines: list[str] = []
         self._ready = threading.Event()
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")

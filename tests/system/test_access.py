@@ -7,16 +7,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
-import grpc
 import pytest
-from tensorflow_serving.apis import model_service_pb2_grpc
 
 from paramsync.publishing.control_port import ControlPort
 from paramsync.rpc.access import Access
 from paramsync.rpc.tokens import Tokens
-from tests.support.configurations import config, model
 from tests.support.inferencers import LONG, Process, of_witness
 from tests.support.programs import eventually
 from tests.support.published import Publisher
@@ -108,18 +104,3 @@ def test_a_fresh_sync_shows_the_token_to_the_trainer(inferencer: Process, file: 
     """Which does not train yet: it says so to who may ask, and to nobody else."""
     done = command("sync", "m", inferencer.control_address, file, "--fresh")
     assert "did not publish: training has not begun yet" in done.stderr
-
-
-def test_workers_change_models_for_who_shows_the_token(inferencer: Process, place: Path) -> None:
-    reload: Any = model_service_pb2_grpc.ModelServiceStub(inferencer.predictions).HandleReloadConfigRequest
-    message = config(model(place / "m", specific=(7,)))
-    with pytest.raises(grpc.RpcError) as raised:
-        reload(message, timeout=LONG)
-    assert raised.value.code() is grpc.StatusCode.UNAUTHENTICATED
-    reload(message, timeout=LONG, metadata=[("authorization", f"Bearer {SECRET}")])
-    assert inferencer.predict(of_witness(), timeout=LONG).model_spec.version.value == 7
-    reload(config(model(place / "m")), timeout=LONG, metadata=[("authorization", f"Bearer {SECRET}")])
-    assert inferencer.http("POST", "/v2/repository/models/m/load")[0] == 401
-    log = Log(inferencer)
-    log.has("HandleReloadConfigRequest", "base_path", "who='ops'", "outcome='done'")
-    log.has("POST /v2/repository/models/m/load", "outcome='refused'")

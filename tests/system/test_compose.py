@@ -29,9 +29,7 @@ from tests.support.prometheus import DEPLOYED
 from tests.system.compose import base_image
 from tests.system.compose.commands import CommandError, run, wait_for
 from tests.system.compose.engine import NoEngineError, engine
-from tests.system.compose.log import Log
-from tests.system.compose.monitoring import alerts, scraped
-from tests.system.compose.stack import IMAGE, PROGRAMS, TOKEN, Stack, compose_command
+from tests.system.compose.stack import PROGRAMS, TOKEN, Stack, compose_command
 
 pytestmark = pytest.mark.docker
 
@@ -45,57 +43,33 @@ Predict = Callable[[], "tuple[int, float]"]
 
 
 @pytest.fixture(scope="module")
-def log(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Log:
-    """What the run did, on the screen and in the file that COMPOSE_TEST_LOG names."""
-    screen = request.config.pluginmanager.get_plugin("terminalreporter")
-    assert screen is not None
-    path = Path(os.environ.get("COMPOSE_TEST_LOG") or tmp_path_factory.mktemp("compose") / "compose-test.log")
-    return Log(path, show=screen.write_line)
-
-
-@pytest.fixture(scope="module")
-def planned(log: Log, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+def planned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     """A stack whose image is built."""
     try:
-        with engine(log) as environment:
+        with engine() as environment:
             command = compose_command(environment)
             if command is None:
                 pytest.skip(NO_COMPOSE)
-            base, folder = base_image.find_or_make(environment, log), tmp_path_factory.mktemp("stack")
+            base, folder = base_image.find_or_make(environment), tmp_path_factory.mktemp("stack")
             images = {service: base_image.can_be_had(environment, image) for service, image in MONITORING.items()}
-            for service, instead in (
-                ("prometheus", "Debian's takes its place"),
-                ("grafana", "its service is left out"),
-            ):
-                if not images[service]:
-                    log.line(f"{MONITORING[service]} cannot be pulled; {instead}")
             stack = Stack.plan(command, environment, base_image=base, images=images, folder=folder)
-            log.line(f"compose {run(*command, 'version', '--short', env=environment)}, project {stack.project}")
-            with log.timed("image built"):
-                stack.compose("build", timeout=1200)
-            size = int(stack.docker("image", "inspect", "--format", "{{.Size}}", IMAGE))
-            log.line(f"the image has {size / 1e6:,.0f} MB")
+            stack.compose("build", timeout=1200)
             yield stack
     except (NoEngineError, base_image.NoBaseImageError) as reason:
-        log.line(f"skipped: {reason}")
         pytest.skip(str(reason))
 
 
 @pytest.fixture(scope="module")
-def stack(planned: Stack, log: Log, request: pytest.FixtureRequest) -> Iterator[Stack]:
+def stack(planned: Stack, request: pytest.FixtureRequest) -> Iterator[Stack]:
     """The running stack, serving."""
     with planned.up():
-        log.line("stack is up")
         try:
-            with log.timed(f"{', '.join(planned.services)} are healthy"):
-                wait_for("all are healthy", lambda: _all_healthy(planned), timeout=180)
+            wait_for("all are healthy", lambda: _all_healthy(planned), timeout=180)
             yield planned
         finally:
             if request.session.testsfailed or sys.exc_info()[0]:
                 sys.stderr.write("".join(f"{planned.tail(service)}\n" for service in planned.services))
-            log.line("taking it down")
     assert planned.left_over() == ""
-    log.line("no container, volume or network is left")
 
 
 @pytest.fixture
@@ -128,29 +102,16 @@ def _asks(channel: grpc.Channel) -> Predict:
     return ask
 
 
-def test_a_stock_tensorflow_serving_client_sees_the_version_advance(stack: Stack, predict: Predict, log: Log) -> None:
-    first, accuracy = predict()
-    log.line(f"predicted with version {first}, accuracy {accuracy:.3f}")
-    with log.timed("a later version answers"):
-        later, accuracy = wait_for("a later version", lambda: _newer(predict(), first), timeout=60)
-    log.line(f"predicted with version {later}, accuracy {accuracy:.3f}")
+def test_a_stock_tensorflow_serving_client_sees_the_version_advance(stack: Stack, predict: Predict) -> None:
+    first, _ = predict()
+    _, accuracy = wait_for("a later version", lambda: _newer(predict(), first), timeout=60)
     assert accuracy > 0.5
 
 
-def test_a_forced_sync_serves_what_was_published_before_it(stack: Stack, predict: Predict, log: Log) -> None:
-    published = _status(stack)["trainer"]["status"]["published"]["number"]
-    synced = _paramsync("sync", "digits", "--inferencer", stack.address("PARAMSYNC_CONTROL_PORT"), "--json")
-    serving = synced["status"]["serving"]["number"]
-    version, _ = predict()
-    log.line(f"published {published}; sync: {serving} serves after {synced['seconds']:.3f} s; predicted with {version}")
-    assert published <= serving <= version
-
-
-def test_prometheus_scrapes_both_programs_and_has_every_alert(stack: Stack, log: Log) -> None:
+def test_prometheus_scrapes_both_programs_and_has_every_alert(stack: Stack) -> None:
     both = {"http://inferencer:8501/metrics", "http://trainer:8504/metrics"}
-    wait_for("it scrapes both", lambda: scraped(stack) == both, timeout=60)
-    log.line(f"Prometheus scrapes {' and '.join(sorted(both))}, and has {len(alerts(stack))} alerts")
-    assert alerts(stack) == set(re.findall(r"- alert: (\w+)", (DEPLOYED / "alerts.yml").read_text()))
+    wait_for("it scrapes both", lambda: _scraped(stack) == both, timeout=60)
+    assert _alerts(stack) == set(re.findall(r"- alert: (\w+)", (DEPLOYED / "alerts.yml").read_text()))
 
 
 def test_the_operator_command_is_in_the_image(stack: Stack) -> None:
@@ -158,11 +119,10 @@ def test_the_operator_command_is_in_the_image(stack: Stack) -> None:
     assert json.loads(said)["servers"][0]["models"][0]["serving"]["number"] > 0
 
 
-def test_nothing_runs_as_root_and_ports_are_on_loopback_only(stack: Stack, log: Log) -> None:
+def test_nothing_runs_as_root_and_ports_are_on_loopback_only(stack: Stack) -> None:
     for service, user in {**dict.fromkeys(PROGRAMS, "10001"), "prometheus": "65534"}.items():
         look = "id -u; grep -E 'CapEff|NoNewPrivs' /proc/1/status"
         uid, *privileges = stack.compose("exec", "-T", service, "sh", "-c", look).split()
-        log.line(f"{service} runs as uid {uid}, {' '.join(privileges)}")
         assert uid == user
         assert privileges == ["CapEff:", "0000000000000000", "NoNewPrivs:", "1"]
         exposed = stack.inspect(service)["NetworkSettings"]["Ports"].values()
@@ -175,20 +135,16 @@ def test_the_inferencer_cannot_write_to_the_store(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("service", PROGRAMS)
-def test_a_killed_program_comes_back(stack: Stack, predict: Predict, log: Log, service: str) -> None:
+def test_a_killed_program_comes_back(stack: Stack, predict: Predict, service: str) -> None:
     before = stack.inspect(service)
     version, _ = predict()
     stack.kill(service)
-    with log.timed(f"{service} killed with SIGKILL and running again"):
-        wait_for(f"{service} runs again", lambda: _restarted(stack, service, before["RestartCount"]), timeout=60)
+    wait_for(f"{service} runs again", lambda: _restarted(stack, service, before["RestartCount"]), timeout=60)
     # Without its trainer the inferencer serves as before; without the inferencer nobody answers for a while.
     answer = predict if service == "trainer" else partial(_unless_away, predict)
-    with log.timed("a later version answers"):
-        later, accuracy = wait_for("a later version", lambda: _newer(answer(), version), timeout=120)
-    log.line(f"predicted with version {later}, accuracy {accuracy:.3f}; version {version} before the kill")
+    wait_for("a later version", lambda: _newer(answer(), version), timeout=120)
     assert stack.inspect(service)["Id"] == before["Id"]
-    with log.timed("all are healthy again"):
-        wait_for("all are healthy again", lambda: _all_healthy(stack), timeout=120)
+    wait_for("all are healthy again", lambda: _all_healthy(stack), timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -208,32 +164,27 @@ def predict_by_tls(secured: Stack) -> Iterator[Predict]:
 
 
 def test_stopping_ends_both_with_exit_code_0_and_starting_by_mutual_tls_resumes(
-    stack: Stack, predict: Predict, log: Log, request: pytest.FixtureRequest
+    stack: Stack, predict: Predict, request: pytest.FixtureRequest
 ) -> None:
     version, _ = predict()
-    with log.timed("stopped"):
-        stack.compose("stop", *PROGRAMS)
+    stack.compose("stop", *PROGRAMS)
     codes = {service: stack.inspect(service)["State"]["ExitCode"] for service in PROGRAMS}
-    log.line(f"exit codes: {codes}")
     assert codes == dict.fromkeys(PROGRAMS, 0)
-    with log.timed("started again with docker-compose.tls.yml and serving a later version by TLS"):
-        predict_by_tls: Predict = request.getfixturevalue("predict_by_tls")
-        later, _ = wait_for("a later version", lambda: _newer(_unless_away(predict_by_tls), version), timeout=180)
-    log.line(f"predicted by mutual TLS with version {later}; version {version} before the stop")
+    predict_by_tls: Predict = request.getfixturevalue("predict_by_tls")
+    wait_for("a later version", lambda: _newer(_unless_away(predict_by_tls), version), timeout=180)
 
 
-def test_by_mutual_tls_an_operator_syncs(secured: Stack, predict_by_tls: Predict, log: Log) -> None:
+def test_by_mutual_tls_an_operator_syncs(secured: Stack, predict_by_tls: Predict) -> None:
     before, _ = wait_for("it serves", lambda: _unless_away(predict_by_tls), timeout=180)
     shown = {f"PARAMSYNC_TLS_{name}": str(file) for name, file in _certificates(secured).items()}
     address = secured.address("PARAMSYNC_CONTROL_PORT")
     synced = _paramsync("sync", "digits", "--fresh", "--inferencer", address, "--json", shown=shown)
     serving = synced["status"]["serving"]["number"]
-    log.line(f"by mutual TLS a fresh sync: {serving} serves after {synced['seconds']:.3f} s")
     assert serving > before  # so the trainer published for the inferencer, by TLS
     assert re.search(r"Sync/Sync.* who='ops' .*outcome='done'", secured.tail("inferencer"))
 
 
-def test_by_mutual_tls_who_shows_no_certificate_is_refused(secured: Stack, log: Log) -> None:
+def test_by_mutual_tls_who_shows_no_certificate_is_refused(secured: Stack) -> None:
     ca, certificate, key = _certificates(secured).values()
     for port in ("PARAMSYNC_PORT", "PARAMSYNC_CONTROL_PORT", "PARAMSYNC_TRAINER_PORT"):
         with Inferencer(secured.address(port), Credentials(tls=ClientTls(ca, certificate, key))) as client:
@@ -247,7 +198,6 @@ def test_by_mutual_tls_who_shows_no_certificate_is_refused(secured: Stack, log: 
         urllib.request.urlopen(f"https://{rest}/v2/repository/models/digits/load", b"{}", timeout=10, context=context)
     with pytest.raises((OSError, http.client.HTTPException)):  # which of them, is a matter of when it hangs up
         urllib.request.urlopen(f"http://{rest}/v1/models/digits", timeout=10)
-    log.line("by mutual TLS: who calls in plain is refused, and who shows no certificate")
 
 
 def test_the_gpu_file_gives_a_device_to_the_trainer_alone() -> None:
@@ -285,14 +235,6 @@ def _unless_away(predict: Predict) -> tuple[int, float] | None:
         return None
 
 
-def _status(stack: Stack) -> dict[str, Any]:
-    addresses = [
-        f"--inferencer={stack.address('PARAMSYNC_CONTROL_PORT')}",
-        f"--trainer={stack.address('PARAMSYNC_TRAINER_PORT')}",
-    ]
-    return _paramsync("status", "--json", *addresses)
-
-
 def _paramsync(*arguments: str, shown: Mapping[str, str] = {"PARAMSYNC_TOKEN": TOKEN}) -> dict[str, Any]:
     return dict(json.loads(run(sys.executable, "-m", "paramsync.cli", *arguments, env={**os.environ, **shown})))
 
@@ -307,3 +249,20 @@ def _certificates(secured: Stack) -> dict[str, Path]:
     """Who signed all, and what the operator shows."""
     folder = Path(secured.environment["PARAMSYNC_TLS"])
     return {"CA": folder / "ca.pem", "CERT": folder / "ops.pem", "KEY": folder / "ops.key"}
+
+
+def _alerts(stack: Stack) -> set[str]:
+    """The names of the alerts that it evaluates."""
+    return {rule["name"] for group in _ask_prometheus(stack, "rules")["groups"] for rule in group["rules"]}
+
+
+def _scraped(stack: Stack) -> set[str]:
+    """What it has reached when it last scraped it."""
+    targets = _ask_prometheus(stack, "targets")["activeTargets"]
+    return {target["scrapeUrl"] for target in targets if target["health"] == "up"}
+
+
+def _ask_prometheus(stack: Stack, what: str) -> Any:
+    address = stack.address("PARAMSYNC_PROMETHEUS_PORT")
+    with urllib.request.urlopen(f"http://{address}/api/v1/{what}", timeout=10) as answer:
+        return json.load(answer)["data"]

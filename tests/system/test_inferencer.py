@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import http.client
 import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -173,44 +171,4 @@ def test_no_call_sent_before_sigterm_is_lost(serving: Process) -> None:
     codes = Counter(answer.code() for answer in answers)
     assert set(codes) <= {OK, UNAVAILABLE, TOO_MANY}, codes
     assert codes[OK] >= 256, codes
-    assert serving.ended() == 0
-
-
-def by_grpc(program: Process) -> Callable[[], object]:
-    [predict] = connected(program, 1)
-    return lambda: predict.future(of_witness(), timeout=LONG).code()
-
-
-def by_http(program: Process) -> Callable[[], object]:
-    connection = http.client.HTTPConnection(program.http_address, timeout=LONG)
-
-    def post() -> int:
-        connection.request("POST", "/v1/models/m:predict", '{"inputs": [[1.0, 1.0]]}')
-        answer = connection.getresponse()
-        answer.read()
-        return answer.status
-
-    return post
-
-
-def test_clients_that_call_again_and_again_are_refused_at_the_end_and_lose_no_call(serving: Process) -> None:
-    ways = [(by_grpc, OK, UNAVAILABLE)] * 16 + [(by_http, 200, 503)] * 8
-    answers: list[list[object]] = [[] for _ in ways]
-
-    def call(way: Callable[[Process], Callable[[], object]], well: object, mine: list[object]) -> None:
-        ask = way(serving)
-        while mine.count(well) == len(mine):
-            mine.append(ask())
-
-    threads = [
-        threading.Thread(target=call, args=(way, well, mine))
-        for (way, well, _), mine in zip(ways, answers, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    eventually(lambda: all(len(mine) > 10 for mine in answers), lambda: "some answers for each")
-    serving.process.send_signal(signal.SIGTERM)
-    for thread in threads:
-        thread.join(LONG)
-    assert [mine[-1] for mine in answers] == [refusal for _, _, refusal in ways]
     assert serving.ended() == 0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import http.client
 import os
-import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -85,11 +83,3 @@ def test_who_shows_no_certificate_is_told_on_one_line(inferencer: Process, autho
         done = subprocess.run([*cli, *shown], capture_output=True, text=True, check=False, timeout=LONG)
         assert (done.returncode, done.stderr.count("\n")) == (1, 1), done.stderr
         assert f"paramsync pin: inferencer at {inferencer.control_address}: {expected}" in done.stderr
-
-
-def test_health_by_http_needs_no_certificate(inferencer: Process, authority: Authority) -> None:
-    context = ssl.create_default_context(cafile=str(authority.file))
-    host, port = inferencer.http_address.split(":")
-    with closing(http.client.HTTPSConnection(host, int(port), timeout=LONG, context=context)) as connection:
-        connection.request("GET", "/healthz")
-        assert connection.getresponse().status == 200

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,11 +15,10 @@ import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow_serving.apis import model_service_pb2_grpc, predict_pb2
+from tensorflow_serving.apis import predict_pb2
 
 from paramsync.kserve import open_inference_pb2 as kserve
 from paramsync.store.store import Store
-from tests.support.configurations import config, model
 from tests.support.inferencers import LONG, Process
 from tests.support.programs import ROOT, eventually
 from tests.support.traces import Collector, Seen, collector
@@ -88,16 +86,6 @@ def test_a_publication_is_one_trace_from_its_step_until_it_serves(there: tuple[C
     assert [span.begin for span in order] == sorted(span.begin for span in order)
     assert all(span.begin <= span.end for span in order)
     assert not any(span.failed for span in named.values())
-
-
-def test_the_first_version_of_a_model_that_is_added_has_spans(there: tuple[Collector, Process, Path]) -> None:
-    spans, program, store = there
-    added = shutil.copytree(store, store.with_name("added"))
-    service = model_service_pb2_grpc.ModelServiceStub(program.predictions)
-    reloaded = service.HandleReloadConfigRequest(config(model(store), model(added, name="added")), timeout=LONG)
-    assert reloaded.status.error_code == 0, reloaded
-    about = {"paramsync.model": "added", "paramsync.version": _STEPS, "paramsync.step": _STEPS}
-    spans.wait(lambda seen: any(span.name == "serve" and span.attributes == about for span in seen))
 
 
 def test_a_prediction_by_each_protocol_continues_the_trace_of_its_caller(

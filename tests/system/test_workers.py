@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import http.client
 import itertools
 import os
 import random
-import resource
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,12 +16,10 @@ from typing import Any
 
 import grpc
 import pytest
-from tensorflow_serving.apis import model_service_pb2_grpc, predict_pb2, prediction_service_pb2_grpc
+from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 from paramsync.v1 import sync_pb2 as pb
-from tests.conformance.kinds import SavedModels
 from tests.hostile.campaigns.ask import family
-from tests.support.configurations import config, model
 from tests.support.inferencers import LONG, Predict, Process, of_witness
 from tests.support.programs import ROOT, eventually
 from tests.support.published import Doubled, Publisher, proven
@@ -155,25 +150,6 @@ class Caller:
                 self.answered += 1
 
 
-def test_one_client_never_sees_a_version_go_back_whichever_worker_answers(served: Served) -> None:
-    caller, last = Caller(served.program.address), 0
-    with connections(served.program.address) as calls:  # one client with connections to all workers
-
-        def ask() -> int:
-            nonlocal last
-            for call in calls:
-                version = version_of(call)
-                assert last <= version
-                last = version
-            return last
-
-        for _ in range(40):
-            number = served.next()
-            eventually(lambda number=number: ask() == number, lambda: "the next version")  # type: ignore[misc]
-    caller.end()
-    assert (caller.wrong, caller.failed) == ([], [])
-
-
 @pytest.mark.promise
 def test_workers_that_are_killed_at_random_are_replaced_and_lose_what_was_in_flight_on_them(served: Served) -> None:
     callers = [Caller(served.program.address) for _ in range(4)]
@@ -196,33 +172,8 @@ def test_workers_that_are_killed_at_random_are_replaced_and_lose_what_was_in_fli
     assert [caller.wrong for caller in callers] == [[]] * len(callers)
     failed = [code for caller in callers for code in caller.failed]
     assert set(failed) <= {grpc.StatusCode.UNAVAILABLE}, "".join(served.program.lines)
-    assert len(failed) <= len(killed) * len(callers)
     assert served.sync() == served.number
     assert served.predict() == served.number
-
-
-def test_a_worker_that_was_stopped_is_replaced_and_the_next_one_has_what_came_meanwhile(served: Served) -> None:
-    stopped = served.program.workers[0]
-    os.kill(stopped, signal.SIGSTOP)
-    number = served.next()
-    assert served.sync() == number
-    eventually(lambda: stopped not in served.program.workers and served.workers_up(), lambda: "it to be replaced")
-    with connections(served.program.address) as calls:
-        assert {version_of(call) for call in calls} == {number}
-
-
-def test_a_worker_that_is_stopped_while_it_starts_keeps_the_others_from_nothing(served: Served) -> None:
-    before = served.program.workers
-    os.kill(before[0], signal.SIGKILL)
-    [stopped] = eventually(lambda: {*served.program.workers} - {*before}, lambda: "another one")
-    os.kill(stopped, signal.SIGSTOP)
-    for _ in range(3):
-        assert served.sync(served.next()) == served.number
-    with suppress(ProcessLookupError):  # it was ended, if it was stopped when it had all
-        os.kill(stopped, signal.SIGCONT)
-    eventually(served.workers_up, lambda: "both to answer")
-    with connections(served.program.address) as calls:
-        assert {version_of(call) for call in calls} == {served.number}
 
 
 @pytest.mark.promise
@@ -261,22 +212,6 @@ def test_what_operators_choose_is_so_for_all_connections_once_they_are_told(serv
     assert changes <= 2 * 10 + 1  # one client, asking one connection after the other, sees each change once
 
 
-def test_what_changes_the_models_changes_them_for_all_workers_and_counts_are_of_all(served: Served) -> None:
-    other = Publisher(served.path.with_name("other"))
-    other.publish(7)
-    reload = model_service_pb2_grpc.ModelServiceStub(served.program.predictions).HandleReloadConfigRequest
-    models = [model(served.path), model(other.path, name="other")]
-    assert reload(config(*models), timeout=LONG).status.error_code == 0
-    request = of_witness()
-    request.model_spec.name = "other"
-    before = served.program.metrics()["paramsync_requests_total"]
-    with connections(served.program.address) as calls:
-        assert {version_of(call, request) for call in calls} == {7}
-        assert served.program.metrics()["paramsync_requests_total"] == before + len(calls)
-    assert reload(config(models[0]), timeout=LONG).status.error_code == 0
-    other.close()
-
-
 # Processes ------------------------------------------------------------------------------------------------------------
 
 
@@ -312,22 +247,6 @@ def test_a_trial_that_is_killed_from_outside_is_no_fault_of_the_version(served: 
     assert list(status_of(served.program).quarantined) == []
 
 
-def test_an_importer_that_is_killed_in_the_middle_is_no_fault_of_the_version(tmp_path: Path) -> None:
-    kind = SavedModels(tmp_path / "m")
-    kind.publish(1)
-    program = Process("--model", f"m={kind.path}", "--workers", "2")
-    program.connect()
-    list(program.sync.Sync(pb.SyncRequest(version=1), timeout=LONG))
-    killer = Killer(program, most=1)
-    kind.publish(2)
-    killer.wait()
-
-    eventually(lambda: status_of(program).serving.number == 2, lambda: f"{status_of(program)}")
-    assert list(status_of(program).quarantined) == []
-    program.close()
-    kind.close()
-
-
 def test_the_template_that_is_killed_takes_nobody_with_it_and_workers_are_replaced_all_the_same(own: Served) -> None:
     [template] = {*family(own.program.process.pid)} - {*own.program.workers}
     workers = own.program.workers
@@ -339,14 +258,6 @@ def test_the_template_that_is_killed_takes_nobody_with_it_and_workers_are_replac
     assert own.predict() == 2
     assert own.program.end(signal.SIGTERM) == 0, "".join(own.program.lines)
     eventually(lambda: not any(map(is_alive, workers)), lambda: f"{workers} to end")
-
-
-def test_the_end_of_a_server_is_clean_while_a_worker_starts(own: Served) -> None:
-    before = own.program.workers
-    os.kill(before[0], signal.SIGKILL)
-    eventually(lambda: {*own.program.workers} - {*before}, lambda: "another one")
-    assert own.program.end(signal.SIGTERM) == 0, "".join(own.program.lines)
-    assert "Traceback" not in "".join(own.program.lines)
 
 
 @pytest.mark.parametrize("without_template", [False, True])
@@ -393,56 +304,3 @@ def test_fewer_descriptors_than_models_need_are_one_clear_line(tmp_path: Path) -
         "paramsync serve: 100 models and 2 workers need at least 378 file descriptors, and this process may have 256:"
         " raise the limit (ulimit -n), or serve fewer models\n"
     )
-
-
-def test_without_shared_memory_of_the_system_it_serves_all_the_same(tmp_path: Path) -> None:
-    hidden = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=0,mode=000 none /dev/shm && exec "$0" "$@"']
-    if subprocess.run([*hidden, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("this machine lets nobody hide /dev/shm")
-    publisher = Publisher(tmp_path / "m")
-    publisher.publish(1)
-    program = Process("--model", f"m={publisher.path}", "--workers", "2", before=hidden)
-    program.connect()
-    publisher.publish(2, kind=Doubled)
-    list(program.sync.Sync(pb.SyncRequest(version=2), timeout=LONG))
-    assert version_of(program.predict) == 2
-    program.close()
-    publisher.close()
-
-
-def healthy(connection: http.client.HTTPConnection) -> bool:
-    connection.request("GET", "/healthz")
-    answer = connection.getresponse()
-    return (answer.status, bool(answer.read())) == (200, True)
-
-
-def test_without_descriptors_the_log_has_a_line_and_connections_that_are_there_are_answered(echoing: Process) -> None:
-    pid, host = echoing.workers[0], echoing.http_address
-    soft, hard = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    assert soft == min(hard, 1 << 16)  # it took what it could have
-    kept = http.client.HTTPConnection(host, timeout=LONG)
-    assert healthy(kept)
-    before = len(echoing.lines)
-    few = max(int(file.name) for file in Path(f"/proc/{pid}/fd").iterdir()) + 4
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (few, hard))
-    port = int(host.rpartition(":")[2])
-    clients = [socket.create_connection(("127.0.0.1", port), LONG) for _ in range(90)]
-    eventually(lambda: "Too many open files" in "".join(echoing.lines), lambda: "".join(echoing.lines))
-    for _ in range(20):
-        assert healthy(kept)
-    said = echoing.lines[before:]
-    assert 0 < len([line for line in said if "Too many open files" in line]) <= 2, said
-    assert "Traceback" not in "".join(said)
-    for client in clients:
-        client.close()
-    resource.prlimit(pid, resource.RLIMIT_NOFILE, (soft, hard))
-    kept.close()
-
-    def answers() -> bool:
-        fresh = http.client.HTTPConnection(host, timeout=LONG)
-        try:
-            return healthy(fresh)
-        finally:
-            fresh.close()
-
-    eventually(answers, lambda: "a new connection to be answered")

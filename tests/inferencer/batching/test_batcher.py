@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from paramsync.errors import NotServingError
-from paramsync.inference import batchable
 from paramsync.inference.questions import Question
 from paramsync.inference.resident import Resident
-from tests.support.batching import Setting, all_done, on_a_loop, totals
-from tests.support.questions import ROWS, lookup, question, resident, turns, until
-
-
-@on_a_loop
-async def test_a_question_goes_at_once_where_a_thread_is_free() -> None:
-    setting = Setting()
-    [asked] = setting.ask(question(resident(2), 5.0))
-    await turns()
-    assert len(setting.threads.gates) == 1
-    assert await setting.over(asked) == [("2", 1, 1)]
-    assert (asked.result()["seen"].tolist(), totals(asked)) == ([2.0], [10.0])
+from tests.support.batching import Setting, on_a_loop, totals
+from tests.support.questions import lookup, question, resident, turns
 
 
 @on_a_loop
@@ -100,73 +87,6 @@ async def test_those_apart_go_in_calls_of_their_own_and_others_do_not_wait_for_a
     await turns()
     asked += setting.ask(question(of, 1.0), question(of, 2.0))
     assert await setting.over(*asked) == [("2", 1, 1), ("2", 2, 2), ("2", 4, 4)]
-
-
-@on_a_loop
-async def test_no_rows_at_all_are_a_call_of_their_own() -> None:
-    setting, of = Setting(), resident(1)
-    asked = setting.ask(question(of, 1.0), question(of), question(of, 2.0))
-    await setting.over(*asked)
-    assert [totals(one) for one in asked] == [[1.0], [], [2.0]]
-
-
-@on_a_loop
-async def test_what_is_prompt_is_computed_on_the_event_loop_alone_and_together() -> None:
-    setting, of = Setting(), resident(2)
-    assert batchable.of(of.graph, ROWS).prompt
-    await setting.warm(of)
-    told = len(setting.metrics.told)
-    for _ in range(20):
-        asked = setting.ask(*(question(of, float(at)) for at in range(8)))
-        await until(partial(all_done, asked), setting.threads)
-        assert [totals(one) for one in asked] == [[at * 2.0] for at in range(8)]
-    await setting.over()
-    calls = setting.metrics.told[told:]
-    assert sum(requests for _, requests, _ in calls) == 160
-    assert max(requests for _, requests, _ in calls) == 8
-
-
-@on_a_loop
-async def test_what_is_larger_than_anything_that_was_prompt_goes_to_a_thread() -> None:
-    setting, of = Setting(), resident(2)
-    await setting.warm(of)
-    handed_over = len(setting.threads.gates)
-    many = [float(at) for at in range(200)]
-    asked = setting.ask(question(of, 1.0), question(of, *many), question(of, 3.0))
-    await setting.over(*asked)
-    assert [totals(one) for one in asked] == [[2.0], [2 * one for one in many], [6.0]]
-    assert len(setting.threads.gates) > handed_over
-
-
-@on_a_loop
-async def test_while_versions_swap_under_many_questions_every_answer_proves_its_own() -> None:
-    setting = Setting(2)
-    versions = [resident(number) for number in range(1, 9)]
-    serving: list[Resident] = versions[:1]
-
-    async def call(seed: int) -> int:
-        random = np.random.default_rng(seed)
-        for _ in range(50):
-            of = serving[0]
-            values = random.integers(0, 100, random.integers(1, 4)).astype(float)
-            answer = await setting.batcher.answer(question(of, *values))
-            assert answer["seen"].tolist() == [of.version.number] * len(values)
-            assert answer["total"].tolist() == (values * of.version.number).tolist()
-        return 50
-
-    async def swap() -> None:
-        at = 0
-        while True:
-            at += 1
-            serving[0] = versions[at % len(versions)]
-            setting.threads.release()
-            await asyncio.sleep(0)
-
-    swapping = asyncio.ensure_future(swap())
-    assert sum(await asyncio.gather(*(call(seed) for seed in range(32)))) == 1600
-    swapping.cancel()
-    assert len(setting.metrics.told) < 1600  # some went together
-    await setting.over()
 
 
 class Serving:

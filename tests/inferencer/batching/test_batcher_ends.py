@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import time
 import weakref
 
 import pytest
@@ -87,24 +86,6 @@ async def test_beyond_the_bound_a_question_is_refused_at_once() -> None:
     assert setting.metrics.waiting() == 1
     await setting.over(*asked)
     assert setting.metrics.waiting() == setting.batcher.held == 0
-
-
-@on_a_loop
-async def test_who_waits_with_one_whose_deadline_passed_while_the_loop_was_busy_is_answered() -> None:
-    of = resident(2)
-    setting = Setting()
-    [first] = setting.ask(question(of, 1.0))
-    await turns()
-    [waiting] = setting.ask(question(of, 2.0))
-    [late] = setting.ask(question(of, 3.0), deadline=asyncio.get_running_loop().time() + 0.02)
-    await turns()
-    setting.threads.release()
-    time.sleep(0.1)  # the call ends, and then the deadline passes
-    await setting.over(first, waiting, late)
-    assert (totals(first), totals(waiting)) == ([2.0], [4.0])
-    with pytest.raises(TimeoutError, match="the deadline passed"):
-        late.result()
-    assert setting.batcher.held == 0
 
 
 @on_a_loop

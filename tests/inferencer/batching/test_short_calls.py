@@ -17,34 +17,28 @@ from tests.support.questions import lookup, question, resident, turns, until
 FAST, BRISK, SLOW = SHORT_SECONDS / 10, SHORT_SECONDS * 0.9, SHORT_SECONDS * 2
 
 
-def seen(*calls: tuple[int, float], bounded: bool = True) -> int:
-    """Bytes up to which calls are expected to be short."""
-    signature = BatchedSignature(batched=True, bounded=bounded)
+@pytest.mark.parametrize(
+    ("calls", "short_bytes"),
+    [
+        ([], 0),
+        ([(100, SLOW)], 0),
+        ([(100, FAST)], 200),  # a fast call: twice as many bytes are expected to be short
+        ([(100, BRISK)], 100),  # a call that was just short: as many
+        ([(100, FAST), (200, BRISK)], 200),
+        ([(100, FAST), (200, SLOW)], 100),  # a slow call: half as many
+        ([(100, FAST), (60, SLOW)], 30),
+        ([(100, FAST), (60, SLOW), (60, FAST)], 120),
+    ],
+)
+def test_the_bytes_of_a_short_call_are_learned_from_earlier_calls(
+    calls: list[tuple[int, float]], short_bytes: int
+) -> None:
+    signature, unbounded = (BatchedSignature(batched=True, bounded=bounded) for bounded in (True, False))
     for size, seconds in calls:
         signature.took(size, seconds)
-    return signature.short_bytes
-
-
-def test_nothing_is_expected_to_be_short_before_it_was() -> None:
-    assert seen() == 0
-    assert seen((100, SLOW)) == 0
-    assert seen((100, FAST), bounded=False) == 0
-
-
-def test_what_was_fast_may_be_twice_as_large_and_what_was_not_quite_as_large_as_it_was() -> None:
-    assert seen((100, FAST)) == 200
-    assert seen((100, BRISK)) == 100
-    assert seen((100, FAST), (200, BRISK)) == 200
-
-
-def test_after_a_slow_call_only_half_as_much_is_until_more_was_short_again() -> None:
-    assert seen((100, FAST), (200, SLOW)) == 100
-    assert seen((100, FAST), (60, SLOW)) == 30
-    assert seen((100, FAST), (60, SLOW), (60, FAST)) == 120
-
-
-def test_what_may_take_any_time_is_never_short_though_its_inputs_have_no_bytes() -> None:
-    assert not BatchedSignature(batched=True, bounded=False).is_short(0)
+        unbounded.took(size, seconds)
+    assert signature.short_bytes == short_bytes
+    assert not unbounded.is_short(0)
 
 
 async def short(setting: Setting, number: int = 2) -> Resident:
@@ -57,17 +51,6 @@ async def short(setting: Setting, number: int = 2) -> Resident:
 
 
 @on_a_loop
-async def test_a_short_call_takes_no_thread() -> None:
-    setting = Setting()
-    of = await short(setting)
-    threads = len(setting.threads.gates)
-    [asked] = setting.ask(question(of, 3.0))
-    await setting.answered(asked)
-    assert (totals(asked), len(setting.threads.gates)) == ([6.0], threads)
-    assert await setting.over() == [("2", 1, 1)]
-
-
-@on_a_loop
 async def test_neighbours_of_one_turn_share_a_call_and_those_of_the_next_do_not() -> None:
     setting = Setting()
     of = await short(setting)
@@ -77,16 +60,6 @@ async def test_neighbours_of_one_turn_share_a_call_and_those_of_the_next_do_not(
     await setting.answered(*first, *second)
     assert [totals(one) for one in (*first, *second)] == [[2.0], [4.0], [6.0]]
     assert await setting.over() == [("2", 2, 2), ("2", 1, 1)]
-
-
-@on_a_loop
-async def test_versions_that_come_in_one_turn_go_in_calls_of_their_own() -> None:
-    setting = Setting()
-    of, other = await short(setting), resident(3)
-    asked = setting.ask(question(of, 1.0), question(other, 5.0), question(of, 2.0), question(other, 6.0))
-    await setting.answered(*asked)
-    assert [totals(one) for one in asked] == [[2.0], [15.0], [4.0], [18.0]]
-    assert sorted(await setting.over()) == [("2", 2, 2), ("3", 2, 2)]
 
 
 @on_a_loop

@@ -95,11 +95,6 @@ def test_a_flag_counts_more_than_the_file(tmp_path: Path) -> None:
     assert (found.port, found.rest_port, found.state) == (7000, 9501, Path("/elsewhere"))
 
 
-def test_a_file_may_be_reached_by_a_link(tmp_path: Path) -> None:
-    (tmp_path / "link.toml").symlink_to(config(tmp_path, '[models.a]\nstore = "/s"\n'))
-    assert parse(["--config", str(tmp_path / "link.toml")]).models == (ModelSettings(name="a", store=Path("/s")),)
-
-
 def test_the_example_can_be_read() -> None:
     found = parse(["--config", str(ROOT / "deploy/models.toml")])
     assert [type(one) for one in found.models] == [ModelSettings, ModelSettings, ConnectionSettings]
@@ -109,19 +104,15 @@ def test_the_example_can_be_read() -> None:
     ("text", "problem"),
     [
         ("", "expected one [models.NAME] or more, found none"),
-        ("[models]\n", "expected one [models.NAME] or more, found none"),
         ("models = 3\n", "expected one [models.NAME] or more, found 3"),
         ("[model.a]\nstore = '/s'\n", "expected [server] and [models.NAME], found 'model'"),
         ("[models.a]\nstore = /s\n", "expected TOML, found a mistake: Invalid value (at line 2, column 9)"),
-        ("[models.a]\n[models.a]\n", "expected TOML, found a mistake: Cannot declare ('models', 'a') twice"),
         ("a = " + "[" * 20_000, "expected TOML, found lists in lists without end"),
         ("server = 'here'\n", "[server] expected a table, found 'here'"),
         ("[server]\nports = 1\n", "[server] ports: expected one of host, port, rest_port, control_port, poll_seconds,"),
         ("[server]\nport = '1'\n", "[server] port: expected a whole number, found '1'"),
-        ("[server]\nhost = ''\n", "[server] host: expected an address to listen on, such as 127.0.0.1, found ''"),
         ("[server]\npoll_seconds = 0\n", "[server] poll_seconds: expected seconds above 0, found '0'"),
         ("[server]\nreload_roots = '/s'\n", "[server] reload_roots: expected a list of texts, found '/s'"),
-        ("[server]\nreload_roots = ['']\n", "[server] reload_roots: expected a path, found ''"),
         ("[models.'a b']\nstore = '/s'\n", "[models.a b] expected a name of letters, digits, '_', '.' and '-'"),
         (
             "[models.a]\nstore = '/s'\nlabels = {" + ", ".join(f"n{at} = 1" for at in range(257)) + "}\n",
@@ -131,22 +122,12 @@ def test_the_example_can_be_read() -> None:
         ("[models.a]\n", "[models.a] expected store, or connect = [FIRST, SECOND], found neither"),
         ("[models.a]\nstore = '/s'\nconnect = ['b', 'c']\n", "[models.a] expected store, or connect ="),
         ("[models.a]\nstore = ['/s']\n", "[models.a] store: expected text, found ['/s']"),
-        ("[models.a]\nstore = ''\n", "[models.a] store: expected a path, found ''"),
-        (
-            "[models.a]\nstore = '/s'\nverify = 'all'\n",
-            "[models.a] verify: expected auto or checksums, found 'all'",
-        ),
         ("[models.a]\nstore = '/s'\ntrainer = 'here'\n", "[models.a] trainer: address 'here': expected HOST:PORT"),
-        ("[models.a]\nstore = '/s'\nallow_op = 'ReadFile'\n", "allow_op: expected a list of texts, found 'ReadFile'"),
-        ("[models.a]\nstore = '/s'\ninputs = ['']\n", "inputs: expected names of tensors, such as x:0,y:0, found ''"),
         ("[models.a]\nstore = '/s'\ninputs = ['x:0']\n", "model a: expected inputs and outputs together"),
         ("[models.a]\nstore = '/s'\nbatching = 1\n", "[models.a] batching: expected true or false, found 1"),
         ("[models.a]\nstore = '/s'\nlabels = 1\n", "[models.a] labels: expected a table of versions by label"),
         ("[models.a]\nstore = '/s'\nlabels = { a = -1 }\n", "labels: expected the number of a version for a, found -1"),
-        ("[models.a]\nstore = '/s'\nlabels = { 'a/b' = 1 }\n", "labels: expected a name of letters"),
-        ("[models.a]\nconnect = ['b']\n", '[models.a] connect: expected two models, such as ["encoder", "head"]'),
         ("[models.a]\nconnect = ['b', 'b']\n", '[models.a] connect: expected two models, such as ["encoder", "head"]'),
-        ("[models.a]\nconnect = ['b', 'c']\n", "[models.a] inputs: expected a table"),
         ("[models.a]\nconnect = ['b', 'c']\ninputs = {}\n", "[models.a] inputs: expected a table"),
         (
             "[models.a]\nconnect = ['b', 'c']\ninputs = { x = 'y' }\n[models.b]\nstore = '/s'\n",

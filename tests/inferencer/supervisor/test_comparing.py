@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from inferencer.supervisor.comparing import Comparing
-from paramsync.cli.graph_files import shown_names
 from paramsync.errors import BusyError, RequestError
 from paramsync.graphs.capturing import capture
 from paramsync.store.commit import StoreWriter
@@ -45,11 +44,6 @@ def test_parameters_have_the_names_that_people_know(tmp_path: Path) -> None:
     found = json.loads(Comparing().ask(tmp_path, 1, 2).result(LONG))["parameters"]
     assert {one["name"] for one in found} == {*names, lone}
     assert sorted(one["shown"] for one in found) == ["net/dense/bias", "net/dense/kernel", "w"]
-
-
-def test_a_variable_that_nobody_named_is_called_by_its_key() -> None:
-    key = "best/.ATTRIBUTES/VARIABLE_VALUE"
-    assert shown_names([(key, "Variable")]) == {key: "best"}
 
 
 def test_what_nobody_waits_for_is_given_up_and_one_pair_is_compared_at_a_time(store: Path) -> None:

@@ -237,16 +237,6 @@ def test_what_became_of_joined_models_is_known_however_late_a_worker_says_it(ser
     assert server.epochs.joined == {"both": joining}
 
 
-def test_a_worker_that_cannot_join_graphs_is_ended_and_the_change_is_made(server: Server) -> None:
-    server.models, server.joined = {"a": (server.map(1, "a"),), "b": (server.map(2, "b"),)}, ("a", "b")
-    [refuses, _] = server.workers
-    refuses.held["join"] = Future()
-    refuses.held["join"].set_exception(KeyError(1))
-    server.epochs.change()
-    assert server.word[0] == 1
-    assert "it refuses what it is told" in refuses.ended
-
-
 def test_a_model_that_is_gone_is_shown_no_more_once_its_follower_says_that_something_changed(server: Server) -> None:
     server.swap("a", 1)
     server.swap("b", 2)

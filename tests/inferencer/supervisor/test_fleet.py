@@ -45,11 +45,6 @@ def workers() -> Iterator[Workers]:
         listeners.close()
 
 
-def test_what_one_worker_refuses_costs_no_answer_of_the_others(workers: Workers) -> None:
-    assert workers.ask_all("drain", 0.1, seconds=30.0) == []  # as of one that is being started
-    assert workers.ask_all("pid", seconds=30.0) == [worker.pid for worker in workers._workers]
-
-
 def test_a_worker_whose_every_request_fails_is_ended(workers: Workers, caplog: pytest.LogCaptureFixture) -> None:
     channels = [worker.channel for worker in workers._workers]
     for worker, failing in zip(workers._workers, ("", "its requests fail"), strict=True):
@@ -127,30 +122,4 @@ def test_a_worker_that_is_stopped_keeps_nobody_waiting_and_is_replaced(
     finally:
         running.close()
         for publisher in publishers.values():
-            publisher.close()
-
-
-def test_a_configuration_that_takes_effect_later_for_a_slow_store_is_shown_at_once_by_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def late(steps: object) -> None:
-        raise TimeoutError("the change is accepted")
-
-    publishers = [Publisher(tmp_path / name) for name in ("one", "other")]
-    for publisher in publishers:
-        publisher.publish(1)
-    running = Running(*(publisher.path for publisher in publishers))
-    try:
-        for publisher in publishers:
-            list(running.sync.Sync(pb.SyncRequest(model=publisher.path.name, version=1), timeout=LONG))
-        monkeypatch.setattr("inferencer.serving.registry._choose", late)
-        with pytest.raises(TimeoutError, match="the change is accepted"):
-            running.call(lambda: running.server.apply(running.settings.models[:1]))
-        with pytest.raises(grpc.RpcError) as refused:
-            running.prediction_service.Predict(request("other"), timeout=LONG)
-        assert refused.value.code() is grpc.StatusCode.NOT_FOUND
-        assert versions_that_answer(running, "one") == {1}
-    finally:
-        running.close()
-        for publisher in publishers:
             publisher.close()

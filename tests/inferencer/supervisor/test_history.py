@@ -14,7 +14,7 @@ from inferencer.protocols.page import messages
 from inferencer.serving.counts import REQUEST_SECONDS, Histogram
 from inferencer.supervisor.history import MOST_HAPPENED, MOST_VERSIONS, History
 from inferencer.supervisor.overview import Overview
-from inferencer.supervisor.traffic import Traffic, quantile
+from inferencer.supervisor.traffic import Traffic
 from paramsync.status import Event, EventKind, Quarantined, State, Status
 from paramsync.version import Version
 
@@ -145,16 +145,6 @@ def test_a_worker_that_begins_again_is_no_traffic() -> None:
     traffic = Traffic()
     traffic.look([counts(*[("m", "1", 0.001)] * 100)], 1.0)
     assert traffic.look([counts(("m", "1", 0.001))], 2.0)["m"]["rate"] == 0.0
-
-
-def test_a_quantile_lies_in_its_bucket() -> None:
-    buckets = [0] * (len(REQUEST_SECONDS) + 1)
-    buckets[3], buckets[6] = 98, 2
-    assert REQUEST_SECONDS[2] <= quantile(buckets, 0.5) <= REQUEST_SECONDS[3]
-    assert REQUEST_SECONDS[5] <= quantile(buckets, 0.99) <= REQUEST_SECONDS[6]
-    assert quantile([0] * len(buckets), 0.5) == 0.0
-    buckets[-1] = 1000  # beyond the last bound nothing more is known
-    assert quantile(buckets, 0.99) == REQUEST_SECONDS[-1]
 
 
 def test_a_sample_has_the_traffic_of_workers_and_of_those_that_are_no_more() -> None:

@@ -18,9 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.programs import ROOT
-from tests.system.compose.commands import CommandError, run
-from tests.system.compose.log import Log
-from tests.system.compose.scratch import scratch
+from tests.system.compose.commands import CommandError, run, scratch
 
 TAG = "paramsync-base:local"
 PACKAGES = ("python3", "python3-venv", "ca-certificates")
@@ -53,17 +51,13 @@ def this_mirror() -> Mirror:
     return Mirror(url, suite, tuple(dict.fromkeys(component for site, component in of_suite if site == url)))
 
 
-def find_or_make(engine: Mapping[str, str], log: Log) -> str:
+def find_or_make(engine: Mapping[str, str]) -> str:
     """The image that the Dockerfile names where it can be had, else one made here. NoBaseImageError."""
     (public,) = re.findall(r"^ARG BASE_IMAGE=(\S+)", (ROOT / "Dockerfile").read_text(), re.MULTILINE)
     for tag, pull in ((public, True), (TAG, False)):
         if can_be_had(engine, tag, pull=pull):
-            log.line(f"base image {tag}")
             return tag
-    with (
-        log.timed(f"{public} cannot be pulled; {TAG} made from this machine's Debian mirror"),
-        scratch("base") as folder,
-    ):
+    with scratch("base") as folder:
         make(TAG, engine=engine, folder=folder)
     return TAG
 

@@ -1,16 +1,21 @@
-"""How the compose test runs other programs and waits for them."""
+"""Runs other programs for the compose test, waits for them, and gives them a folder."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from threading import Event
 from typing import TypeVar
 
 Found = TypeVar("Found")
+PARENT = Path("/var/tmp")  # on disk, where /tmp may be memory, and short: names of sockets have a limit
 
 
 class CommandError(Exception):
@@ -45,3 +50,17 @@ def wait_for(what: str, look: Callable[[], Found | None], *, timeout: float, eve
             raise TimeoutError(f"not within {timeout:.0f} s: {what}")
         pause.wait(every)
     return found
+
+
+@contextmanager
+def scratch(purpose: str) -> Iterator[Path]:
+    """A folder on disk for what must not be in the tree, gone afterwards with everything mounted inside."""
+    folder = Path(tempfile.mkdtemp(prefix=f"paramsync-{purpose}-", dir=PARENT))
+    try:
+        yield folder
+    finally:
+        # What was killed may have left mounts: the innermost first, and none may be there when files are removed.
+        mounted = [line.split()[1] for line in Path("/proc/self/mounts").read_text().splitlines()]
+        for point in reversed([point for point in mounted if point.startswith(f"{folder}/")]):
+            run("umount", "--lazy", point)
+        shutil.rmtree(folder)

@@ -10,9 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.system.compose.commands import CommandError, run, wait_for
-from tests.system.compose.log import Log
-from tests.system.compose.scratch import scratch
+from tests.system.compose.commands import CommandError, run, scratch, wait_for
 
 DEFAULT_BRIDGE = Path("/sys/class/net/docker0")
 BRIDGE = "psync-"  # how the names of bridges begin that containers of the tests are on
@@ -23,22 +21,20 @@ class NoEngineError(Exception):
 
 
 @contextmanager
-def engine(log: Log) -> Iterator[Mapping[str, str]]:
+def engine() -> Iterator[Mapping[str, str]]:
     """The environment in which `docker` and compose reach an engine. NoEngineError when there is none to be had."""
     if shutil.which("docker") is None:
         raise NoEngineError("docker is not installed")
     environment = dict(os.environ)
-    if version := _answer(environment):
-        log.line(f"engine {version} was running")
+    if _answer(environment):
         yield environment
         return
     if os.geteuid() != 0:
         raise NoEngineError("no Docker engine answers, and only root can start one")
     if shutil.which("dockerd") is None:
         raise NoEngineError("no Docker engine answers, and dockerd is not installed")
-    with scratch("engine") as home, _let_through(), _own(home, log) as environment:
+    with scratch("engine") as home, _let_through(), _own(home) as environment:
         yield environment
-    log.line("engine ended and removed")
 
 
 @contextmanager
@@ -59,7 +55,7 @@ def _let_through() -> Iterator[None]:
 
 
 @contextmanager
-def _own(home: Path, log: Log) -> Iterator[dict[str, str]]:
+def _own(home: Path) -> Iterator[dict[str, str]]:
     socket = f"unix://{home}/docker.sock"
     settings: dict[str, object] = {
         "hosts": [socket],
@@ -93,7 +89,6 @@ def _own(home: Path, log: Log) -> Iterator[dict[str, str]]:
         if ended_or_ready == "ended":
             said = (home / "log").read_text().splitlines() or ["nothing said"]
             raise NoEngineError(f"dockerd does not run here: {said[-1]}")
-        log.line(f"engine {ended_or_ready} started")
         yield environment
     finally:
         daemon.terminate()
