@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -202,44 +201,3 @@ def test_one_that_is_closed_is_joined_no_more_and_may_go(parts: Parts) -> None:
     del parts.connection
     gc.collect()
     assert gone() is None
-
-
-def test_a_graph_that_takes_long_to_join_keeps_no_part_from_swapping(
-    parts: Parts, caplog: pytest.LogCaptureFixture
-) -> None:
-    scaled = Scaled()
-    by_four = tf.function(
-        lambda x: {"y": tf.reshape(scaled(x)["y"], [-1, 4])}, [tf.TensorSpec([None, 6], tf.float32, name="x")]
-    )
-    graph = capture(scaled, signatures={"serving_default": by_four}).graph  # fails on one row, by which it is warmed
-    parts.swap(0, 1)
-    parts.swap(1, 2, graph)
-    joining, go_on = threading.Event(), threading.Event()
-
-    def wait(_: logging.LogRecord) -> bool:
-        """Hold whoever joins first, who logs that the graph was not warmed."""
-        if not joining.is_set():
-            joining.set()
-            assert go_on.wait(60)
-        return True
-
-    made: list[Connection] = []
-    joins = threading.Thread(target=lambda: made.append(Connection("late", *parts.replicas, {"x": "y"})))
-    swaps = threading.Thread(target=parts.swap, args=(1, 3, graph))
-    log = logging.getLogger("paramsync.replica")
-    log.addFilter(wait)
-    try:
-        with caplog.at_level(logging.DEBUG, log.name):
-            joins.start()
-            assert joining.wait(60)
-            swaps.start()
-            swaps.join(10)
-            assert not swaps.is_alive()
-            assert not made
-    finally:
-        log.removeFilter(wait)
-        go_on.set()
-        joins.join()
-        swaps.join()
-    assert [version.number for _, version in made[0].take().parts] == [1, 3]
-    assert made[0].status().swaps == 1

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -125,21 +122,6 @@ def test_files_that_were_only_touched_harm_nothing(follower: Follower, publisher
         (publisher.path / f"ckpt-{number}.data-00000-of-00001").touch()
     follower.run_once()
     assert (serving(follower), quarantined(follower), follower.status().state) == (2, [], State.SERVING)
-
-
-def test_an_index_of_another_store_with_the_time_put_back_is_found_and_what_is_in_memory_goes_on(
-    follower: Follower, publisher: Publisher, tmp_path: Path
-) -> None:
-    followed(follower, publisher, 1)
-    other = Publisher(tmp_path / "other")
-    other.publish(1, tensors=values(7, captured()))
-    index = publisher.path / "ckpt-1.index"
-    before = index.stat()
-    rewrite(index, (other.path / index.name).read_bytes())
-    os.utime(index, ns=(before.st_atime_ns, before.st_mtime_ns))
-    follower.run_once()
-    assert (serving(follower), quarantined(follower), proven(*ask(follower))) == (1, [1], True)
-    other.close()
 
 
 def test_a_version_that_is_suspected_is_examined_and_its_file_is_not_believed_any_more(

@@ -17,12 +17,6 @@ from tests.support.followers import LONG, milestones, quarantined, saver_followe
 from tests.support.published import Doubled, Publisher, ask, proven, saver_store
 
 
-def test_a_missing_store_is_waited_for(follower: Follower) -> None:
-    assert follower.run_once() is None
-    status = follower.status()
-    assert (status.state, status.published) == (State.WAITING, None)
-
-
 def test_the_newest_version_is_served_and_reported(follower: Follower, publisher: Publisher) -> None:
     for step in (1, 2, 3):
         publisher.publish(step)

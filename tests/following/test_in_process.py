@@ -14,7 +14,7 @@ import tensorflow as tf
 from paramsync import Follower, Replica
 from paramsync.errors import RequestError, SettingsError
 from tests.support.programs import ROOT
-from tests.support.published import Publisher, ask, proven
+from tests.support.published import Publisher
 
 
 def run(script: str, *arguments: str | Path) -> str:
@@ -43,13 +43,6 @@ def test_what_the_documentation_says_works(tmp_path: Path) -> None:
     assert "was played by version" in printed
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error() -> None:
-    import paramsync
-
-    with pytest.raises(AttributeError, match="'paramsync' has no attribute 'Replicas'"):
-        paramsync.Replicas  # noqa: B018
-
-
 _FORGETS = """
 import sys
 from paramsync import Follower, Replica
@@ -65,18 +58,6 @@ def test_a_program_that_forgets_to_close_ends(tmp_path: Path) -> None:
     publisher.publish(7)
     publisher.close()
     assert run(_FORGETS, tmp_path / "m").split() == ["7"]
-
-
-def test_a_path_is_all_it_takes_to_follow(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path / "m")
-    with Follower(Replica("m", str(tmp_path / "m")), poll_seconds=3600) as follower:
-        for step in (1, 5):
-            publisher.publish(step)
-            follower.sync(timeout=60)
-            seen, number = ask(follower)
-            assert number == step
-            assert proven(seen, number)
-    publisher.close()
 
 
 def test_what_tensorflow_would_only_note_is_refused(tmp_path: Path) -> None:

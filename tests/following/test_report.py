@@ -98,18 +98,6 @@ def test_the_lag_goes_on_while_newer_versions_come_and_none_serves(publisher: Pu
     assert (serving(follower), status.lag_seconds, status.lag_versions) == (26, 0.0, 0)
 
 
-def test_a_follower_that_starts_late_counts_all_publications(publisher: Publisher) -> None:
-    publisher.publish(1)
-    follower = Follower(Replica("m", publisher.path))
-    follower.run_once()
-    follower.ask(Action.PIN, 1)
-    follower.run_once()
-    for step in range(2, 26):
-        publisher.publish(step)
-    follower.run_once()
-    assert follower.status().lag_versions == 24
-
-
 def test_a_swap_is_logged_at_once_and_many_are_summed_up(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "paramsync.follower")
     now = [100.0]

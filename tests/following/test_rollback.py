@@ -81,12 +81,6 @@ def test_after_a_restart_a_rollback_goes_to_the_next_lower_version_that_can_be_u
         rolled_back(follower)
 
 
-def test_a_rollback_needs_no_store(publisher: Publisher) -> None:
-    follower = followed(publisher, 1, 2)
-    (publisher.path / "checkpoint").write_text("garbage {{{")
-    assert rolled_back(follower).pinned == 1
-
-
 # While something else goes on -----------------------------------------------------------------------------------------
 
 

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.errors import SettingsError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.sources.source import Progress
 from tests.support.keys import Keys, keys, listed
-from tests.support.published import Publisher, ask, proven, saver_store
+from tests.support.published import Publisher, ask, proven
 
 
 @pytest.fixture
@@ -57,24 +56,6 @@ def test_signed_versions_serve_and_an_unsigned_one_is_passed_over(
     assert proven(ask(follower)[0], 3)
 
 
-def test_where_no_key_is_trusted_a_record_that_names_one_proves_nothing(signing: Publisher) -> None:
-    follower = Follower(Replica("m", signing.path), poll_seconds=60.0)
-    signing.publish(1)
-    follower.run_once()
-    assert follower.status().serving is not None
-    assert follower.status().signed_by == ""
-
-
-def test_what_serves_is_a_copy_that_no_writer_of_the_store_can_change(pair: Keys, signing: Publisher) -> None:
-    follower = following(signing.path, pair)
-    version = signing.publish(1)
-    follower.run_once()
-    for data in signing.path.glob(f"{version.prefix}.data-*"):
-        with data.open("r+b") as file:
-            file.write(b"\1" * data.stat().st_size)
-    assert proven(ask(follower)[0], 1)
-
-
 def test_a_restore_tells_how_much_is_hashed_and_is_given_up_where_something_else_is_wanted(
     pair: Keys, signing: Publisher
 ) -> None:
@@ -101,18 +82,3 @@ def test_an_old_version_is_not_taken_for_the_newest_while_a_newer_one_serves(pai
     listed(signing.path, old.prefix)
     follower.run_once()
     assert ask(follower)[1] == 2
-
-
-def test_checkpoints_of_a_saver_are_refused_by_name(tmp_path: Path, pair: Keys) -> None:
-    saver_store(tmp_path / "saver", 1)
-    follower = following(tmp_path / "saver", pair)
-    follower.run_once()
-    assert follower.status().serving is None
-    assert "found one without a record, as TensorFlow writes it" in reasons(follower)[1]
-
-
-def test_keys_to_trust_and_tensors_of_a_saver_are_not_for_one_store(tmp_path: Path, pair: Keys) -> None:
-    with pytest.raises(SettingsError, match="expected trust, or inputs and outputs or a graph"):
-        Replica("m", tmp_path, trust=[pair.public], inputs=["x:0"], outputs=["y:0"])
-    with pytest.raises(SettingsError, match="cannot be read"):
-        Replica("m", tmp_path, trust=[tmp_path / "none.pub"])

@@ -4,27 +4,21 @@ from __future__ import annotations
 
 import queue
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from paramsync.cli.__main__ import main
 from paramsync.publishing import control_port
-from paramsync.publishing.control_port import MOST_PUBLISHING, MOST_UNREAD, MOST_WATCHING, ControlPort, Training
-from paramsync.publishing.metrics import Meter
+from paramsync.publishing.control_port import MOST_PUBLISHING, MOST_UNREAD, MOST_WATCHING, ControlPort
 from paramsync.publishing.publisher import Publisher
-from paramsync.rpc.client import Trainer
 from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
-from tests.rpc.test_addresses import IPV6
 from tests.support.control_ports import STATES, TIMEOUT, Pair, status
 from tests.support.frames import connected, headers
 from tests.support.programs import eventually
@@ -95,29 +89,6 @@ def test_status_and_health_follow_training_from_start_to_end(pair: Pair) -> None
         assert "training has stopped" in str(refused.value.details())
 
 
-def test_status_says_how_long_publishing_took_and_where_training_would_resume(
-    pair: Pair, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class State:
-        saved: int | None = 7
-        error: str | None = "the disk is full"
-
-    monkeypatch.setenv("COLUMNS", "80")
-    with pair.training() as publisher:
-        publisher.publish(1, wait=True)
-        meter = Meter(7, time.monotonic())
-        meter.stall = 0.00042
-        training = Training(publisher=publisher, meter=meter, device="CPU", total_steps=9, state=State())
-        pair.control.training_begins(training)
-        found = status(pair)
-        assert (found.stall_seconds, found.saved_step, found.steps_per_epoch) == (0.00042, 7, 0)
-        main(["status", "--trainer", pair.control.address, "--inferencer", "127.0.0.1:1"])
-    text = capsys.readouterr().out
-    assert "0.4 ms" in text
-    assert "training state: last error: the disk is full" in text
-    assert max(map(len, text.splitlines()[:2])) <= 80
-
-
 def test_publish_answers_when_the_version_is_committed(pair: Pair) -> None:
     with pair.training() as publisher, stepping(publisher):
         answer = publish(pair)
@@ -134,21 +105,6 @@ def test_a_publication_that_fails_is_an_internal_error_that_says_why(pair: Pair)
             publish(pair)
     assert failed.value.code() is grpc.StatusCode.INTERNAL
     assert str(pair.store) in str(failed.value.details())
-
-
-def test_callers_of_publish_that_leave_give_their_places_back(pair: Pair) -> None:
-    with pair.training() as publisher:  # takes no step, so that Publish has to wait
-        for _ in range(3):
-            calls = [
-                pair.stub.Publish.future(sync_pb2.PublishRequest(), timeout=TIMEOUT) for _ in range(MOST_PUBLISHING)
-            ]
-            eventually(lambda: len(publisher._requests) == MOST_PUBLISHING, lambda: "every caller to wait")
-            for call in calls:
-                call.cancel()
-            eventually(lambda: all(one.cancelled() for one in publisher._requests), lambda: "every caller to leave")
-            publisher._requests.clear()
-        with stepping(publisher):
-            assert publish(pair).number > 0
 
 
 def test_only_so_many_wait_for_a_publication_and_status_is_answered_beside_them(pair: Pair) -> None:
@@ -221,17 +177,3 @@ def test_calls_beyond_the_limit_are_refused_by_name_until_silent_ones_end(pair: 
             lambda: "every place to be taken by a call without a message",
         )
     eventually(lambda: code() is grpc.StatusCode.OK, lambda: "the places to be free after the connection is closed")
-
-
-def test_reflection_lists_the_services(pair: Pair) -> None:
-    stub = reflection_pb2_grpc.ServerReflectionStub(pair.channel)
-    request = reflection_pb2.ServerReflectionRequest(list_services="")
-    answer = next(stub.ServerReflectionInfo(iter([request]), timeout=TIMEOUT))
-    names = {service.name for service in answer.list_services_response.service}
-    assert {"paramsync.v1.Publisher", "grpc.health.v1.Health"} <= names
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", IPV6])
-def test_the_address_can_be_called_as_it_is_written(host: str, tmp_path: Path) -> None:
-    with closing(ControlPort(host, 0, store=tmp_path)) as control, Trainer(control.address) as client:
-        assert client.status().state == STATES.STARTING

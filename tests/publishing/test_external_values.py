@@ -44,15 +44,6 @@ def test_values_go_by_the_variables_names_or_by_their_keys(store: Path) -> None:
     assert version.graph == capture(Affine()).graph.digest
 
 
-def test_tensorflow_reads_them_into_the_object_that_the_graph_is_of(store: Path) -> None:
-    with Publisher.of_graph(store, schedule=EVERY_STEP) as publisher:
-        publisher.publish(1, values=values(5.0), wait=True)
-    model = Affine()
-    tf.train.Checkpoint(model).read(tf.train.latest_checkpoint(store)).assert_consumed()
-    assert (model.scale.numpy() == 5).all()
-    assert (model.shift.numpy() == 5).all()
-
-
 def test_keras_variables_go_by_their_paths(tmp_path: Path) -> None:
     model = keras.Sequential([keras.Input((4,), name="x"), keras.layers.Dense(3, name="hidden"), keras.layers.Dense(1)])
     put(tmp_path, model)
@@ -70,12 +61,9 @@ def test_keras_variables_go_by_their_paths(tmp_path: Path) -> None:
         (values() | {"more": 1}, "expected scale_of_all, shift_of_all, found more too (1 not needed)"),
         (values() | {"scale" + VALUE: 1}, "expected each value once, found scale/.ATTRIBUTES/VARIABLE_VALUE under two"),
         (values() | {"scale_of_all": np.ones(4)}, "expected scale_of_all float32 [4], found float64 [4]"),
-        (values() | {"scale_of_all": np.ones([4, 1], np.float32)}, "expected scale_of_all float32 [4], found float32"),
-        (values() | {"scale_of_all": 1.5}, "expected scale_of_all float32 [4], found float64 []"),
         (values() | {"scale_of_all": jnp.ones(3)}, "expected scale_of_all float32 [4], found float32 [3]"),
         (values() | {"scale_of_all": tf.ones(4, tf.int64)}, "expected scale_of_all float32 [4], found int64 [4]"),
         (values() | {"scale_of_all": None}, "expected scale_of_all float32 [4], found string []"),
-        (values() | {"scale_of_all": np.ones(4, ">f4")}, "expected scale_of_all float32 [4], found >f4 [4]"),
     ],
 )
 def test_values_that_do_not_fit_are_refused_by_name_and_nothing_is_published(
@@ -87,13 +75,6 @@ def test_values_that_do_not_fit_are_refused_by_name_and_nothing_is_published(
         with pytest.raises(ParameterError, match=re.escape(message)):
             publisher.publish(1, values=lambda: given)
     assert Store(store).latest() is None
-
-
-def test_a_models_own_publisher_takes_no_values(tmp_path: Path) -> None:
-    publisher = Publisher(tmp_path, Affine(), schedule=EVERY_STEP)
-    with pytest.raises(SettingsError, match=r"only Publisher\.of_graph"):
-        publisher.publish(1, values=values())
-    publisher.close()
 
 
 def test_values_are_asked_for_only_where_they_are_due(store: Path) -> None:

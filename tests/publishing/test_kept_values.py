@@ -57,26 +57,6 @@ def normalization_within() -> Case:
     return model, lambda: layer.parts["norm"].adapt(NUMBERS * 3 + 1), NUMBERS
 
 
-def discretization() -> Case:
-    layer = LAYERS.Discretization(num_bins=3, output_mode="one_hot")
-    layer.adapt(NUMBERS)
-    x = keras.Input((4,))
-    return keras.Model(x, layer(x)), lambda: layer.adapt(NUMBERS / 3), NUMBERS
-
-
-def string_lookup() -> Case:
-    layer = LAYERS.StringLookup(vocabulary=["a b", "z"])
-    x = keras.Input((1,), dtype="string")
-    return keras.Model(x, layer(x)), lambda: layer.set_vocabulary(["z", "b c"]), WORDS
-
-
-def integer_lookup() -> Case:
-    layer = LAYERS.IntegerLookup()
-    layer.adapt(np.array([1, 2, 2]))
-    x = keras.Input((1,), dtype="int64")
-    return keras.Model(x, layer(x)), lambda: layer.adapt(np.array([7, 7, 2])), np.array([[7], [2], [1]])
-
-
 def text_vectorization() -> Case:
     layer = LAYERS.TextVectorization(output_mode="tf_idf")
     layer.adapt(["a b", "b c", "c"])
@@ -120,9 +100,6 @@ def with_others_in_its_array(made: Module) -> None:
 CASES: dict[str, Callable[[], Case]] = {
     "Normalization": normalization,
     "Normalization in a layer in a model": normalization_within,
-    "Discretization": discretization,
-    "StringLookup": string_lookup,
-    "IntegerLookup": integer_lookup,
     "TextVectorization": text_vectorization,
     "a constant": module(lambda made: setattr(made, "offset", tf.constant(3.0))),
     "an array": module(with_others_in_its_array),

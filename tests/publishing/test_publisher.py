@@ -64,19 +64,6 @@ def test_what_is_not_trained_is_not_written_again_until_it_is_trained(tmp_path: 
     assert (frozen.numpy() == 1).all()
 
 
-def test_the_first_call_publishes_and_says_what(tmp_path: Path) -> None:
-    with Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10)) as publisher:
-        version = publisher.publish_if_due(3)
-        assert version is not None
-        assert (version.number, version.step, version.committed_at) == (3, 3, None)
-        assert version.step_done_at <= version.snapshot_at
-        assert publisher.publish_if_due(12) is None
-        assert publisher.publish_if_due(13) is not None
-    latest = Store(tmp_path).latest()
-    assert latest is not None
-    assert (latest.number, latest.graph) == (13, version.graph)
-
-
 def test_a_request_from_another_thread_is_answered_with_the_next_step(tmp_path: Path) -> None:
     with Publisher(tmp_path, Counters(), schedule=ON_REQUEST) as publisher:
         assert publisher.publish_if_due(1) is None
@@ -148,15 +135,7 @@ def test_averages_are_published_in_place_of_variables(tmp_path: Path) -> None:
     assert reader.get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == 1
 
 
-def test_an_average_of_another_shape_is_refused(tmp_path: Path) -> None:
-    wrong = tf.Variable([1.0])
-    message = r"the average of Variable:0: expected float32 \[1, 257\], found float32 \[1\]"
-    with pytest.raises(SettingsError, match=message):
-        Publisher(tmp_path, Counters(), schedule=EVERY_STEP, averages=lambda _: wrong)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["two\nlines", "\x1b[31mred", "\udcff", "x" * 201, 5, None])
+@pytest.mark.parametrize("name", ["two\nlines", "\udcff", "x" * 201, None])
 def test_one_with_a_name_that_no_record_takes_is_left_out_with_one_warning(
     name: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -175,9 +154,3 @@ def test_the_speed_of_a_training_that_goes_on_counts_from_its_first_step() -> No
     assert meter.steps_per_second == 0
     meter.advance(1_000_020, None, 52.0)
     assert (meter.step, meter.steps_per_second) == (1_000_020, 10.0)
-
-
-def test_a_loss_that_is_no_number_is_absent() -> None:
-    meter = Meter()
-    meter.advance(1, "low", 0.0)  # type: ignore[arg-type]
-    assert meter.loss is None

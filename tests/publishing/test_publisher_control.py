@@ -45,7 +45,7 @@ def test_a_port_that_is_taken_is_refused_and_leaves_the_store_free(tmp_path: Pat
         pass
 
 
-@pytest.mark.parametrize("port", [-1, 65_536, 99_999, "x", 1.5, True])
+@pytest.mark.parametrize("port", [-1, 65_536, "x", True])
 def test_what_is_no_port_is_refused_and_leaves_the_store_free(tmp_path: Path, port: Any) -> None:
     with pytest.raises(SettingsError, match="control_port: expected a port from 0 to 65535, found "):
         Publisher(tmp_path, Counters(), schedule=EVERY_STEP, control_port=port)

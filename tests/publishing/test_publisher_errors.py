@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from paramsync.errors import GraphError, ParameterError, PublishError, SettingsError, StoreLockedError
+from paramsync.errors import GraphError, ParameterError, PublishError, SettingsError
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.store import Store
@@ -64,20 +64,6 @@ def test_leaving_the_block_raises_where_the_last_step_cannot_be_published(tmp_pa
             block.close()
     store.unlink()
     Publisher(store, Counters(), schedule=schedule).close()  # it was given up all the same
-
-
-def test_who_waits_for_a_publication_is_told_that_it_failed(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    with Publisher(store, Counters(), schedule=EVERY_STEP) as publisher:
-        shutil.rmtree(store)
-        store.touch()
-        with pytest.raises(PublishError, match="store"):
-            publisher.publish(1, wait=True)
-
-
-def test_a_second_publisher_is_refused(tmp_path: Path) -> None:
-    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP), pytest.raises(StoreLockedError):
-        Publisher(tmp_path, Counters(), schedule=EVERY_STEP)
 
 
 def test_a_model_that_is_not_built_is_refused_and_leaves_the_store_free(tmp_path: Path) -> None:

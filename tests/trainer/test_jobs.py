@@ -87,23 +87,6 @@ def test_a_job_of_ones_own_is_trained_published_and_drawn_to_its_last_step(tmp_p
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("allowed", [False, True])
-def test_a_training_that_diverged_is_published_only_if_that_is_allowed(tmp_path: Path, allowed: bool) -> None:
-    jobs.put(tmp_path)
-    (tmp_path / "wanted").write_text("nan")
-    store = tmp_path / "store"
-    arguments = ("--data", "wanted", "--steps", "20", "--every-steps", "10", *(["--allow-nan"] if allowed else []))
-    with trainer(store, *SMALL, *arguments, folder=tmp_path) as process:
-        assert process.end() == 0, process.text
-    latest = Store(store).latest()
-    assert latest is not None
-    assert latest.step == (20 if allowed else 0)
-    assert all(np.isnan(value).all() == allowed for value in values(store))
-    assert ("a publication failed, training goes on" in process.text) is not allowed
-    assert f"version {latest.number} is the last published" in process.text
-
-
-@pytest.mark.slow
 def test_the_job_in_the_documentation_trains_and_tensorflow_restores_its_state(tmp_path: Path) -> None:
     module, restoring = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
     jobs.put(tmp_path, module, name="my_jobs")
@@ -137,32 +120,6 @@ with tf.Session() as session:
 
 
 @pytest.mark.slow
-def test_status_has_everything_about_training_and_publishing(tmp_path: Path) -> None:
-    jobs.put(tmp_path)
-    began = time.monotonic()
-    with trainer(
-        tmp_path / "store", *SMALL, "--every-seconds", "0.2", "--state-seconds", "0.1", folder=tmp_path
-    ) as one:
-        stub = control_of(one)
-        versions(stub, 2)
-        eventually(lambda: status(stub).saved_step and status(stub).steps_per_second, lambda: "a saved state")
-        found = status(stub)
-        assert (found.state, found.device, found.store) == (2, "CPU", str(tmp_path / "store"))
-        assert found.step >= found.published.step > 0
-        assert found.step >= found.saved_step > 0
-        assert found.loss >= 0
-        assert found.steps_per_second > 0
-        assert found.publishes >= 2
-        assert (found.skipped, found.refused, found.last_error, found.state_error) == (0, 0, "", "")
-        assert 0 < found.stall_seconds < time.monotonic() - began
-        assert 0 < found.publish_seconds < time.monotonic() - began
-        assert found.published.committed_at > found.published.snapshot_at >= found.published.step_done_at > 0
-        assert not found.HasField("total_steps")
-        one.send(signal.SIGTERM)
-        assert one.end() == 0, one.text
-
-
-@pytest.mark.slow
 def test_a_killed_trainer_resumes_model_and_optimizer_from_the_state_that_was_saved_behind_it(tmp_path: Path) -> None:
     jobs.put(tmp_path)
     store, arguments = tmp_path / "store", (*SMALL, "--every-steps", "20", "--state-seconds", "0.05")
@@ -192,27 +149,6 @@ def test_a_killed_trainer_resumes_model_and_optimizer_from_the_state_that_was_sa
     assert latest.step == reader.get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") > saved
     saved_values = [value.tobytes() for value in values(store / "training")]
     assert all(value.tobytes() in saved_values for value in values(store)), "the last step is published and saved"
-
-
-@pytest.mark.slow
-def test_a_state_that_cannot_be_saved_is_in_the_status_and_training_goes_on(tmp_path: Path) -> None:
-    jobs.put(tmp_path)
-    state = tmp_path / "state"
-    arguments = (*SMALL, "--state", str(state), "--state-seconds", "0.1", "--every-seconds", "0.2")
-    with trainer(tmp_path / "store", *arguments, folder=tmp_path) as process:
-        stub = control_of(process)
-        eventually(lambda: status(stub).saved_step, lambda: "a saved state")
-        state.rename(tmp_path / "aside")
-        state.touch()
-        found = eventually(lambda: status(stub).state_error, lambda: "an error")
-        assert str(state) in found
-        versions(stub, 2)
-        state.unlink()
-        eventually(lambda: not status(stub).state_error, lambda: "a state saved again")
-        process.send(signal.SIGTERM)
-        assert process.end() == 0, process.text
-    assert "training state was not saved, training goes on" in process.text
-    assert tf.train.latest_checkpoint(str(state))
 
 
 @pytest.mark.slow

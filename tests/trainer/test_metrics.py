@@ -89,9 +89,6 @@ def test_metrics_say_how_training_and_publishing_go(tmp_path: Path) -> None:
     ("host", "code"),
     [
         ("localhost:9", 200),
-        ("[::1]", 200),
-        ("127.0.0.2", 200),
-        ("[::ffff:127.0.0.1]:9", 200),
         ("evil.example:8504", 403),
     ],
 )

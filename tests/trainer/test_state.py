@@ -75,21 +75,6 @@ def test_the_variables_of_a_distribution_strategy_are_saved_once_and_restored(tm
         np.testing.assert_array_equal(value, again)
 
 
-def test_a_model_with_a_table_is_saved_without_it(tmp_path: Path) -> None:
-    def with_table() -> Job:
-        one = job()
-        one.model.table = tf.lookup.experimental.MutableHashTable(tf.string, tf.int64, default_value=-1)
-        return one
-
-    one = with_table()
-    one.train_step()
-    with state_of(tmp_path, one) as state:
-        state.finish(1)
-    again = with_table()
-    assert restored(tmp_path, again)
-    assert int(again.step) == 1
-
-
 def iterator() -> Any:
     return iter(tf.data.Dataset.range(3))
 
@@ -155,19 +140,6 @@ def test_a_save_that_may_not_be_read_now_is_not_trained_once_more(tmp_path: Path
     one = job()
     assert restored(tmp_path, one)
     assert int(one.step) == 5
-
-
-def test_after_falling_back_the_next_save_is_the_newest_again(tmp_path: Path) -> None:
-    saved(tmp_path, 3, 5)
-    newest(tmp_path, ".index").unlink()
-    one = job()
-    with state_of(tmp_path, one) as state:
-        state.restore()
-        one.train_step()
-        state.finish(4)
-    again = job()
-    assert restored(tmp_path, again)
-    assert int(again.step) == 4
 
 
 def test_training_begins_anew_if_no_state_can_be_read(tmp_path: Path) -> None:
@@ -242,26 +214,6 @@ def test_a_model_that_diverged_is_not_saved_over_one_that_had_not(tmp_path: Path
     with StoreWriter(tmp_path, keep=2) as store, closing(TrainingState(store, tmp_path, one, allow_nan=True)) as state:
         state.finish(2)
         assert (state.saved, state.error) == (2, None)
-
-
-def test_the_end_waits_for_the_save_under_way_and_saves_the_last_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = job()
-    with StoreWriter(tmp_path, keep=2) as store, closing(TrainingState(store, tmp_path, one)) as state:
-        gate = Gate(store, monkeypatch)
-        one.train_step()
-        state.save(1)
-        one.train_step()
-        ending = threading.Thread(target=state.finish, args=(2,))
-        ending.start()
-        assert gate.reached.wait(30)
-        gate.opened.set()
-        ending.join(30)
-        assert state.saved == 2
-    again = job()
-    assert restored(tmp_path, again)
-    assert int(again.step) == 2
 
 
 def test_a_step_that_is_saved_is_not_saved_again(tmp_path: Path) -> None:

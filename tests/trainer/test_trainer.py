@@ -47,18 +47,12 @@ def test_settings_say_what_the_command_line_says() -> None:
         ([], "required: --store"),
         (["--every-steps", "0"], "--every-steps: expected a whole number of at least 1, found '0'"),
         (["--every-seconds", "-1"], "--every-seconds: expected seconds above 0, found '-1'"),
-        (["--steps", "many"], "--steps: expected a whole number of at least 1, found 'many'"),
-        (["--seed", "4294967296"], "--seed: expected a whole number of at most 4294967295, found '4294967296'"),
         (["--steps", "9" * 19], "--steps: expected a whole number of at most 999999999999999999, found '9999"),
         (["--held-out", "\udcff"], r"expected arguments in UTF-8, found '\udcff'"),
-        (["--control-port", "65536"], "--control-port: expected a port from 0 to 65535, found '65536'"),
         (["--state", "here"], "--state here: expected another directory than the store, found the same"),
-        (["--state", "here/../here/"], "expected another directory than the store"),
-        (["--job", "x"], "--job: expected MODULE:FUNCTION, found 'x'"),
         (["--job", "x:y.z"], "--job: expected MODULE:FUNCTION, found 'x:y.z'"),
         (["--keep-every", "3600"], "--keep-every: expected --keep-for T with it, found 3600 alone"),
         (["--publish-if", "accuracy"], "--publish-if: invalid choice: 'accuracy' (choose from 'loss', 'min loss', "),
-        (["--durable", "yes"], "unrecognized arguments: yes"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused_by_name(arguments: list[str], message: str) -> None:
