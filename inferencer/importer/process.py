@@ -6,6 +6,7 @@ import mmap
 import os
 import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,14 +14,12 @@ import tensorflow as tf
 
 from paramsync import dtypes
 from paramsync.checkpoint.data_file import ALIGNMENT
-from paramsync.errors import ParamsyncError
 from paramsync.host.processes import limit_memory
 from paramsync.inference.resident import Resident
 from paramsync.sources.opening import open_source
-from paramsync.sources.source import Progress
 from paramsync.version import Version
 
-from ..processes.channel import Channel, close_all
+from ..processes.channel import Channel, Handler, close_all
 from ..processes.messages import Imported, ParameterPlace
 from ..settings.settings import ModelSettings
 
@@ -31,50 +30,37 @@ def importing(settings: ModelSettings, *, descriptors: Sequence[int]) -> None:
     """Run the importer until the supervisor is gone or ends it."""
     limit_memory(_MOST_OF_MEMORY)
     tf.config.set_visible_devices([], "GPU")
-    importer = _Importer(settings)
-    importer.channel = Channel(
-        socket.socket(fileno=descriptors[0]),
-        {"pid": os.getpid, "restore": importer.restore},
-        name=f"importer of {settings.name}",
+    source = open_source(
+        settings.store,
+        inputs=settings.inputs,
+        outputs=settings.outputs,
+        graph=settings.graph,
+        verification=settings.verify,
+        allowed=settings.allowed,
+        warmed=False,  # a trial calls the graph
     )
-    importer.channel.run()
 
-
-class _Importer:
-    channel: Channel
-
-    def __init__(self, settings: ModelSettings) -> None:
-        self._source = open_source(
-            settings.store,
-            inputs=settings.inputs,
-            outputs=settings.outputs,
-            graph=settings.graph,
-            verification=settings.verify,
-            allowed=settings.allowed,
-            warmed=False,  # a trial calls the graph
-        )
-
-    def restore(self, version: Version, *, descriptors: Sequence[int]) -> Imported:
-        """Write the graph and the values into two files, given as descriptors. Raises the errors of Source.restore."""
+    def restore(version: Version, *, descriptors: Sequence[int]) -> Imported:
         try:
-            self._source.look()  # finds out the kind of store
-            resident = self._source.restore(version, self._tell)
-            graph, parameters = descriptors
-            with os.fdopen(os.dup(graph), "wb") as file:
-                file.write(resident.graph.to_bytes())
-            size, places = _written(resident, parameters)
-        except (ParamsyncError, OSError, MemoryError):
-            raise
+            source.look()  # finds out the kind of store
+            return _imported(source.restore(version, partial(channel.tell, "progress")), *descriptors)
         except tf.errors.OpError as error:
             raise _portable(error) from None
         finally:
             close_all(descriptors)
-        return Imported(
-            resident.graph.digest, dict(resident.graph.refused), frozenset(resident.graph.embeddings), size, places
-        )
 
-    def _tell(self, progress: Progress) -> None:
-        self.channel.tell("progress", progress)
+    handlers: dict[str, Handler] = {"pid": os.getpid, "restore": restore}
+    channel = Channel(socket.socket(fileno=descriptors[0]), handlers, name=f"importer of {settings.name}")
+    channel.run()
+
+
+def _imported(resident: Resident, graph: int, parameters: int) -> Imported:
+    """Write the graph and the values into two files, given as descriptors."""
+    with os.fdopen(os.dup(graph), "wb") as file:
+        file.write(resident.graph.to_bytes())
+    size, places = _written(resident, parameters)
+    digest, refused = resident.graph.digest, dict(resident.graph.refused)
+    return Imported(digest, refused, frozenset(resident.graph.embeddings), size, places)
 
 
 def _written(resident: Resident, descriptor: int) -> tuple[int, list[ParameterPlace | Any]]:

@@ -55,7 +55,7 @@ async def _serve(settings: Settings, template: Template, stop: Stop, manager: Se
 
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
-    server = Server(settings, template=template, tracing=tracing)
+    server = Server(settings, template, tracing=tracing)
     names = ", ".join(model.name for model in settings.models)
     _log.info("inferencer starts: %s; workers: %d", names, settings.workers)
     stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(stopping.set))

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from paramsync.errors import ParamsyncError, UnknownModelError
 
-from .counts import REQUEST_SECONDS, Calls, Followed, Histogram, Scrubbed
+from .counts import REQUEST_SECONDS, Calls, Followed, Histogram
 from .served import Models, ServedModel
 
 if TYPE_CHECKING:
     from .spans import RequestSpans
-    from .worker_status import WorkerStatus
 
 OK = "OK"
 OLDER = "older"
@@ -64,12 +63,6 @@ class Metrics:
         self.models = models
         self.waiting: Callable[[], int] = lambda: 0
         """How many requests wait for a call now. The batcher sets it."""
-        self.workers: Callable[[], Sequence[WorkerStatus]] = tuple
-        """The statuses of a server's workers."""
-        self.trouble: Callable[[], str] = str
-        """What is wrong with the workers."""
-        self.scrubbed: Callable[[], Scrubbed | None] = lambda: None
-        """Returns the scrub's progress, if there is a scrub."""
         self.spans: RequestSpans | None = None
         """Makes a span for each request, if traces are on."""
         self.requests: dict[_Answered, Histogram] = {}

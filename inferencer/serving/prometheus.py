@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
@@ -17,9 +18,9 @@ from paramsync.program.prometheus import MetricsPage
 from paramsync.status import State, Status
 from paramsync.store.store import PublisherState
 
-from .counts import Histogram
+from .counts import Histogram, Scrubbed
 from .metrics import OK, Metrics
-from .worker_status import WorkerState
+from .worker_status import WorkerState, WorkerStatus
 
 __all__ = ["CONTENT_TYPE", "Exposition"]
 
@@ -55,12 +56,23 @@ _OF_STATUS: tuple[tuple[str, str, Callable[[Status], Any]], ...] = (
 
 
 class Exposition(MetricsPage):
-    """Collects the metrics anew for each page: `text` takes a few milliseconds, on one thread at a time."""
+    """Collects the metrics anew for each page: `text` takes a few milliseconds, on any thread."""
 
-    def __init__(self, metrics: Metrics, *, as_tf_serving: bool = False) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        *,
+        workers: Sequence[WorkerStatus] = (),
+        trouble: str = "",
+        scrubbed: Scrubbed | None = None,
+        as_tf_serving: bool = False,
+    ) -> None:
+        """`trouble` is what is wrong with the workers."""
         self._metrics = metrics
+        self._workers = workers
+        self._trouble = trouble
+        self._scrubbed = scrubbed
         self._as_tf_serving = as_tf_serving
-        self._build = InfoMetricFamily("paramsync_build", "Releases that answer, as labels; always 1.", value=_build())
         super().__init__()
 
     def collect(self) -> Iterator[Metric]:
@@ -72,7 +84,7 @@ class Exposition(MetricsPage):
         yield from self._of_scrub()
         if self._as_tf_serving:
             yield from self._of_requests_as_tf_serving()
-        yield self._build
+        yield InfoMetricFamily("paramsync_build", "Releases that answer, as labels; always 1.", value=_build())
 
     def _of_requests(self) -> Iterator[Metric]:
         answered = CounterMetricFamily(
@@ -174,7 +186,7 @@ class Exposition(MetricsPage):
         yield from (restores, swaps, quarantines, restoring, swapping)
 
     def _of_scrub(self) -> Iterator[Metric]:
-        if (scrubbed := self._metrics.scrubbed()) is None:
+        if (scrubbed := self._scrubbed) is None:
             return
         yield CounterMetricFamily(
             "paramsync_scrubbed_bytes",
@@ -189,8 +201,7 @@ class Exposition(MetricsPage):
             )
 
     def _of_workers(self) -> Iterator[Metric]:
-        workers = self._metrics.workers()
-        if not workers:
+        if not self._workers:
             return
         labels = ("worker",)
         up = GaugeMetricFamily("paramsync_worker_up", "1 where the worker answers, else 0.", labels=labels)
@@ -205,8 +216,8 @@ class Exposition(MetricsPage):
             "Times that the worker ended by itself, and another was started.",
             labels=labels,
         )
-        for number in dict.fromkeys(worker.number for worker in workers):  # two processes while one is replaced
-            these = [worker for worker in workers if worker.number == number]
+        for number in dict.fromkeys(worker.number for worker in self._workers):  # two processes while one is replaced
+            these = [worker for worker in self._workers if worker.number == number]
             taken = [memory_of(worker.pid) for worker in these if worker.pid is not None]
             label = [str(number)]
             up.add_metric(label, any(worker.state is WorkerState.ANSWERING for worker in these))
@@ -218,7 +229,7 @@ class Exposition(MetricsPage):
         yield GaugeMetricFamily(
             "paramsync_workers_failing",
             "1 while a worker ends again and again, else 0.",
-            value=bool(self._metrics.trouble()),
+            value=bool(self._trouble),
         )
 
 
@@ -238,6 +249,7 @@ def _add(family: HistogramMetricFamily, labels: Sequence[str], one: Histogram, *
     family.add_metric(labels, buckets, one.sum * scale)
 
 
+@cache
 def _build() -> dict[str, str]:
     return {
         "version": release(),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -28,16 +27,11 @@ Read: TypeAlias = Callable[[Any], Any]
 """Reads a TOML value. Raises ArgumentTypeError, which says what was expected and found."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelsFile:
-    """The values of the file by fields: `server` has fields of Settings, `models` each model's fields."""
+def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """Read the file: the fields of Settings, and by model the fields of its settings. Raises SettingsError.
 
-    server: Mapping[str, Any]
-    models: Mapping[str, Mapping[str, Any]]
-
-
-def read(path: Path) -> ModelsFile:
-    """Read the file. Paths in it are relative to its folder. Raises SettingsError."""
+    Paths in the file are relative to its folder.
+    """
     content = _content(path)
     where = f"--config {path}:"
     for table in content.keys() - {"server", "models"}:
@@ -47,21 +41,17 @@ def read(path: Path) -> ModelsFile:
     if not (isinstance(tables, dict) and tables):
         raise SettingsError(f"{where} expected one [models.NAME] or more, found {_shown(tables) if tables else 'none'}")
     models = {name: _model(name, table, path.parent, f"{where} [models.{name}]") for name, table in tables.items()}
-    return ModelsFile(server, models)
+    return server, models
 
 
 def _content(path: Path) -> dict[str, Any]:
     content = readers.content("--config", path, _LIMIT)
     try:
         return tomllib.loads(content.decode())
-    except UnicodeDecodeError as error:
-        raise SettingsError(f"--config {path}: expected text in UTF-8, found {error.reason}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise SettingsError(f"--config {path}: expected TOML, found a mistake: {error}") from error
     except RecursionError as error:
         raise SettingsError(f"--config {path}: expected TOML, found lists in lists without end") from error
-    except ValueError as error:
-        raise SettingsError(f"--config {path}: expected TOML, found a number of too many digits") from error
+    except ValueError as error:  # it is not TOML, not UTF-8, or a number has too many digits
+        raise SettingsError(f"--config {path}: expected TOML in UTF-8, found a mistake: {error}") from error
 
 
 def _model(name: str, table: Any, base: Path, where: str) -> dict[str, Any]:

@@ -157,9 +157,9 @@ def parse(arguments: Sequence[str]) -> Settings:
     if config is not None:
         for option in of_models:
             raise SettingsError(f"{option.flag}: expected in [models.NAME] of {config}, found beside --config")
-        from_file = models_file.read(config)
-        served = tuple(_settings_of_model(name, values) for name, values in from_file.models.items())
-        given = {**from_file.server, **given}  # flags override the file
+        of_server, by_model = models_file.read(config)
+        served = tuple(_settings_of_model(name, values) for name, values in by_model.items())
+        given = {**of_server, **given}  # flags override the file
         try:
             check_models(served)
         except (SettingsError, StoreError) as error:

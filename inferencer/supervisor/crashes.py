@@ -40,14 +40,14 @@ class CrashLoops:
     def __init__(self) -> None:
         self._ends: dict[int, tuple[int, str]] = {}
 
-    def ended(self, number: int, lived: float, how: str) -> int:
-        """Add the end of a worker. Returns its quick ends in a row."""
-        times = self._ends.get(number, (0, ""))[0] + 1 if lived < QUICK_SECONDS else 0
+    def ended(self, number: int, lived: float, how: str, *, explained: bool = False) -> int:
+        """Add the end of a worker; it is `explained` if a version was the cause. Returns its quick ends in a row."""
+        times = self._ends.get(number, (0, ""))[0] + 1 if lived < QUICK_SECONDS and not explained else 0
         self._ends[number] = times, f"worker {number} ended {times} times in a row soon after its start ({how})"
         return times
 
     def calm(self, number: int) -> None:
-        """The worker has lived long enough, or the cause was found."""
+        """The worker has lived long enough."""
         self._ends.pop(number, None)
 
     @property

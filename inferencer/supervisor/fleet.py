@@ -26,15 +26,13 @@ class Fleet:
         handlers: Mapping[str, Handler],
         look: Callable[[str | None], Sequence[Shown]],
         listeners: Listeners,
-        *,
-        template: Template | None = None,
+        template: Template,
     ) -> None:
         """`arguments` are passed to each worker; `handlers` answer the workers' requests; see Epochs for `look`.
 
-        A `template` that is given is closed by its owner.
+        The owner of `template` closes it.
         """
-        self._closes_template = template is None
-        self.template = template or Template()
+        self.template = template
         words = SharedWords(shared_words.create())
         self.epochs = Epochs(words.epoch, look)
         self.workers = Workers(
@@ -42,12 +40,12 @@ class Fleet:
             arguments,
             handlers,
             listeners,
-            self.template,
+            template,
             words,
             admit=self.epochs.admit,
             dismiss=self.epochs.dismiss,
         )
-        self.trials = Trials(self.template, words)
+        self.trials = Trials(template, words)
 
     def start(self) -> None:
         """Start the workers and return once all listen. Raises the error that kept the first worker from starting."""
@@ -64,8 +62,6 @@ class Fleet:
         self.epochs.map(version)
 
     def close(self) -> None:
-        """End every process."""
+        """End every worker."""
         self.workers.close()
         self.epochs.close()
-        if self._closes_template:
-            self.template.close()

@@ -130,16 +130,10 @@ class Overview:
         statuses, counts = self._statuses(), self._counts()
         rates = self._traffic.look(counts, time.monotonic())
         workers = [
-            _of_process(
-                worker.pid,
-                number=worker.number,
-                state=worker.state.value,
-                since=worker.since,
-                restarts=worker.restarts,
-            )
+            _of_process(worker.pid, worker.number, worker.state.value, worker.since, worker.restarts)
             for worker in statuses
         ]
-        supervisor = _of_process(os.getpid(), number=None, state="supervising", since=self._started_at, restarts=0)
+        supervisor = _of_process(os.getpid(), None, "supervising", self._started_at, 0)
         models, _ = self.look()
         with self._lock:
             self._workers = [supervisor, *workers]
@@ -159,9 +153,10 @@ def _sample(status: Status, rates: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_process(pid: int | None, **facts: Any) -> dict[str, Any]:
-    memory = memory_of(pid) if pid is not None else Memory(0, 0)
-    return {**facts, "pid": pid, "resident_bytes": memory.resident, "private_bytes": memory.private}
+def _of_process(pid: int | None, number: int | None, state: str, since: float, restarts: int) -> dict[str, Any]:
+    memory = Memory(0, 0) if pid is None else memory_of(pid)
+    facts = {"pid": pid, "number": number, "state": state, "since": since, "restarts": restarts}
+    return {**facts, "resident_bytes": memory.resident, "private_bytes": memory.private}
 
 
 def _rounded(seconds: float | None) -> float | None:

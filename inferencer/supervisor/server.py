@@ -6,9 +6,9 @@ import asyncio
 import dataclasses
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -45,7 +45,6 @@ from .overview import Overview
 from .scrub import Scrub
 from .shared import SharedVersion
 from .template import Template
-from .versions import SharedResidents
 
 _log = logging.getLogger("paramsync.inferencer")
 _GRACE_OF_CONTROL = 1.0  # for readers that are slow: all calls are answered and all streams ended before
@@ -59,8 +58,8 @@ _NEWS_SECONDS = 0.05  # at least, between two messages to workers about the foll
 class Server:
     """One inferencer. Made, started and drained on one event loop."""
 
-    def __init__(self, settings: Settings, *, template: Template | None = None, tracing: bool = False) -> None:
-        """Workers are forked from the `template`, if one is given; the caller closes it.
+    def __init__(self, settings: Settings, template: Template, *, tracing: bool = False) -> None:
+        """Workers are forked from the `template`; the caller closes it.
 
         With `tracing`, each version that comes to serve has a span. Raises ParamsyncError if a model cannot be made.
         """
@@ -80,7 +79,7 @@ class Server:
             "compare_no_more": self._comparing.leave,
             "statistics": partial(self._aside, self._statistics),
         }
-        self._fleet = Fleet(settings.workers, (settings,), handlers, self._shown, self._listeners, template=template)
+        self._fleet = Fleet(settings.workers, (settings,), handlers, self._shown, self._listeners, template)
         maker = SharedMaker(self._fleet, poll_seconds=settings.poll_seconds, state=settings.state, tracing=tracing)
         self.models = Registry(settings.models, maker)
         self.models.trouble = lambda: self._fleet.workers.trouble
@@ -89,15 +88,9 @@ class Server:
         self._configuring = Configuring(self.models, self.apply, trust=tf_serving.trust)
         self._roots = ReloadRoots(settings.reload_roots, host=settings.host)
         self._following_file: asyncio.Future[None] | None = None
-        self._metrics = Metrics(self.models)
-        self._exposition = Exposition(self._metrics, as_tf_serving=tf_serving.metrics_path is not None)
-        self._metrics.workers = self._fleet.workers.statuses
-        self._metrics.trouble = lambda: self._fleet.workers.trouble
         self._scrub = Scrub(self._in_memory, self._suspect)
-        self._metrics.scrubbed = lambda: self._scrub.scrubbed
         self._news = threading.Event()
         self._overview = Overview(self._fleet.workers.statuses, self._counts, self._states, heard=self._news.set)
-        self._summing = threading.Lock()
         self._draining = asyncio.Event()
         self._health = Health(self.models, [sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name])
         budget = MemoryBudget(SHARES // 2 * settings.message_bytes)
@@ -179,8 +172,7 @@ class Server:
         self._draining.set()
         self._control.hurry()
         followers = asyncio.ensure_future(self.models.close())
-        self._fleet.workers.replace_no_more()
-        await asyncio.to_thread(self._fleet.workers.ask_all, "drain", quiet_seconds, seconds=_GRACE_OF_WORKERS)
+        await asyncio.to_thread(self._fleet.workers.drain, quiet_seconds, seconds=_GRACE_OF_WORKERS)
         await self._control.end(_GRACE_OF_CONTROL)
         await followers
         await asyncio.to_thread(self._end)
@@ -227,29 +219,30 @@ class Server:
         return [requests for requests, _, _ in self._fleet.workers.counts(seconds=_COUNTING_SECONDS)]
 
     def _text(self) -> bytes:
-        with self._summed():
-            return self._exposition.text()
+        exposition = Exposition(
+            self._summed(),
+            workers=self._fleet.workers.statuses(),
+            trouble=self._fleet.workers.trouble,
+            scrubbed=self._scrub.scrubbed,
+            as_tf_serving=self._tf_serving.metrics_path is not None,
+        )
+        return exposition.text()
 
     def _statistics(self, model: str) -> Mapping[str, Statistics]:
-        with self._summed() as metrics:
-            return metrics.statistics(model)
+        return self._summed().statistics(model)
 
     def _load(self) -> tuple[Mapping[str, Load], int]:
-        with self._summed() as metrics:
-            return metrics.loads(), metrics.waiting()
+        metrics = self._summed()
+        return metrics.loads(), metrics.waiting()
 
-    @contextmanager
-    def _summed(self) -> Iterator[Metrics]:
+    def _summed(self) -> Metrics:
         """The sums of what all workers counted."""
-        counts = self._fleet.workers.counts(seconds=_COUNTING_SECONDS)
-        with self._summing:
-            metrics = self._metrics
-            metrics.requests, metrics.calls, waiting = {}, {}, 0
-            for requests, calls, waits in counts:
-                metrics.take_in(requests, calls)
-                waiting += waits
-            metrics.waiting = lambda: waiting
-            yield metrics
+        metrics, waiting = Metrics(self.models), 0
+        for requests, calls, waits in self._fleet.workers.counts(seconds=_COUNTING_SECONDS):
+            metrics.take_in(requests, calls)
+            waiting += waits
+        metrics.waiting = lambda: waiting
+        return metrics
 
     # What becomes of workers ------------------------------------------------------------------------------------------
 
@@ -264,11 +257,9 @@ class Server:
 
     def _on_crashing(self, key: int, reason: str) -> None:
         for follower in self.models.followers():
-            residents: Any = follower.replica
-            assert isinstance(residents, SharedResidents)
-            if any(version.message.key == key for version in residents.residents):
-                residents.crashing[key] = reason
-                follower.notify()
+            residents: Any = follower.replica  # SharedResidents
+            residents.crashing[key] = reason
+            follower.notify()
 
     def _on_trouble(self) -> None:
         for follower in self.models.followers():

@@ -27,7 +27,7 @@ class SharedResidents(Residents[SharedVersion]):
     def __init__(self, settings: ModelSettings, fleet: Fleet) -> None:
         self._fleet = fleet
         self.crashing: dict[int, str] = {}
-        """How workers crash on versions, by the versions' keys. Any thread may add entries."""
+        """How workers crash on versions of any model, by the versions' keys. Any thread may add entries."""
         self._restores = restores = SharedRestores(settings, fleet)
         options = graph_options(settings.graph, settings.inputs)
         source = Source(settings.store, restores, graph=settings.graph, options=options, signed=bool(settings.trust))

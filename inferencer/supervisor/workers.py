@@ -148,21 +148,14 @@ class Workers:
             if self._ended.is_set():
                 return
             self._restarts[number] += 1
-            times = self._count_end(number, lived, how, explained=explained)
+            with self._lock:
+                times = self._loops.ended(number, lived, how, explained=explained)
+                self.trouble = self._loops.trouble
             pause = min(_MOST_PAUSE, _FIRST_PAUSE * 2 ** min(times - 1, 16)) if times else 0.0
             _log.warning("worker %d ended after %.1f s (%s); another one takes its place", number, lived, how)
             self.on_trouble()
         if not listening.done():
             listening.set_exception(ClosedError("the server ends before it has begun"))
-
-    def _count_end(self, number: int, lived: float, how: str, *, explained: bool) -> int:
-        """Returns how often workers of this number have ended in a row soon after their start, for no known reason."""
-        with self._lock:
-            times = 0 if explained else self._loops.ended(number, lived, how)
-            if explained:
-                self._loops.calm(number)
-            self.trouble = self._loops.trouble
-        return times
 
     def _await_end(self, number: int, worker: Worker) -> tuple[float, str, bool]:
         """Returns once it is over: for how long it lived, how it ended, and whether a version was the cause."""
@@ -277,9 +270,16 @@ class Workers:
         worker.channel.close()
         self._remove(worker)  # its slot is free for the next one
 
-    def replace_no_more(self) -> None:
-        """Do not replace workers that end from now on."""
+    def drain(self, quiet_seconds: float, *, seconds: float) -> None:
+        """Have every worker answer its requests and close its ports. Workers that end are not replaced any more."""
         self._ended.set()
+        for worker, answer in asked(self._workers, "drain", quiet_seconds, seconds=seconds):
+            try:
+                answer()
+            except (LateError, ClosedError):
+                pass
+            except Exception as error:  # noqa: BLE001, the others are drained all the same
+                _log.error("worker %d, while it was drained: %r", worker.number, error)
 
     def close(self) -> None:
         """End every worker."""
@@ -291,23 +291,15 @@ class Workers:
 
     def statuses(self) -> list[WorkerStatus]:
         """Of every worker, and of each number that is without one, in the order of their numbers."""
-        there = [
+        statuses = [
             WorkerStatus(worker.number, worker.state, worker.since, worker.pid, self._restarts[worker.number])
             for worker in self._workers
         ]
-        numbers = {status.number for status in there}
-        without = [
-            WorkerStatus(
-                number,
-                WorkerState.ENDED if self._restarts[number] else WorkerState.STARTING,  # TensorFlow is imported before
-                self._without_since[number],
-                None,
-                self._restarts[number],
-            )
-            for number in range(self._count)
-            if number not in numbers
-        ]
-        return sorted([*there, *without], key=lambda status: status.number)
+        for number in {*range(self._count)} - {status.number for status in statuses}:
+            restarts = self._restarts[number]
+            state = WorkerState.ENDED if restarts else WorkerState.STARTING  # TensorFlow is imported before
+            statuses.append(WorkerStatus(number, state, self._without_since[number], None, restarts))
+        return sorted(statuses, key=lambda status: status.number)
 
     def counts(self, *, seconds: float) -> list[tuple[Any, Any, int]]:
         """What each worker has counted, and those that are no more: requests, calls, and how many requests wait.
@@ -329,18 +321,6 @@ class Workers:
         with self._lock:
             counted = [worker.counted for worker in self._workers if worker.counted is not None]
             return [(dict(self._left.requests), dict(self._left.calls), 0), *counted]
-
-    def ask_all(self, what: str, *arguments: Any, seconds: float) -> list[Any]:
-        """The answers that come in time. An error of one worker, such as one that is being started, is logged."""
-        answers = []
-        for worker, answer in asked(self._workers, what, *arguments, seconds=seconds):
-            try:
-                answers.append(answer())
-            except (LateError, ClosedError):
-                pass
-            except Exception as error:  # noqa: BLE001, the others answer all the same
-                _log.error("worker %d, which was asked for %s: %r", worker.number, what, error)
-        return answers
 
     def _check_on(self) -> None:
         while not self._ended.wait(_CHECK_SECONDS):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import mmap
 import os
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -31,14 +31,11 @@ class MappedFiles:
 
     def __init__(self) -> None:
         self._mappings: dict[tuple[int, int], _Mapping] = {}
-        self.graphs: Collection[int] = ()
-        """Keys of the graphs of current versions. A mapping for other graphs is undone with its last version."""
 
-    def map(self, descriptor: int, size: int, ranges: Sequence[tuple[int, int]], *, graph: int) -> Bytes:
+    def map(self, descriptor: int, size: int, ranges: Sequence[tuple[int, int]]) -> Bytes:
         """Map the first `size` bytes of a file, and bring `ranges` (start, stop) into the page table.
 
-        The ranges hold parameters of the graph with the key `graph`. The descriptor is closed with the last reference
-        to the bytes. Raises GraphError, OSError.
+        The descriptor is closed with the last reference to the bytes. Raises GraphError, OSError.
         """
         if not size:
             os.close(descriptor)
@@ -51,7 +48,6 @@ class MappedFiles:
         mapping = self._mappings.get(file_id)
         if mapping is None or mapping.size != size:
             mapping = self._mappings[file_id] = _Mapping(descriptor, size)
-        mapping.graphs.add(graph)
         lease.take(mapping)
         for start, stop in ranges:
             mapping.bring_in(start, stop)
@@ -61,9 +57,8 @@ class MappedFiles:
         """Undo mappings that no version needs. Returns whether any unused mapping is left for later."""
         late = time.monotonic() - _KEPT_SECONDS
         for file_id, mapping in list(self._mappings.items()):
-            needless = mapping.used_at < late or mapping.graphs.isdisjoint(self.graphs) or mapping.is_gone
-            unused = not mapping.users and needless
-            if unused and self._mappings.pop(file_id, None) is mapping:
+            needless = not mapping.users and (mapping.used_at < late or mapping.is_gone)
+            if needless and self._mappings.pop(file_id, None) is mapping:
                 mapping.drop_pages()
         return any(not mapping.users for mapping in list(self._mappings.values()))
 
@@ -73,7 +68,6 @@ class _Mapping:
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.size = size
-        self.graphs: set[int] = set()  # keys of graphs that have had parameters in this file
         self.users: set[int] = set()  # ids of leases: a reference would keep a lease alive
         self.used_at = 0.0
         self._file = os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)

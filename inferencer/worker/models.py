@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from paramsync.errors import NotServingError, UnknownModelError, UnknownVersionError
@@ -22,25 +22,24 @@ from ..settings.settings import AnySettings, ConnectionSettings
 _LATE_SECONDS = 10.0  # the supervisor has for saying why a sync is late
 
 
+@dataclass(eq=False)
 class Model:
     """One model of one epoch. Any thread may use it, even after the epoch."""
 
-    def __init__(
-        self,
-        settings: AnySettings,
-        view: View[Resident],
-        status: Status,
-        *,
-        awaited: bool = False,
-        joining: Joining | None = None,
-    ) -> None:
-        self.name = settings.name
-        self.settings = settings
-        self.batched = not isinstance(settings, ConnectionSettings) and settings.batching
-        self.view = view
-        self.last = status
-        self.awaited = awaited
-        self.joining = joining
+    settings: AnySettings
+    view: View[Resident]
+    last: Status
+    """The status that the follower last reported."""
+    awaited: bool = False
+    joining: Joining | None = None
+
+    @property
+    def name(self) -> str:
+        return self.settings.name
+
+    @property
+    def batched(self) -> bool:
+        return not isinstance(self.settings, ConnectionSettings) and self.settings.batching
 
     def take(self, version: int | None = None, label: str = "") -> Resident:
         """The version that serves, or the version with this number or label.
@@ -61,7 +60,7 @@ class Model:
             raise UnknownVersionError(f"model {self.name!r}", case.number, view.numbered, case.short) from error
 
     def status(self) -> Status:
-        """The status that the follower last reported, with the version that answers here."""
+        """The last status, with the version that answers here."""
         status, view = self.last, self.view
         if view.recent and status.serving != view.recent[0].version:
             numbers = tuple(dict.fromkeys(resident.version.number for resident in view.residents))

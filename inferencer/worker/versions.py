@@ -42,7 +42,6 @@ class _SeenResident(Resident):
     """A version whose calls the supervisor sees."""
 
     call: Callable[[], CallUnderWay] = field(kw_only=True)
-    graph_key: int = field(kw_only=True)
 
     def computing(self) -> CallUnderWay:
         return self.call()
@@ -116,12 +115,12 @@ class Versions:
             mapped = []
             for number, size in enumerate(message.sizes):
                 ranges = [(start, stop) for file, start, stop in message.ranges if file == number]
-                mapped.append(self._files.map(files.pop(0), size, ranges, graph=message.graph.key))
+                mapped.append(self._files.map(files.pop(0), size, ranges))
         finally:
             close_all(files)
         parameters = tuple([alias(_array(parameter, mapped)) for parameter in message.parameters])
         call = partial(self._calls.call, message.key)
-        resident = _SeenResident(message.version, graph, parameters, call=call, graph_key=message.graph.key)
+        resident = _SeenResident(message.version, graph, parameters, call=call)
         if graph not in self._called:
             warm(resident)
             batchable.examine(resident)
@@ -176,7 +175,6 @@ class Versions:
                 self._unwanted.discard(key)
                 self._leaving.add(resident, resident.graph, resident.parameters)
             del resident
-        self._files.graphs = {resident.graph_key for resident in [*self._residents.values()]}
         self._freeing.set()
 
     def states(self, statuses: Mapping[str, Any]) -> None:

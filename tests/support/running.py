@@ -71,7 +71,7 @@ class Running:
         self.sync = sync_pb2_grpc.SyncStub(self.control)
 
     async def _start(self) -> tuple[Any, Ports]:
-        server = Server(self.settings, template=_template())
+        server = Server(self.settings, _template())
         return server, await server.start()
 
     def call(self, function: Callable[[], Any], *, seconds: float = LONG) -> Any:

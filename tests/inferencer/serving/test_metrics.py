@@ -228,9 +228,8 @@ def whole_text(metrics: Metrics, answered: Callable[..., None]) -> bytes:
     """A page on which every metric has a value."""
     answered()
     metrics.called(model="m", signature="serving_default", version="7", requests=1, rows=1, seconds=0.1)
-    metrics.workers = lambda: [WorkerStatus(0, WorkerState.ANSWERING, 1.0, os.getpid(), 3)]
-    metrics.scrubbed = lambda: Scrubbed(bytes=4096, at=1.0)
-    return Exposition(metrics).text()
+    workers = [WorkerStatus(0, WorkerState.ANSWERING, 1.0, os.getpid(), 3)]
+    return Exposition(metrics, workers=workers, scrubbed=Scrubbed(bytes=4096, at=1.0)).text()
 
 
 def test_promtool_finds_nothing_to_mend(whole_text: bytes) -> None:

@@ -18,7 +18,6 @@ from paramsync.host.files import lock_shared
 from tests.support.troubles import descriptors
 
 SIZE = 1 << 20
-GRAPH = 3
 
 
 @pytest.fixture
@@ -51,7 +50,7 @@ def mappings(path: Path) -> int:
 
 def test_the_lock_ends_with_the_last_tensor_in_the_file(file: Path) -> None:
     files = MappedFiles()
-    array = files.map(lent(file), SIZE, [(0, SIZE)], graph=GRAPH)
+    array = files.map(lent(file), SIZE, [(0, SIZE)])
     tensor = alias(array[:4096].view(np.float32))
     del array
     assert not is_free(file)
@@ -66,28 +65,27 @@ def test_the_lock_ends_with_the_last_tensor_in_the_file(file: Path) -> None:
 
 def test_what_is_written_into_a_file_that_was_mapped_is_read_where_it_was_mapped_before(file: Path) -> None:
     files = MappedFiles()
-    before = files.map(lent(file), SIZE, [(0, SIZE)], graph=GRAPH).ctypes.data
+    before = files.map(lent(file), SIZE, [(0, SIZE)]).ctypes.data
     with file.open("rb+") as publisher:
         fcntl.flock(publisher, fcntl.LOCK_EX | fcntl.LOCK_NB)
         publisher.write(b"\x07" * SIZE)
-    array = files.map(lent(file), SIZE, [(0, 4096), (8192, SIZE)], graph=GRAPH)
+    array = files.map(lent(file), SIZE, [(0, 4096), (8192, SIZE)])
     assert (array.ctypes.data, mappings(file)) == (before, 1)
     assert (array == 7).all()
 
 
 def test_a_file_of_another_size_is_mapped_anew_beside_what_is_in_use(file: Path) -> None:
     files = MappedFiles()
-    first = files.map(lent(file), SIZE, [(0, SIZE)], graph=GRAPH)
+    first = files.map(lent(file), SIZE, [(0, SIZE)])
     os.truncate(file, 2 * SIZE)
-    second = files.map(lent(file), 2 * SIZE, [(0, 2 * SIZE)], graph=GRAPH)
+    second = files.map(lent(file), 2 * SIZE, [(0, 2 * SIZE)])
     assert (len(first), len(second), mappings(file)) == (SIZE, 2 * SIZE, 2)
     assert (first == 0).all()
 
 
 def test_a_mapping_goes_once_nothing_has_used_it_for_a_while(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = MappedFiles()
-    files.graphs = {GRAPH}
-    array = files.map(lent(file), SIZE, [(0, SIZE)], graph=GRAPH)
+    array = files.map(lent(file), SIZE, [(0, SIZE)])
     assert not files.tend()
     monkeypatch.setattr(mapped_files, "_KEPT_SECONDS", 0.0)
     assert not files.tend()
@@ -101,22 +99,9 @@ def test_a_mapping_goes_once_nothing_has_used_it_for_a_while(file: Path, monkeyp
     assert mappings(file) == 0
 
 
-def test_a_mapping_goes_with_its_last_version_where_no_version_of_its_graph_answers(file: Path) -> None:
-    files = MappedFiles()
-    files.graphs = {GRAPH, GRAPH + 1}
-    array = files.map(lent(file), SIZE, [(0, SIZE)], graph=GRAPH)
-    files.graphs = {GRAPH + 1}
-    files.tend()
-    assert mappings(file) == 1  # it is in use
-    del array
-    assert not files.tend()
-    assert mappings(file) == 0
-
-
 def test_a_mapping_of_a_file_that_has_no_name_any_more_goes_at_once(file: Path) -> None:
     files = MappedFiles()
-    files.graphs = {GRAPH}
-    array = files.map(lent(file), SIZE, [(0, SIZE)], graph=GRAPH)
+    array = files.map(lent(file), SIZE, [(0, SIZE)])
     file.unlink()
     files.tend()
     assert (mappings(file), int(array.sum())) == (1, 0)
@@ -128,8 +113,8 @@ def test_a_mapping_of_a_file_that_has_no_name_any_more_goes_at_once(file: Path) 
 def test_a_file_that_is_shorter_than_was_said_is_refused_and_let_go_of(file: Path) -> None:
     files, before = MappedFiles(), descriptors()
     with pytest.raises(GraphError, match="cut"):
-        files.map(lent(file), SIZE + 1, [], graph=GRAPH)
+        files.map(lent(file), SIZE + 1, [])
     assert is_free(file)
     assert descriptors() == before
-    assert len(files.map(lent(file), 0, [], graph=GRAPH)) == 0
+    assert len(files.map(lent(file), 0, [])) == 0
     assert is_free(file)
