@@ -6,7 +6,7 @@ Followers write them; programs that serve read them. Pure: the standard library 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
@@ -51,39 +51,11 @@ class Publication:
     found_at: float
 
 
-def usable(published: Collection[int], quarantined: Collection[int]) -> list[int]:
-    """The published versions that are not quarantined, the newest first."""
-    return sorted({*published} - {*quarantined}, reverse=True)
-
-
 class Back(NamedTuple):
     """Where a rollback goes: to a version that `served` before or, without one, to the next lower number."""
 
     number: int
     served: bool
-
-
-def back_to(
-    serving: int | None,
-    before: Sequence[int],
-    *,
-    resident: Collection[int],
-    published: Collection[int] | None,
-    quarantined: Collection[int],
-) -> Back | None:
-    """Where a rollback goes: to the last version that served `before` and can be used.
-
-    If none is left, as after a restart, the rollback goes to the next lower number; None if the store cannot be read.
-    """
-    there = {*resident, *(published or ())}
-    good = {*usable(there, quarantined), *resident}
-    for number in before:
-        if number in good:
-            return Back(number, served=True)
-    if published is None or serving is None:
-        return None
-    lower = [number for number in usable(there, quarantined) if number < serving]
-    return Back(lower[0], served=False) if lower else None
 
 
 class State(Enum):
@@ -200,13 +172,26 @@ class Status:
         """Where a rollback would go now; None if there is nothing to go back to."""
         if self.parts:
             return None
-        return back_to(
-            None if self.serving is None else self.serving.number,
-            self.before,
-            resident=self.resident,
-            published=self.in_store,
-            quarantined=[case.number for case in self.quarantined],
-        )
+        return self.back_among(self.in_store)
+
+    def back_among(self, published: Collection[int] | None) -> Back | None:
+        """Where a rollback goes: to the last version that served before and can be used.
+
+        If none is left, as after a restart, the rollback goes to the next lower number; None if the store cannot be
+        read, and so `published` is None.
+        """
+        usable = self.usable({*self.resident, *(published or ())})
+        for number in self.before:
+            if number in usable or number in self.resident:
+                return Back(number, served=True)
+        if published is None or self.serving is None:
+            return None
+        lower = [number for number in usable if number < self.serving.number]
+        return Back(lower[0], served=False) if lower else None
+
+    def usable(self, numbers: Collection[int]) -> list[int]:
+        """These versions without the quarantined ones, the newest first."""
+        return sorted({*numbers}.difference(case.number for case in self.quarantined), reverse=True)
 
     @property
     def newest_quarantined(self) -> bool:

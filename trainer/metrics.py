@@ -42,56 +42,34 @@ class TrainerMetrics(MetricsPage):
         if training is None:
             return
         meter, state, publishing = training.meter, training.state, training.publisher.status()
-        version = publishing.published
-        committed = None if version is None else version.committed_at
-        for name, meaning, value in (
-            ("step", "The step that training is at.", meter.step),
-            ("loss", "Loss of the last step.", meter.loss),
-            (
-                "published_version",
-                "The version that this process published last.",
-                None if version is None else version.number,
-            ),
-            (
-                "published_step",
-                "Training step of the version published last.",
-                None if version is None else version.step,
-            ),
-            (
-                "since_publication_seconds",
-                "Time since this process published a version.",
-                None if committed is None else max(0.0, self._clock() - committed),
-            ),
-            (
-                "last_publish_duration_seconds",
-                "Duration of the last publication, from pinning its values to its commit.",
-                None if version is None or committed is None else committed - version.snapshot_at,
-            ),
-            (
-                "last_stall_duration_seconds",
-                "How long the last publication held the thread that trains.",
-                meter.stall,
-            ),
-            (
-                "publishing_failing",
-                "1 where the last publication failed or was refused, else 0.",
-                publishing.last_error is not None,
-            ),
-            ("saved_step", "The step that training would resume at.", None if state is None else state.saved),
-        ):
+        failing = publishing.last_error is not None
+        gauges = {
+            "step": ("The step that training is at.", meter.step),
+            "loss": ("Loss of the last step.", meter.loss),
+            "last_stall_duration_seconds": ("How long the last publication held the thread that trains.", meter.stall),
+            "publishing_failing": ("1 if the last publication failed or was refused, else 0.", failing),
+            "saved_step": ("The step that training would resume at.", None if state is None else state.saved),
+        }
+        if (version := publishing.published) is not None:
+            committed = version.committed_at or 0.0
+            age, took = max(0.0, self._clock() - committed), committed - version.snapshot_at
+            gauges |= {
+                "published_version": ("The version that this process published last.", version.number),
+                "published_step": ("Training step of the version published last.", version.step),
+                "since_publication_seconds": ("Time since this process published a version.", age),
+                "last_publish_duration_seconds": ("Duration of the last publication, until its commit.", took),
+            }
+        counters = {
+            "steps": ("Steps trained by this process.", meter.step - meter.first),
+            "publications": ("Versions published by this process.", publishing.publishes),
+            "publications_skipped": ("Publications that a newer publication overtook.", publishing.skipped),
+            "publications_failed": ("Publications that failed or were refused.", publishing.failed),
+            "publications_refused": ("Publications refused because of NaN or infinity.", publishing.refused),
+        }
+        for name, (meaning, value) in gauges.items():
             if value is not None:
                 yield GaugeMetricFamily(f"paramsync_trainer_{name}", meaning, value=float(value))
-        for name, meaning, count in (
-            ("steps", "Steps trained by this process.", meter.step - meter.first),
-            ("publications", "Versions published by this process.", publishing.publishes),
-            (
-                "publications_skipped",
-                "Publications that a newer one overtook before they were written.",
-                publishing.skipped,
-            ),
-            ("publications_failed", "Publications that failed or were refused.", publishing.failed),
-            ("publications_refused", "Publications refused because of NaN or infinity.", publishing.refused),
-        ):
+        for name, (meaning, count) in counters.items():
             yield CounterMetricFamily(f"paramsync_trainer_{name}", meaning, value=count)
 
 

@@ -107,7 +107,7 @@ class Follower(Generic[V]):
 
     def subscribe(self, wake: Callable[[], None], kinds: Collection[EventKind] = EVERY_KIND) -> Subscription:
         """Subscribe to events of these kinds. `wake` must return at once."""
-        return self._report.subscribers.add(wake, kinds)
+        return self._report.subscribe(wake, kinds)
 
     @property
     def latest(self) -> int | None:

@@ -18,7 +18,7 @@ request fails, if its caller leaves, or if another request takes its place. Know
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -26,7 +26,7 @@ from itertools import takewhile
 
 from paramsync.errors import ParamsyncError, SyncError, UnknownLabelError, UnknownVersionError
 from paramsync.following.pins_file import MOST_LABELS, Change, Choices, check_label
-from paramsync.status import Status, back_to, usable
+from paramsync.status import Status
 
 
 class Action(Enum):
@@ -132,15 +132,14 @@ def _prepared(request: OperatorRequest, status: Status, published: Collection[in
         return True
     if published is None:
         return status.store_lost
-    newest = usable(published, {case.number for case in status.quarantined})[: request.change.latest]
-    return all(number in status.resident for number in newest)
+    return all(number in status.resident for number in status.usable(published)[: request.change.latest])
 
 
 def _begun(status: Status, published: Collection[int] | None) -> bool:
     """Whether a new model serves, or has an empty store. Raises SyncError if it cannot serve in its present state."""
     if status.serving is not None:
         return True
-    none_usable = published and not usable(published, {case.number for case in status.quarantined})
+    none_usable = published and not status.usable(published)
     if none_usable or (status.reason and (published or status.store_lost)):
         raise SyncError(f"model {status.model!r} cannot serve: {status.reason or status.short_reason}")
     return published is not None and not published
@@ -190,15 +189,6 @@ def _check_comes(request: OperatorRequest, status: Status, published: Collection
 
 
 # The open requests ----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """Versions that requests are judged by."""
-
-    published: Collection[int] | None = None  # None if the store cannot be read
-    newest: int | None = None  # None if the store does not say
-    before: Sequence[int] = ()  # versions that served before, the most recent first
 
 
 class OperatorRequests:
@@ -290,22 +280,26 @@ class OperatorRequests:
         with self._lock:
             return [request for request in self._open if not request.admitted]
 
-    def urgent(self, resident: Collection[int], before: Sequence[int]) -> list[OperatorRequest]:
+    def urgent(self, status: Status) -> list[OperatorRequest]:
         """New requests about versions in memory, which need no look at the store; in the order of asking."""
         changes = (request for request in self.fresh() if request.action not in (Action.SYNC, *_PREPARING))
-        return list(takewhile(lambda request: _in_memory(request, resident, before), changes))
+        return list(takewhile(lambda request: _in_memory(request, status), changes))
 
-    def overtaking(self, resident: Collection[int], before: Sequence[int]) -> bool:
+    def overtaking(self, status: Status) -> bool:
         """Whether an urgent request makes any restore needless."""
-        urgent = self.urgent(resident, before)
-        return any(request.action in _PINNING or request.change.pinned is not None for request in urgent)
+        return any(request.action in _PINNING or request.change.pinned is not None for request in self.urgent(status))
 
-    def admit(self, fresh: Iterable[OperatorRequest], status: Status, known: Known) -> set[int]:
-        """Admit the requests that can be judged now. Returns the versions to try once more, even from quarantine."""
+    def admit(
+        self, fresh: Iterable[OperatorRequest], status: Status, published: Collection[int] | None, newest: int | None
+    ) -> set[int]:
+        """Admit the requests that can be judged now. Returns the versions to try once more, even from quarantine.
+
+        `published` is None if the store cannot be read, `newest` if the store does not say.
+        """
         for request in fresh:
             if request.action is Action.SYNC:
                 request.backward = request.number is not None and request.number < (_serving(status) or 0)
-                request.number = known.newest if request.number is None else request.number
+                request.number = newest if request.number is None else request.number
                 request.admitted = request.number is not None
             elif request.action is Action.UNPIN:
                 self._pinning = None
@@ -314,13 +308,13 @@ class OperatorRequests:
             elif request.action is Action.UNLABEL:
                 self._unlabel(request, status)
             elif request.action in _PREPARING:
-                request.admitted = known.published is not None or {*request.change.versions} <= {*status.resident}
+                request.admitted = published is not None or {*request.change.versions} <= {*status.resident}
                 if len(request.change.of(self._choices).labels) > MOST_LABELS:
                     request.failure = _too_many(status)
             elif request.action is Action.CHANGE:
                 self._change(request, status)
             else:
-                self._try(request, status, known)
+                self._try(request, status, published)
         admitted = [request for request in fresh if request.admitted]
         numbers = {request.number for request in admitted if request.number is not None}
         return numbers.union(*(request.change.versions for request in admitted if request.action in _PREPARING))
@@ -337,21 +331,15 @@ class OperatorRequests:
         self._choices = change.of(self._choices)
         self._keep(self._choices)
 
-    def _try(self, request: OperatorRequest, status: Status, known: Known) -> None:
+    def _try(self, request: OperatorRequest, status: Status, published: Collection[int] | None) -> None:
         """Let a pin, rollback or label take effect, if its version is there."""
         if request.action is Action.ROLLBACK and request.number is None:
-            back = back_to(
-                _serving(status),
-                known.before,
-                resident=status.resident,
-                published=known.published,
-                quarantined=[case.number for case in status.quarantined],
-            )
+            back = status.back_among(published)
             request.number = None if back is None else back.number
-            if request.number is None and known.published is not None:
-                request.failure = _nothing_before(status, known.before)
-        is_there = request.number is not None and request.number in {*status.resident, *(known.published or ())}
-        request.admitted = is_there or known.published is not None
+            if request.number is None and published is not None:
+                request.failure = _nothing_before(status)
+        is_there = request.number is not None and request.number in {*status.resident, *(published or ())}
+        request.admitted = is_there or published is not None
         if request.action is Action.LABEL and request.label not in self.labels and len(self.labels) >= MOST_LABELS:
             request.admitted, request.failure = True, _too_many(status)
         elif is_there and request.action is Action.LABEL:
@@ -420,12 +408,12 @@ class OperatorRequests:
         return there
 
 
-def _in_memory(request: OperatorRequest, resident: Collection[int], before: Sequence[int]) -> bool:
+def _in_memory(request: OperatorRequest, status: Status) -> bool:
     """Whether the request is about versions in memory alone."""
     if request.action is Action.ROLLBACK and request.number is None:
-        return bool(before) and before[0] in resident
+        return bool(status.before) and status.before[0] in status.resident
     if request.action in (*_PINNING, Action.LABEL):
-        return request.number in resident
+        return request.number in status.resident
     if request.action is Action.CHANGE:
         return not request.change.unpin  # an unpin needs a look at the store
     return request.action is Action.UNLABEL
@@ -438,9 +426,9 @@ def _too_many(status: Status) -> SyncError:
     )
 
 
-def _nothing_before(status: Status, before: Sequence[int]) -> SyncError:
+def _nothing_before(status: Status) -> SyncError:
     serving = "none" if status.serving is None else f"version {status.serving.number}"
-    gone = f"; gone are: {', '.join(map(str, before))}" if before else ""
+    gone = f"; gone are: {', '.join(map(str, status.before))}" if status.before else ""
     return SyncError(
         f"model {status.model!r} has no version to go back to: {serving} serves, and neither in memory nor in store"
         f" {status.store} is one that served before it, or a lower one that can be used{gone}: publish what is wanted,"

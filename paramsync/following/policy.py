@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from paramsync.status import Publication, Quarantined, usable
+from paramsync.status import Publication, Quarantined
 from paramsync.version import Candidate, V, Version
 
 MOST_BEFORE = 16  # how many formerly serving versions a rollback remembers
@@ -52,9 +52,14 @@ def next_restore(
     for candidate in reversed(wanted):
         if candidate.same_as(serving):
             return None
-        if candidate.number not in quarantined or quarantined[candidate.number] != candidate.files:
+        if not is_quarantined(candidate, quarantined):
             return candidate
     return None
+
+
+def is_quarantined(candidate: Candidate[V], quarantined: Mapping[int, Hashable]) -> bool:
+    """Whether the version is quarantined with the files that it has now."""
+    return candidate.number in quarantined and quarantined[candidate.number] == candidate.files
 
 
 def stand_in(resident: Collection[int], *, pinned: int | None) -> int | None:
@@ -67,9 +72,8 @@ def stand_in(resident: Collection[int], *, pinned: int | None) -> int | None:
 
 def newest(published: Sequence[Candidate[V]], *, quarantined: Mapping[int, Hashable], count: int) -> list[Candidate[V]]:
     """The `count` newest versions that are not quarantined, the newest first."""
-    by_number = {candidate.number: candidate for candidate in published}
-    bad = [number for number, files in quarantined.items() if number in by_number and by_number[number].files == files]
-    return [by_number[number] for number in usable(by_number, bad)[:count]]
+    good = [candidate for candidate in published if not is_quarantined(candidate, quarantined)]
+    return good[::-1][:count]
 
 
 def served_before(before: Sequence[int], *, left: int | None, now: int, back: bool) -> tuple[int, ...]:

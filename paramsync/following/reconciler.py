@@ -9,12 +9,13 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from paramsync.following.faults import Fault, describe, fault_of, free_frames
-from paramsync.following.operator_requests import Known, OperatorRequest, OperatorRequests
+from paramsync.following.operator_requests import OperatorRequest, OperatorRequests
 from paramsync.following.policy import Backoff, Failures, newest, next_restore, served_before, stand_in
 from paramsync.following.report import Report
 from paramsync.following.residents import Residents
 from paramsync.sources import diagnosis
 from paramsync.sources.source import Look, Progress
+from paramsync.status import State
 from paramsync.version import Candidate, InMemory, Version
 
 _log = logging.getLogger("paramsync.follower")
@@ -53,7 +54,6 @@ class Reconciler:
         self._notified = notified
         self._serve_damaged = serve_damaged
         self._serving: Candidate[Version] | None = None
-        self._before: tuple[int, ...] = ()  # versions that served before it, the most recent first
         self._files: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()
         self._examined: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()  # the files at that time
         self._damaged: InMemory | None = None  # a version that serves because there is no other
@@ -75,7 +75,7 @@ class Reconciler:
         """
         steered = None
         self.look_again = None
-        if urgent := self._requests.urgent(self._report.now().resident, self._before):
+        if urgent := self._requests.urgent(self._report.now()):
             steered = self._round(urgent, None)
         fresh = self._requests.fresh()
         swapped = self._round(fresh, self._look())
@@ -136,12 +136,10 @@ class Reconciler:
         """Admit requests, bring the replica to them, and answer. Without a `store`, only versions in memory count."""
         look, whole = store or Look(), store is not None
         latest = look.latest.number if look.latest is not None and look.problem is None else None
-        known = Known(published=look.numbers, newest=latest, before=self._before)
-        for number in self._requests.admit(fresh, self._report.now(), known):
+        for number in self._requests.admit(fresh, self._report.now(), look.numbers, latest):
             self._failures.pardon(number)
         pinned = self._requests.pinned
-        self._report.set_pinned(pinned)
-        self._report.set_quarantine(self._failures.quarantined())
+        self._report.set(pinned=pinned, quarantined=self._failures.quarantined())
         if failing := self._replica.failing():
             self._drop(failing)
         if damaged := self._damages(look.published or []):
@@ -155,14 +153,14 @@ class Reconciler:
             self._bring_beside(look.published)
             if look.published is not None:
                 self._failures.settle(look.published, self._wanted)
-                self._report.set_quarantine(self._failures.quarantined())
+                self._report.set(quarantined=self._failures.quarantined())
         except _OvertakenError:
             whole = False
-            self._report.give_up_restore()
+            self._report.set(restoring=None)
             self._notify()
         self._requests.settle(self._report.status, look.numbers, whole=whole)
         if self._requests.pinned != pinned:  # a pin that failed
-            self._report.set_pinned(self._requests.pinned)
+            self._report.set(pinned=self._requests.pinned)
             self._notify()
         return swapped
 
@@ -214,7 +212,7 @@ class Reconciler:
 
         def tell(progress: Progress) -> None:
             self._report.set_progress(version, progress)
-            if self._ended() or until() or self._requests.overtaking(self._report.now().resident, self._before):
+            if self._ended() or until() or self._requests.overtaking(self._report.now()):
                 raise _OvertakenError
 
         self._wanted.add(number)
@@ -228,7 +226,7 @@ class Reconciler:
         except _OvertakenError:
             raise
         except Exception as error:  # noqa: BLE001, no content of a store may end the follower
-            self._report.give_up_restore()
+            self._report.set(restoring=None)
             free_frames(error)
             self._failed(candidate, error)
             return None
@@ -236,23 +234,19 @@ class Reconciler:
             raise _OvertakenError
         self._files[resident] = candidate.files
         self._failures.forget(number)
-        self._report.set_quarantine(self._failures.quarantined())
+        self._report.set(quarantined=self._failures.quarantined())
         self._report.end_restore(version, time.monotonic() - began)
         return resident
 
     def _swap(self, candidate: Candidate[Version], resident: InMemory, seconds: float, *, back: bool) -> None:
         self._replica.swap(resident)
         left = None if self._serving is None else self._serving.number
-        self._before = served_before(self._before, left=left, now=candidate.number, back=back)
         self._serving = candidate
-        self._report.set_before(self._before)
+        self._report.set(before=served_before(self._report.now().before, left=left, now=candidate.number, back=back))
         if self._damaged is not None:
             self._replica.drop([self._damaged])
             self._damaged = None
         self._report.set_memory(self._replica)
-        self._swapped(resident, seconds)
-
-    def _swapped(self, resident: InMemory, seconds: float) -> None:
         signed_by = resident.version.signed_by if self._replica.source.signed else ""
         self._report.swap(resident.version, seconds, not_served=resident.graph.refused, signed_by=signed_by)
 
@@ -294,8 +288,8 @@ class Reconciler:
             if self._failures.quarantine(candidate, reason, since=self._clock(), own_fault=files is not None):
                 self._report.add_quarantined(resident.version, reason, self._failures.quarantined())
         self._newest = [resident for resident in self._newest if resident not in bad]
-        self._before = tuple(number for number in self._before if number not in numbers)
-        self._report.set_before(self._before)
+        before = tuple(number for number in self._report.now().before if number not in numbers)
+        self._report.set(before=before)
         serving = next(iter(self._replica.view.recent), None)
         if serving in bad:
             good = {resident.version.number: resident for resident in self._residents if resident not in bad}
@@ -303,10 +297,10 @@ class Reconciler:
             self._serving = None
             if number is not None:
                 candidate = Candidate(good[number].version, self._files.get(good[number]))
-                self._swap(candidate, good[number], 0.0, back=number in self._before)
+                self._swap(candidate, good[number], 0.0, back=number in before)
             elif damaged and self._serve_damaged:
                 self._damaged = serving
-                self._report.serve_damaged()
+                self._report.set(state=State.DAMAGED)
             else:
                 self._report.serve_nothing()
         # after the report: workers then see the reason why nothing serves
@@ -417,5 +411,3 @@ class Reconciler:
             self._notify()
         elif self._failures.quarantine(candidate, reason, since=self._clock(), own_fault=own_fault):
             self._report.add_quarantined(candidate.version, reason, self._failures.quarantined())
-        else:
-            self._report.set_quarantine(self._failures.quarantined())

@@ -8,15 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from paramsync.following.residents import RESIDENT, Prepare, Residents
+from paramsync.following.residents import RESIDENT, Residents
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.inference.resident import Resident
 from paramsync.sources.opening import open_source
 from paramsync.sources.source import Source, Verification
 from paramsync.store.store import Store
 from paramsync.version import Version
-
-__all__ = ["RESIDENT", "Prepare", "Replica", "Resident", "Verification"]
 
 
 class Replica(Residents[Resident]):

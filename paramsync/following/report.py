@@ -68,36 +68,15 @@ class Subscription:
         self._leave(self)
 
 
-class Subscribers:
-    """The listeners of one follower. The lock is held to change the list, never while an event is delivered."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._members: tuple[Subscription, ...] = ()
-
-    def add(self, wake: Callable[[], None], kinds: Collection[EventKind] = EVERY_KIND) -> Subscription:
-        member = Subscription(wake, self._remove, kinds)
-        with self._lock:
-            self._members = (*self._members, member)
-        return member
-
-    def _remove(self, member: Subscription) -> None:
-        with self._lock:
-            self._members = tuple(other for other in self._members if other is not member)
-
-    def tell(self, event: Event) -> None:
-        for member in self._members:
-            member.put(event)
-
-
 # The report, which the worker writes ---------------------------------------------------------------------------------
 
 
 class Report:
-    """Reports what has happened. Any thread may use `status` and `subscribers`; the worker uses the rest."""
+    """Reports what has happened. Any thread may use `status` and `subscribe`; the worker uses the rest."""
 
     def __init__(self, model: str, store: Path, *, pinned: int | None, clock: Callable[[], float]) -> None:
-        self.subscribers = Subscribers()
+        self._lock = threading.Lock()  # guards changes of the next field; not held while an event is delivered
+        self._subscriptions: tuple[Subscription, ...] = ()
         self._clock = clock
         self._status = Status(model=model, store=store, pinned=pinned)
         self._progress: Progress | None = None
@@ -119,6 +98,17 @@ class Report:
         status = self._status
         return f"{status.model} (new configuration on trial, store {status.store})" if self._on_trial else status.model
 
+    def subscribe(self, wake: Callable[[], None], kinds: Collection[EventKind] = EVERY_KIND) -> Subscription:
+        """Subscribe to events of these kinds, until the subscription is closed."""
+        subscription = Subscription(wake, self._unsubscribe, kinds)
+        with self._lock:
+            self._subscriptions = (*self._subscriptions, subscription)
+        return subscription
+
+    def _unsubscribe(self, left: Subscription) -> None:
+        with self._lock:
+            self._subscriptions = tuple(other for other in self._subscriptions if other is not left)
+
     def status(self) -> Status:
         """How the model is doing now."""
         status = self._status
@@ -136,7 +126,7 @@ class Report:
         elif text != self._error and (line := self._repeats.text(text)) is not None:
             _log.warning("%s: %s", self.name, line, extra={"model": self._status.model})
         self._error = text
-        self._set(reason=self._error or self._waiting)
+        self.set(reason=self._error or self._waiting)
 
     def set_waiting(self, reason: str, *, unread: bool) -> None:
         """Report why the store has no version; "" if it has a version, or if it is `unread`."""
@@ -144,7 +134,7 @@ class Report:
             _log.warning("%s: waits for a version: %s", self.name, reason, extra={"model": self._status.model})
         self._waiting = reason
         lost = unread or (bool(reason) and self._status.serving is not None)
-        self._set(reason=self._error or self._waiting, store_lost=lost)
+        self.set(reason=self._error or self._waiting, store_lost=lost)
 
     def set_published(self, latest: Version | None, published: Sequence[Version]) -> None:
         self._log_swaps()
@@ -154,9 +144,9 @@ class Report:
         serving = self._status.serving
         in_memory = () if serving is None else (serving.number, *self._status.resident)
         self._publications.update(published, in_memory, now)
-        self._set(published=latest, in_store=tuple(version.number for version in published))
+        self.set(published=latest, in_store=tuple(version.number for version in published))
         if news:
-            self._set(found_at=now)
+            self.set(found_at=now)
         self._compare()
         if latest is not None and news:
             self._tell(EventKind.FOUND, latest)
@@ -166,26 +156,23 @@ class Report:
         publisher lived at the look before, otherwise its latest version."""
         before, latest = self._status.publisher, self._status.published
         if publisher is None or publisher.state is not PublisherState.DIED:
-            self._set(publisher=publisher)
+            self.set(publisher=publisher)
         elif before is not None and before.state is PublisherState.TRAINING:
-            self._set(publisher=replace(publisher, since=self._clock()))
+            self.set(publisher=replace(publisher, since=self._clock()))
         elif before is None or before.state is PublisherState.FINISHED or before.began != publisher.began:
             published_at = 0.0 if latest is None else latest.committed_at or 0.0
-            self._set(publisher=replace(publisher, since=max(publisher.since, published_at)))
+            self.set(publisher=replace(publisher, since=max(publisher.since, published_at)))
 
     def _compare(self) -> None:
         """Compare the serving version with the published versions."""
         serving = self._status.serving
         overdue, count = self._publications.newer(None if serving is None else serving.number)
-        self._set(overdue=overdue, lag_versions=None if serving is None else count)
-
-    def set_pinned(self, number: int | None) -> None:
-        self._set(pinned=number)
+        self.set(overdue=overdue, lag_versions=None if serving is None else count)
 
     def begin_restore(self, version: Version) -> None:
         self._progress = None
         self._told_at = time.monotonic()
-        self._set(restoring=version.number)
+        self.set(restoring=version.number)
         self._tell(EventKind.RESTORING, version)
 
     def set_progress(self, version: Version, progress: Progress) -> None:
@@ -200,35 +187,23 @@ class Report:
             self._tell(EventKind.RESTORING, version, progress=progress)
 
     def end_restore(self, version: Version, seconds: float) -> None:
-        self._set(restoring=None, restores=self._status.restores + 1)
+        self.set(restoring=None, restores=self._status.restores + 1)
         self._tell(EventKind.RESTORED, version, restore_seconds=seconds, progress=self._progress)
-
-    def give_up_restore(self) -> None:
-        """End a restore that was given up, or failed."""
-        self._set(restoring=None)
 
     def swap(self, version: Version, seconds: float, *, not_served: Mapping[str, str], signed_by: str) -> None:
         """Set the serving version, its signatures that are left out, and the trusted key that signed it ("": none)."""
         swaps = self._status.swaps + 1
         serves = {"serving": version, "served_at": time.monotonic(), "signed_by": signed_by, "not_served": not_served}
-        self._set(state=State.SERVING, **serves, swaps=swaps, restore_seconds=seconds)
+        self.set(state=State.SERVING, **serves, swaps=swaps, restore_seconds=seconds)
         self._compare()
         self._swaps.add(version.number, seconds)
         self._log_swaps()
         self._tell(EventKind.SWAPPED, version, restore_seconds=seconds)
 
-    def set_before(self, before: tuple[int, ...]) -> None:
-        """Set the versions that served before the serving version, the most recent first."""
-        self._set(before=before)
-
     def serve_nothing(self) -> None:
         """Note that nothing serves any more."""
-        self._set(state=State.WAITING, serving=None, signed_by="")
+        self.set(state=State.WAITING, serving=None, signed_by="")
         self._compare()
-
-    def serve_damaged(self) -> None:
-        """Note that a damaged version goes on serving: there is no other."""
-        self._set(state=State.DAMAGED)
 
     def _log_swaps(self) -> None:
         """Log swaps, unless the model is on trial and so serves nobody yet."""
@@ -237,14 +212,10 @@ class Report:
 
     def add_quarantined(self, version: Version, reason: str, quarantine: tuple[Quarantined, ...]) -> None:
         """Report one more quarantined version; `quarantine` is all of them."""
-        self._set(quarantined=quarantine, quarantines=self._status.quarantines + 1)
+        self.set(quarantined=quarantine, quarantines=self._status.quarantines + 1)
         known = {"model": self._status.model, "version": version.number, "step": version.step}
         _log.warning("%s: version %d is quarantined: %s", self.name, version.number, reason, extra=known)
         self._tell(EventKind.QUARANTINED, version, reason=reason)
-
-    def set_quarantine(self, quarantine: tuple[Quarantined, ...]) -> None:
-        """Set the quarantined versions."""
-        self._set(quarantined=quarantine)
 
     def set_memory(self, replica: Residents[Any]) -> None:
         """Set the versions in memory, and the leaving versions."""
@@ -254,21 +225,22 @@ class Report:
         left = [
             number for number in (*before.resident, *before.leaving) if number not in resident and number not in leaving
         ]
-        self._set(
+        self.set(
             resident=resident,
             leaving=leaving,
             labels=replica.labels,
             ended=_latest([*before.ended, *left], without={*resident, *leaving}),
         )
 
-    def _set(self, **changes: Any) -> None:
+    def set(self, **changes: Any) -> None:
+        """Set fields of the status."""
         if any(getattr(self._status, name) != value for name, value in changes.items()):  # mostly nothing is new
             self._status = replace(self._status, **changes)
 
     def _tell(self, kind: EventKind, version: Version, **more: Any) -> None:
-        self.subscribers.tell(
-            Event(kind=kind, model=self._status.model, version=version, at=self._clock(), **more),
-        )
+        event = Event(kind=kind, model=self._status.model, version=version, at=self._clock(), **more)
+        for subscription in self._subscriptions:
+            subscription.put(event)
 
 
 class SwapLog:

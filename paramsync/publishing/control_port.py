@@ -6,11 +6,11 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -18,7 +18,6 @@ from grpc_reflection.v1alpha import reflection
 
 from paramsync.errors import BusyError, NotAllowedError, SettingsError
 from paramsync.publishing.metrics import Meter
-from paramsync.publishing.write_behind import PublisherStatus
 from paramsync.rpc import addresses, settings
 from paramsync.rpc.access import Access, Caller, Effect, effect_of
 from paramsync.rpc.server import UNFORESEEN, code_of, of_version, one_line, options, request_text
@@ -26,6 +25,9 @@ from paramsync.rpc.tls import ServerTls
 from paramsync.store.store import lock_owner
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
 from paramsync.version import Version
+
+if TYPE_CHECKING:
+    from paramsync.publishing.publisher import Publisher
 
 MOST_WATCHING = 8  # most callers of Watch at once
 MOST_PUBLISHING = 4  # most callers that wait for a publication
@@ -36,16 +38,6 @@ _GRACE = 2.0  # seconds for calls to end when the port is closed
 _SERVICE = sync_pb2.DESCRIPTOR.services_by_name["Publisher"].full_name
 
 _log = logging.getLogger("paramsync.trainer")
-
-
-class Publishing(Protocol):
-    """The methods of a publisher that the port uses."""
-
-    def status(self) -> PublisherStatus: ...
-
-    def request(self) -> Future[Version]: ...
-
-    def subscribe(self, listener: Callable[[Version], None]) -> None: ...
 
 
 class Resumable(Protocol):
@@ -65,7 +57,7 @@ class Training:
     if no training state is saved.
     """
 
-    publisher: Publishing
+    publisher: Publisher
     meter: Meter
     device: str
     total_steps: int | None = None

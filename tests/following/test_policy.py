@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from paramsync.following.policy import newest, next_restore, served_before, stand_in
-from paramsync.status import Back, back_to
+from paramsync.status import Back, Quarantined, Status
 from paramsync.version import Candidate
+from tests.support.written import version
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,15 @@ def test_back_to(
     published: Sequence[int] | None,
     quarantined: Sequence[int],
 ) -> None:
-    assert back_to(serving, before, resident=resident, published=published, quarantined=quarantined) == expected
+    status = Status(
+        model="m",
+        store=Path("store"),
+        serving=None if serving is None else version(serving),
+        before=tuple(before),
+        resident=tuple(resident),
+        quarantined=tuple(Quarantined(number=number, reason="NaN", since=0.0) for number in quarantined),
+    )
+    assert status.back_among(published) == expected
 
 
 @pytest.mark.parametrize(

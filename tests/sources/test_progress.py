@@ -9,11 +9,11 @@ import pytest
 
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.following.report import MOST_UNREAD, Subscribers
+from paramsync.following.report import MOST_UNREAD, Subscription
 from paramsync.inference.resident import Resident
 from paramsync.sources.opening import open_source
 from paramsync.sources.source import Progress, ProgressCallback, Source
-from paramsync.status import Event, EventKind, Status
+from paramsync.status import EVERY_KIND, Event, EventKind, Status
 from paramsync.version import Version
 from tests.support.followers import LONG, SILENT
 from tests.support.published import PARAMETERS, Publisher
@@ -107,12 +107,11 @@ def test_a_long_restore_tells_its_progress_now_and_then(
 
 
 def test_progress_is_left_out_before_a_subscriber_falls_behind() -> None:
-    subscribers = Subscribers()
-    member = subscribers.add(lambda: None)
+    member = Subscription(lambda: None, lambda _: None, EVERY_KIND)
     version = Version(number=1, step=1, prefix="ckpt-1", step_done_at=0.0, snapshot_at=0.0)
     for _ in range(MOST_UNREAD * 4):
         progress = Progress("verifying")
-        subscribers.tell(Event(kind=EventKind.RESTORING, model="m", version=version, at=0.0, progress=progress))
-    subscribers.tell(Event(kind=EventKind.SWAPPED, model="m", version=version, at=0.0))
+        member.put(Event(kind=EventKind.RESTORING, model="m", version=version, at=0.0, progress=progress))
+    member.put(Event(kind=EventKind.SWAPPED, model="m", version=version, at=0.0))
     assert not member.fell_behind
     assert member.take()[-1].kind is EventKind.SWAPPED
