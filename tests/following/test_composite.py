@@ -153,44 +153,6 @@ def test_two_parts_that_swap_at_the_same_time_end_as_the_pair_of_both(parts: Par
     assert parts.ask() == (110.0, [10, 11])
 
 
-def test_answers_are_from_one_pair_while_both_parts_swap_all_the_time(parts: Parts) -> None:
-    parts.swap(0, 1)
-    parts.swap(1, 1)
-    rounds = 300
-    ready = [[parts.restored(number) for number in range(2, rounds)] for _ in (0, 1)]
-    wrong: list[object] = []
-    seen: set[tuple[int, int]] = set()
-    changed, done = threading.Event(), threading.Event()
-
-    def swap(part: int) -> None:
-        for one in ready[part]:
-            parts.replicas[part].swap(one)
-            if one is ready[part][rounds // 2]:  # all swaps may take less than one answer
-                assert changed.wait(60)
-
-    def look() -> None:
-        while not done.is_set():
-            answer, (first, last) = parts.ask()
-            seen.add((first, last))
-            if len(seen) > 1:
-                changed.set()
-            if answer != float(first * last):
-                wrong.append((answer, first, last))
-
-    readers = [threading.Thread(target=look) for _ in range(2)]
-    writers = [threading.Thread(target=swap, args=(part,)) for part in (0, 1)]
-    for thread in (*readers, *writers):
-        thread.start()
-    for thread in writers:
-        thread.join()
-    done.set()
-    for thread in readers:
-        thread.join()
-    assert wrong == []
-    assert parts.ask()[1] == [rounds - 1, rounds - 1]
-    assert len(seen) > 1
-
-
 def test_one_that_is_closed_is_joined_no_more_and_may_go(parts: Parts) -> None:
     parts.swap(0, 1)
     parts.swap(1, 1)

@@ -116,14 +116,6 @@ def test_a_version_that_has_the_damaged_file_too_does_not_take_its_place(
     assert (serving(follower), quarantined(follower), follower.status().resident) == (1, [2, 3], (1,))
 
 
-def test_files_that_were_only_touched_harm_nothing(follower: Follower, publisher: Publisher) -> None:
-    followed(follower, publisher, 1, 2)
-    for number in (1, 2):
-        (publisher.path / f"ckpt-{number}.data-00000-of-00001").touch()
-    follower.run_once()
-    assert (serving(follower), quarantined(follower), follower.status().state) == (2, [], State.SERVING)
-
-
 def test_a_version_that_is_suspected_is_examined_and_its_file_is_not_believed_any_more(
     follower: Follower, publisher: Publisher
 ) -> None:

@@ -78,22 +78,6 @@ def test_a_subscriber_that_falls_behind_has_every_event_up_to_there(follower: Fo
     assert events.take() == []
 
 
-def test_a_store_that_appears_later_is_served_without_waiting_for_the_poll(follower: Follower, tmp_path: Path) -> None:
-    path = tmp_path / "m"
-    rung = threading.Event()
-    events = follower.subscribe(rung.set)
-    follower.start()
-    with pytest.raises(TimeoutError):
-        follower.sync(timeout=0.2)  # it has looked, and armed the watch
-    publisher = Publisher(path)
-    publisher.publish(1)
-    while serving(follower) is None:
-        assert rung.wait(LONG)
-        rung.clear()
-    events.close()
-    publisher.close()
-
-
 def test_versions_are_never_mixed_while_they_are_committed_all_the_time(
     follower: Follower, publisher: Publisher, tmp_path: Path
 ) -> None:

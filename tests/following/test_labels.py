@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-
 import pytest
 
 from paramsync.errors import UnknownLabelError, UnknownVersionError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
-from paramsync.following.replica import Replica
 from paramsync.status import EventKind, Status
 from tests.support.followers import milestones, serving
 from tests.support.published import PARAMETERS, Publisher, captured, values
@@ -114,24 +111,3 @@ def test_a_version_pruned_while_it_is_restored_for_a_label_is_said_to_be_gone(
     with pytest.raises(UnknownVersionError, match="there are: 11, 12, 13, 14, 15"):
         answer.result(0)
     assert (follower.status().labels, follower.status().quarantined, serving(follower)) == ({}, (), 15)
-
-
-def test_a_label_is_given_though_a_pin_interrupts_its_restore(publisher: Publisher) -> None:
-    follower = Follower(Replica("m", publisher.path))
-    for step in (1, 2, 3):
-        publisher.publish(step)
-        follower.run_once()
-    pins: list[Future[Status]] = []
-
-    def pin() -> None:
-        if follower.status().restoring == 1 and not pins:
-            pins.append(follower.ask(Action.PIN, 2))
-
-    follower.subscribe(pin)
-    answer = follower.ask(Action.LABEL, 1, "stable")
-    follower.run_once()
-    assert not answer.done()
-    follower.run_once()
-    assert pins[0].result(0).pinned == 2
-    assert answer.result(0).labels == {"stable": 1}
-    assert serving(follower) == 2

@@ -12,8 +12,7 @@ from paramsync.errors import CorruptCheckpointError, GraphError, UnfinishedError
 from paramsync.following.faults import Fault, fault_of
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
-from paramsync.following.policy import Backoff, Failures
-from paramsync.version import Candidate, Version
+from paramsync.following.policy import Backoff
 from tests.support.followers import SILENT, quarantined, serving
 from tests.support.programs import eventually
 from tests.support.published import Publisher, ask, follower_of, proven
@@ -156,15 +155,3 @@ def test_it_is_tried_again_soon_and_then_ever_later_up_to_half_a_minute() -> Non
     expected = [min(2 * sooner, 30.0) for sooner in pauses[:-1]]
     assert pauses[1:] == pytest.approx(expected)
     assert pauses[-1] == pytest.approx(30.0)
-
-
-def test_other_files_are_tried_at_once() -> None:
-    version = Version(number=1, step=1, prefix="ckpt-1", step_done_at=1.0, snapshot_at=1.0)
-    troubles = Failures()
-    for now in range(9):
-        troubles.postpone(Candidate(version, "these"), "why", now)
-    assert troubles.left(Candidate(version, "these"), 9.0) > 0.0
-    assert troubles.left(Candidate(version, "others"), 9.0) == 0.0
-    assert troubles.reason == "why"
-    troubles.settle([], [2])
-    assert troubles.reason == ""

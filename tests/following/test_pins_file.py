@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -168,15 +167,6 @@ def test_names_of_models_are_no_paths(tmp_path: Path) -> None:
         assert PinsFile(tmp_path / "state", name, tmp_path / "m").read() == Choices(pinned=1)
     assert len(list((tmp_path / "state").iterdir())) == 5
     assert [one.name for one in tmp_path.iterdir()] == ["state"]
-    content = json.loads((tmp_path / "state" / "a%20b.json").read_text())
-    assert content == {
-        "model": "a b",
-        "store": str(tmp_path / "m"),
-        "pinned": 1,
-        "labels": {},
-        "beside": [],
-        "given": {},
-    }
 
 
 def test_what_was_kept_of_another_store_does_not_count(publisher: Publisher, tmp_path: Path) -> None:

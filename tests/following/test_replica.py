@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,8 +15,11 @@ from paramsync.errors import (
     ParameterError,
     UnsafeGraphError,
 )
+from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.store.store import Store
+from paramsync.version import Version
+from tests.support.followers import freed_by
 from tests.support.published import (
     GATED_OPS,
     PARAMETERS,
@@ -103,3 +108,35 @@ def test_a_record_without_the_checksum_of_what_was_looked_at_is_not_believed(
         replica.restore(replace(version, checksum=""))
     with pytest.raises(CorruptCheckpointError, match="expected the record of the parameters in ckpt-1"):
         replica.restore(replace(version, checksum="ab12"))
+
+
+def is_mapped(inode: int) -> bool:
+    """Whether a reader in this process has it; writers share what they map."""
+    mappings = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
+    return any(access.endswith("p") and number == str(inode) for _, access, _, _, number, *_ in mappings)
+
+
+def data_inode(publisher: Publisher, version: Version) -> int:
+    return (publisher.path / f"{version.prefix}.data-00000-of-00001").stat().st_ino
+
+
+def test_a_version_dropped_while_a_request_holds_it_is_freed_by_the_follower(publisher: Publisher) -> None:
+    follower = Follower(Replica("m", publisher.path))
+    first = publisher.publish(1)
+    inode = data_inode(publisher, first)
+    follower.run_once()
+    request = [follower.replica.take()]
+    threads = freed_by(request[0])
+    for step in (2, 3):
+        publisher.publish(step)
+        follower.run_once()
+    assert 1 not in follower.status().resident
+    assert request[0].predict(X)["seen"].numpy().tolist() == [1.0] * PARAMETERS
+    ends = threading.Thread(target=request.clear, name="request")
+    ends.start()
+    ends.join()
+    assert threads == []
+    assert is_mapped(inode)
+    assert follower.run_once() is None
+    assert threads == [threading.current_thread().name]
+    assert not is_mapped(inode)

@@ -13,6 +13,7 @@ from paramsync.following.operator_requests import Action
 from paramsync.following.policy import Publications
 from paramsync.following.replica import Replica
 from paramsync.following.report import Report, SwapLog
+from paramsync.status import State, Status
 from paramsync.store.store import LastPublisher, PublisherState, record_file
 from paramsync.version import Version
 from tests.support.followers import quarantined, serving
@@ -152,3 +153,26 @@ def test_a_publisher_died_since_its_last_sign_of_life(before: LastPublisher | No
         publisher = report.now().publisher
         assert publisher is not None
         assert publisher.since == expected
+
+
+PUBLISHED = Version(number=7, step=7, prefix="ckpt-7", step_done_at=100.0, snapshot_at=100.1, committed_at=101.0)
+SERVING = replace(PUBLISHED, number=5, step_done_at=90.0, committed_at=91.0)
+
+
+@pytest.mark.parametrize(
+    ("published", "serving", "now", "served_for", "since", "age"),
+    [
+        (PUBLISHED, PUBLISHED, 161.0, 0.0, 60.0, 61.0),
+        (PUBLISHED, SERVING, 161.0, 0.0, 60.0, 71.0),
+        (PUBLISHED, None, 161.0, 0.0, 60.0, None),
+        (None, SERVING, 161.0, 0.0, None, 71.0),
+        (None, None, 161.0, 0.0, None, None),
+        (PUBLISHED, SERVING, 3.0, 8.0, 4.0, 8.0),  # the clock was set back
+    ],
+)
+def test_ages_go_on_while_nothing_new_is_published(
+    published: Version | None, serving: Version | None, now: float, served_for: float, since: float, age: float
+) -> None:
+    status = Status(model="m", store=Path("m"), published=published, serving=serving, state=State.SERVING)
+    found = replace(status, found_at=1000.0, served_at=1004.0 - served_for).at(now, monotonic=1004.0)
+    assert (found.since_publication_seconds, found.serving_age_seconds) == (since, age)

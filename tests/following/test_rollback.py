@@ -10,7 +10,7 @@ from paramsync.errors import SyncError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
-from paramsync.status import Back, EventKind, Status
+from paramsync.status import EventKind, Status
 from tests.support.followers import quarantined, serving
 from tests.support.published import Publisher, ask, follower_of, proven
 
@@ -43,17 +43,6 @@ def test_rollback_serves_what_served_before_until_it_is_unpinned(publisher: Publ
     follower.ask(Action.UNPIN)
     follower.run_once()
     assert serving(follower) == 4
-
-
-def test_the_version_that_was_named_is_gone_back_to_whatever_came_meanwhile(publisher: Publisher) -> None:
-    follower = followed(publisher, 1, 2, 3, resident=3)
-    assert follower.status().back == Back(2, served=True)
-    publisher.publish(4)
-    follower.run_once()
-    answer = follower.ask(Action.ROLLBACK, 2)
-    follower.run_once()
-    assert (answer.result(0).pinned, serving(follower)) == (2, 2)
-    assert follower.status().back == Back(1, served=True)
 
 
 def test_each_rollback_goes_further_back(publisher: Publisher) -> None:

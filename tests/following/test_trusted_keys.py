@@ -9,7 +9,6 @@ import pytest
 
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.sources.source import Progress
 from tests.support.keys import Keys, keys, listed
 from tests.support.published import Publisher, ask, proven
 
@@ -54,23 +53,6 @@ def test_signed_versions_serve_and_an_unsigned_one_is_passed_over(
     again.close()
     follower.run_once()
     assert proven(ask(follower)[0], 3)
-
-
-def test_a_restore_tells_how_much_is_hashed_and_is_given_up_where_something_else_is_wanted(
-    pair: Keys, signing: Publisher
-) -> None:
-    replica = Replica("m", signing.path, trust=[pair.public])
-    version = signing.publish(1, finite=True)
-    told: list[Progress] = []
-    replica.restore(version, told.append)
-    assert [one.bytes_done for one in told if one.phase == "verifying"][-1] == version.bytes
-
-    def give_up(progress: Progress) -> None:
-        if progress.bytes_done:
-            raise InterruptedError
-
-    with pytest.raises(InterruptedError):
-        Replica("m", signing.path, trust=[pair.public]).restore(version, give_up)
 
 
 def test_an_old_version_is_not_taken_for_the_newest_while_a_newer_one_serves(pair: Keys, signing: Publisher) -> None:

@@ -216,18 +216,6 @@ def test_a_model_that_diverged_is_not_saved_over_one_that_had_not(tmp_path: Path
         assert (state.saved, state.error) == (2, None)
 
 
-def test_a_step_that_is_saved_is_not_saved_again(tmp_path: Path) -> None:
-    saved(tmp_path, 1, 2, 3)
-    before = newest(tmp_path, ".index").stat().st_mtime_ns
-    one = job()
-    with state_of(tmp_path, one) as state:
-        state.restore()
-        assert state.save(3)
-        state.finish(3)
-    assert newest(tmp_path, ".index").stat().st_mtime_ns == before
-    assert sorted(path.name for path in tmp_path.glob("*.index")) == ["ckpt-2.index", "ckpt-3.index"]
-
-
 def test_a_save_that_fails_is_logged_and_the_next_one_works(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     directory = tmp_path / "state"
     one = job()
