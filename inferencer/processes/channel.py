@@ -31,8 +31,8 @@ def _unchanging(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
 copyreg.pickle(MappingProxyType, lambda proxy: (_unchanging, (dict(proxy),)))  # as in a version's metrics
 
 Handler = Callable[..., Any]
-"""Called with the arguments of a question, and with `descriptors` if some came, which it owns. Returns the answer or a
-Future of it."""
+"""Called with the arguments of a question, and its `descriptors`, if any, which it owns. Returns the answer or a Future
+of the answer."""
 
 
 class ClosedError(ParamsyncError):
@@ -40,7 +40,7 @@ class ClosedError(ParamsyncError):
 
 
 class Channel:
-    """One end. Its thread answers the questions of the other end by `handlers`, one after another.
+    """One end of a connection. Its thread answers the questions of the other end by `handlers`, one after another.
 
     Messages are pickled, because both ends are processes of the same server. Any thread may ask.
     """
@@ -54,13 +54,13 @@ class Channel:
         self._waiting: dict[int, Future[Any]] = {}
         self._closed = False
         self.ended: Callable[[], None] = lambda: None
-        """Called on the thread of this end, once the other end is gone."""
+        """Called on the channel's thread once the other end is gone."""
 
     def start(self) -> None:
         threading.Thread(target=self.run, name=self._name, daemon=True).start()
 
     def ask(self, what: str, *arguments: Any, descriptors: Sequence[int] = ()) -> Future[Any]:
-        """Ask the other process. The answer is a result or an error. The descriptors stay the caller's."""
+        """Ask the other process. The answer is a result or an error. The caller still owns the descriptors."""
         number, answer = next(self._numbers), Future[Any]()
         self._waiting[number] = answer
         try:
@@ -77,7 +77,7 @@ class Channel:
             self._send(_NOTE, 0, (what, arguments), ())
 
     def close(self) -> None:
-        """Close the connection: the other end sees that this end is gone."""
+        """Close the connection, which the other end notices."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -121,7 +121,7 @@ class Channel:
         files = {"descriptors": descriptors} if descriptors else {}
         try:
             answer = self._handlers[what](*arguments, **files)
-        except Exception as error:  # noqa: BLE001, it is the answer
+        except Exception as error:  # noqa: BLE001, the error is the answer
             self._reply(kind, number, _ERROR, error)
             return
         if isinstance(answer, Future):
@@ -144,7 +144,7 @@ class Channel:
                 self._send(_ERROR, number, RuntimeError(str(message)), ())
 
     def _send(self, kind: int, number: int, message: Any, descriptors: Sequence[int]) -> None:
-        """Raises OSError, also if the other process reads nothing for too long: then it is given up."""
+        """Raises OSError, also if the other process reads nothing for too long: then the connection is closed."""
         content = pickle.dumps((kind, message), pickle.HIGHEST_PROTOCOL)
         head = _HEAD.pack(len(content), len(descriptors), number)
         with self._sending:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from paramsync.errors import ParamsyncError, UnknownModelError
@@ -65,8 +67,8 @@ class Metrics:
         """How many requests wait for a call now. The batcher sets it."""
         self.spans: RequestSpans | None = None
         """Makes a span for each request, if traces are on."""
-        self.requests: dict[_Answered, Histogram] = {}
-        self.calls: dict[_Called, Calls] = {}
+        self.requests: defaultdict[_Answered, Histogram] = defaultdict(partial(Histogram, REQUEST_SECONDS))
+        self.calls: defaultdict[_Called, Calls] = defaultdict(Calls)
         self._failures = 0  # unforeseen failures in a row
         self._failing_since = 0.0
         self._clock = clock
@@ -88,7 +90,7 @@ class Metrics:
         this process is at fault."""
         histogram = self.requests.get((model, signature, version, protocol, code))
         if histogram is None:
-            histogram = self._request(self._known(model, signature, version), protocol, code)
+            histogram = self.requests[(*self._known(model, signature, version), protocol, code)]
         histogram.buckets[bisect_left(REQUEST_SECONDS, seconds)] += 1
         histogram.sum += seconds
         histogram.last = self._clock()
@@ -104,20 +106,9 @@ class Metrics:
         """Count a call of a version: the numbers of its requests and of their rows."""
         calls = self.calls.get((model, signature, version))
         if calls is None:
-            calls = self._call(self._known(model, signature, version))
+            calls = self.calls[self._known(model, signature, version)]
         calls.add(requests, rows, seconds)
         calls.last = self._clock()
-
-    def _request(self, known: _Called, protocol: str, code: str) -> Histogram:
-        key = (*known, protocol, code)
-        if key not in self.requests:
-            self.requests[key] = Histogram(REQUEST_SECONDS)
-        return self.requests[key]
-
-    def _call(self, known: _Called) -> Calls:
-        if known not in self.calls:
-            self.calls[known] = Calls()
-        return self.calls[known]
 
     def _known(self, model: str, signature: str, version: str) -> _Called:
         """The labels, leaving out names that exist only in the request. Makes room for a new version."""
@@ -149,9 +140,9 @@ class Metrics:
     def _fold(self, model: str, version: str) -> None:
         """Count this version under OLDER from now on."""
         for answered in [key for key in self.requests if (key[0], key[2]) == (model, version)]:
-            self._request((model, answered[1], OLDER), *answered[3:]).take_in(self.requests.pop(answered))
+            self.requests[(model, answered[1], OLDER, *answered[3:])].take_in(self.requests.pop(answered))
         for called in [key for key in self.calls if (key[0], key[2]) == (model, version)]:
-            self._call((model, called[1], OLDER)).take_in(self.calls.pop(called))
+            self.calls[model, called[1], OLDER].take_in(self.calls.pop(called))
 
     @property
     def failing(self) -> str:
@@ -167,10 +158,10 @@ class Metrics:
 
     def take_in(self, requests: Mapping[_Answered, Histogram], calls: Mapping[_Called, Calls]) -> None:
         """Add the counts of another process."""
-        for (*known, protocol, code), histogram in requests.items():
-            self._request((known[0], known[1], known[2]), protocol, code).take_in(histogram)
+        for answered, histogram in requests.items():
+            self.requests[answered].take_in(histogram)
         for called, counts in calls.items():
-            self._call(called).take_in(counts)
+            self.calls[called].take_in(counts)
 
     def fold(self) -> None:
         """Sum up the versions beyond APART."""
@@ -202,13 +193,12 @@ class Metrics:
 
     def loads(self) -> Mapping[str, Load]:
         """Counts of all requests, by model."""
-        loads: dict[str, Load] = {}
+        loads: defaultdict[str, Load] = defaultdict(Load)
         for (model, _, _, _, code), histogram in list(self.requests.items()):
-            load = loads.setdefault(model, Load())
             if code == OK:
-                load.answered.take_in(histogram)
+                loads[model].answered.take_in(histogram)
             else:
-                load.refused += histogram.count
+                loads[model].refused += histogram.count
         return loads
 
     def followed(self) -> list[Followed]:

@@ -39,36 +39,37 @@ from .shared import SharedVersion
 from .trial import TRIAL_SECONDS
 from .workers import Worker
 
-_SHOW_SECONDS = 0.1  # that a swap waits for a worker that is late in step 2
-_LOOK_SECONDS = 0.1  # between two looks at workers that a version or a joined graph waits for
-_MOST_LOOKS = 5  # in a row that find a worker stopped: then it is ended. A debugger stops it for a moment only
-_MOST_UNANSWERED = 20  # statuses that a worker is told before it answers: more would fill its socket
+_SHOW_SECONDS = 0.1  # for which a swap waits for a worker that is late in step 2
+_LOOK_SECONDS = 0.1  # between two looks at workers that have not answered
+_MOST_LOOKS = 5  # that find a worker stopped, in a row: then it is ended. A debugger stops a worker only for a moment
+_MOST_UNANSWERED = 20  # messages with statuses: more would fill the socket of a worker that does not read
 
 Shown = tuple[ModelMessage, Any]
-"""What a model is answered from, and what has to stay in memory for it, also for workers that start later."""
+"""A message about a model, and an object that keeps the model's versions in memory for workers that start later."""
 
 
 class Epochs:
     """Any thread may call it."""
 
     def __init__(self, word: memoryview, look: Callable[[str | None], Sequence[Shown]]) -> None:
-        """`look` says how one model is to be answered, with those joined from it; without a name, how all are."""
+        """`look` returns what to show of one model and the models joined from it; without a name, of all models."""
         self._word = word
         self._look = look
         self._order = ThreadPoolExecutor(1, "epochs")
-        self._mapping: tuple[Worker, ...] = ()  # those that every version is sent to
-        self._workers: tuple[Worker, ...] = ()  # those of them that are told epochs
+        self._mapping: tuple[Worker, ...] = ()  # workers that every version is sent to
+        self._workers: tuple[Worker, ...] = ()  # workers among them that are shown epochs
         self._versions: dict[int, weakref.ref[SharedVersion]] = {}  # by their keys
-        self._gone: deque[int] = deque()  # keys of versions that workers are still to forget
+        self._gone: deque[int] = deque()  # keys of versions that workers have yet to forget
         self._shown: Mapping[str, Shown] = {}
-        self._pairs: Mapping[str, object] = {}  # of each joined model: the graphs that workers have joined
+        self._pairs: Mapping[str, object] = {}  # by joined model: the graphs that workers have joined
         self.joined: Mapping[str, Joining] = {}
         """The outcome for each joined model."""
 
     # For followers ----------------------------------------------------------------------------------------------------
 
     def map(self, version: SharedVersion) -> None:
-        """Step 1. Raises what a worker refuses, and UnfinishedError if every worker ended."""
+        """Step 1: have every worker map a version. Raises the error of a worker that refuses; UnfinishedError if every
+        worker ended."""
         key = version.message.key
         is_new = all(known.graph is not version.graph for known in self._living())
         seconds = version.seconds + (TRIAL_SECONDS if is_new else 0.0)
@@ -90,9 +91,9 @@ class Epochs:
             raise UnfinishedError("every worker ended while it was to have the version; it is tried again")
 
     def change(self, model: str | None = None) -> None:
-        """Have all workers answer from what a model now has, or all models, from one instant on.
+        """Steps 2 to 4: have all workers answer from a model's current versions, or all models', from one instant on.
 
-        Graphs that were never joined are joined before, while other models change.
+        Graphs that were never joined are joined first; other models may change meanwhile.
         """
         with suppress(ClosedError):  # the server ends
             while apart := self._in_turn(self._change, model):
@@ -114,7 +115,7 @@ class Epochs:
             self._in_turn(self._end_step)
 
     def tell(self, statuses: Mapping[str, Status], trouble: str) -> list[Future[Any]]:
-        """Tell workers how followers are, as far as that is new. Returns the answers of workers that were told."""
+        """Send workers the statuses that changed. Returns the answers of the workers that got a message."""
         try:
             answers: list[Future[Any]] = self._in_turn(self._tell, statuses, trouble)
         except ClosedError:
@@ -124,10 +125,11 @@ class Epochs:
     # For the processes ------------------------------------------------------------------------------------------------
 
     def admit(self, worker: Worker) -> None:
-        """Give a worker that has started all that the others have. From then on it is told with them.
+        """Give a started worker the versions, joined graphs and epoch of the others, and every message from then on.
 
-        While it gets what is there, swaps go on without it. Then new versions are sent to it too, so that no swap goes
-        ahead of it while it gets the rest.
+        1. The worker maps the present versions. Swaps go on without it.
+        2. New versions are sent to the worker, too. It maps the versions that came during 1, and no swap overtakes it.
+        3. The worker is shown the whole epoch.
         """
         known: set[int] = set()
         self._send_all(worker, known)
@@ -136,8 +138,8 @@ class Epochs:
             pass  # other graphs were joined meanwhile
 
     def _send_all(self, worker: Worker, known: set[int]) -> Mapping[str, object]:
-        """Have it map every version, but those it knows, and join the graphs. Returns the pairs that are joined."""
-        pairs, shown = self._pairs, [*self._shown.values()]  # whose versions stay until this is over
+        """Have a worker map every version that is not `known`, and join the graphs. Returns the joined pairs."""
+        pairs, shown = self._pairs, [*self._shown.values()]  # keeps the versions until the worker has them
         for version in self._living():
             if version.message.key not in known:
                 mapped = worker.channel.ask("version", version.message, descriptors=version.files)
@@ -147,7 +149,7 @@ class Epochs:
         return pairs
 
     def dismiss(self, worker: Worker) -> None:
-        """Tell a worker nothing more."""
+        """Send a worker no more messages."""
         with suppress(ClosedError):
             self._in_turn(self._dismiss, worker)
 
@@ -164,13 +166,13 @@ class Epochs:
         return turn.result()
 
     def _change(self, model: str | None) -> Sequence[Shown]:
-        """Steps 2 to 4; or, without any of them, what has to be joined before."""
+        """Take steps 2 to 4. If graphs must be joined first, take no step, and return what to join."""
         looked = self._look(model)
         messages = [message for message, _ in looked]
         if not looked and model is not None and model not in self._shown:
             return ()  # its configuration is on trial
         if model is not None and not (looked and self._shown.keys() >= _names(messages)):
-            return self._change(None)  # the models are becoming others
+            return self._change(None)  # a new configuration takes effect
         named = {message.settings.name: (message, kept) for message, kept in looked}
         shown = named if model is None else {**self._shown, **named}
         pairs = self._pairs_of([message for message, _ in shown.values()])
@@ -188,7 +190,7 @@ class Epochs:
         self._word[0] = epoch
 
     def _ask_show(self, workers: Sequence[Worker], epoch: int, models: Sequence[ModelMessage], *, whole: bool) -> None:
-        """Show these workers an epoch, or what it has that is new."""
+        """Show workers an epoch: all models if `whole`, else those that changed."""
         statuses = {message.settings.name: message.status.ageless() for message in models}
         shows = {worker: worker.channel.ask("show", epoch, models, whole) for worker in workers}
         wait(shows.values(), timeout=_SHOW_SECONDS)
@@ -230,7 +232,7 @@ class Epochs:
             worker.channel.tell("shown", self._word[0], sorted(gone))
 
     def _admit(self, worker: Worker, pairs: Mapping[str, object]) -> bool:
-        """Whether it has joined all graphs by now, and is told with the others from now on."""
+        """Show a worker the epoch if it has joined all graphs. Returns whether it has."""
         if pairs != self._pairs:
             return False
         self._workers = (*self._workers, worker)
@@ -245,18 +247,18 @@ class Epochs:
     # Versions ---------------------------------------------------------------------------------------------------------
 
     def _living(self) -> Iterable[SharedVersion]:
-        """The versions that workers have or are to map."""
+        """The versions that workers have mapped or are mapping."""
         for reference in list(self._versions.values()):
             if (version := reference()) is not None:
                 yield version
 
     def _leave(self, key: int) -> None:
-        """A version is gone. Called by whichever thread drops it."""
+        """Have workers forget a version that is gone. Called by the thread that drops the last reference."""
         if self._versions.pop(key, None) is not None:
             self._gone.append(key)
 
     def _pairs_of(self, models: Sequence[ModelMessage]) -> dict[str, object]:
-        """By joined model: the settings, and the graphs of the versions that serve of both parts, if both do."""
+        """By joined model of which both parts serve: the settings, and the graphs of the two serving versions."""
         graphs = {version.message.key: version.graph.key for version in self._living()}
         serving = {message.settings.name: graphs.get(message.recent[0]) for message in models if message.recent}
         return {
@@ -267,14 +269,14 @@ class Epochs:
 
 
 def _names(models: Sequence[ModelMessage]) -> set[str]:
-    """The names of models, and of those that they are joined from."""
+    """The names of models and of their parts."""
     connections = [model.settings for model in models if isinstance(model.settings, ConnectionSettings)]
     parts = [name for settings in connections for name in (settings.first, settings.second)]
     return {*(model.settings.name for model in models), *parts}
 
 
 def _answers(asked: Mapping[Future[Any], Worker], what: str, seconds: float) -> Iterator[Future[Any]]:
-    """The answers of workers, as they come. Workers that are late are ended, and those that stay stopped."""
+    """Yield the answers of workers as they come. End workers that are late or stay stopped."""
     end = time.monotonic() + seconds
     waiting, stopped = {*asked}, Counter[Worker]()
     while waiting:
@@ -293,10 +295,10 @@ def _answers(asked: Mapping[Future[Any], Worker], what: str, seconds: float) -> 
 
 
 def _outcome(worker: Worker, answer: Future[Any]) -> Mapping[str, Joining]:
-    """The outcome for joined models, if the worker was shown an epoch. A worker that refuses cannot answer requests."""
+    """The outcome for joined models. A worker that raised an error is ended: it could not answer requests."""
     error = answer.exception()
     if error is None:
         return answer.result() or {}
-    if not isinstance(error, ClosedError):  # after that its own thread replaces it
+    if not isinstance(error, ClosedError):  # then the worker has ended
         worker.end(f"it refuses what it is told: {error!r}")
     return {}

@@ -1,4 +1,4 @@
-"""Overview: all that the page shows of a server, as one JSON state."""
+"""Overview: the state of a server as one JSON text, for the page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _STILL_OPEN_SECONDS = 3.0  # an open page asks every second
 
 
 class Overview:
-    """Any thread may ask it. A thread of its own takes samples of what workers do."""
+    """Any thread may use it. Its own thread takes samples of the workers' traffic."""
 
     def __init__(
         self,
@@ -39,15 +39,15 @@ class Overview:
         *,
         heard: Callable[[], object] = lambda: None,
     ) -> None:
-        """`counts` asks each worker what it counted of requests, which may take long; `states` gives the status of each
-        model, and what is wrong with the workers. `heard` is called after each event of a follower."""
+        """`counts` asks each worker for its counts of requests, which may take long; `states` returns the status of
+        each model, and what is wrong with the workers. `heard` is called after each event of a follower."""
         self._statuses = workers
         self._counts = counts
         self._states = states
         self._heard = heard
         self._started_at = time.time()
         self._release = release()
-        self._lock = threading.Lock()  # of the next two; not held while another process is asked
+        self._lock = threading.Lock()  # guards the next two; no thread asks another process under it
         self._models: dict[str, History] = {}
         self._workers: list[dict[str, Any]] = []
         self._asked_at = 0.0
@@ -62,7 +62,7 @@ class Overview:
         self._ended.set()
 
     def state(self, model: str | None = None) -> bytes:
-        """The state as JSON: with the history of this model alone, if one is given."""
+        """The state as JSON. If `model` is given, only this model has its history."""
         self._asked_at = time.monotonic()
         with self._lock:
             now = time.time()
@@ -75,16 +75,16 @@ class Overview:
         server = {"release": self._release, "started_at": self._started_at, "trouble": trouble}
         return messages.text({"now": now, "models": models, "workers": workers, "server": server})
 
-    # What happens -----------------------------------------------------------------------------------------------------
+    # Events -----------------------------------------------------------------------------------------------------------
 
     def follow(self, followers: Sequence[Follower[Any]]) -> None:
-        """Subscribe to these followers, and to no others. For one thread."""
+        """Subscribe to exactly these followers. One thread at a time calls it."""
         for gone in self._subscriptions.keys() - set(followers):
             self._subscriptions.pop(gone).close()
         for follower in followers:
             if follower not in self._subscriptions:
                 self._subscriptions[follower] = follower.subscribe(partial(self._hear, follower))
-                self._hear(follower)  # events from before the subscription was kept here
+                self._hear(follower)  # events that came before the subscription was known here
 
     def _hear(self, follower: Follower[Any]) -> None:
         """On the follower's thread, after each event."""
@@ -98,12 +98,12 @@ class Overview:
         self._heard()
 
     def look(self) -> tuple[Mapping[str, Status], str]:
-        """Note the statuses of all models, and return what `states` gave. Any thread."""
+        """Note the statuses of all models. Returns the result of `states`."""
         with self._lock:
             return self._look(time.time())
 
     def _look(self, now: float) -> tuple[Mapping[str, Status], str]:
-        """The caller holds the lock: statuses read outside it could be older than events that were heard since."""
+        """The caller holds the lock: statuses read without it could be older than events that came since."""
         statuses, trouble = self._states()
         for name, status in statuses.items():
             self._models.setdefault(name, History()).look(status, now)
@@ -122,8 +122,8 @@ class Overview:
             sampled_at = now
             try:
                 self.sample()
-            except Exception:  # noqa: BLE001, it is tried again
-                _log.exception("no sample of the workers' traffic; the next one is taken as usual")
+            except Exception:  # noqa: BLE001, the next sample is tried
+                _log.exception("a sample of the workers' traffic failed; the next one follows")
 
     def sample(self) -> None:
         """Note the traffic of every worker since the last sample, and the age of each serving version."""

@@ -1,4 +1,4 @@
-"""The server: follows the stores, tells its workers what to answer from, and does what operators ask."""
+"""The server: follows the stores, tells workers which versions answer, and carries out operators' requests."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ from .shared import SharedVersion
 from .template import Template
 
 _log = logging.getLogger("paramsync.inferencer")
-_GRACE_OF_CONTROL = 1.0  # for readers that are slow: all calls are answered and all streams ended before
+_GRACE_OF_CONTROL = 1.0  # for slow readers: all calls are answered, and all streams have ended
 _GRACE_OF_WORKERS = 25.0
 _COUNTING_SECONDS = 2.0
 _TELLING_SECONDS = 1.0
-_QUIET_SECONDS = 1.0  # at most, if nothing happens
-_NEWS_SECONDS = 0.05  # at least, between two messages to workers about the followers
+_QUIET_SECONDS = 1.0  # at most between two messages to workers about the followers
+_NEWS_SECONDS = 0.05  # at least between them
 
 
 class Server:
@@ -116,7 +116,7 @@ class Server:
         Raises SettingsError if a port is taken.
         """
         self._overview.follow(self.models.followers())
-        self.models.start()  # first: versions are checked while workers start
+        self.models.start()  # first, so that versions are checked while workers start
         host = self._settings.control_host or self._settings.host
         tls = None if self._settings.tls is None else ServerTls(self._settings.tls)
         try:
@@ -162,7 +162,7 @@ class Server:
 
         1. Health says NOT_SERVING, every stream ends, syncs and pins are refused, and nothing more is restored.
         2. Every worker answers its requests, and closes its ports once no call has come for `quiet_seconds`.
-        3. The control port is closed: all of that could be watched there.
+        3. The control port is closed last, so that operators can watch steps 1 and 2.
         """
         self._health.drain()
         self._following_health.cancel()
@@ -177,7 +177,7 @@ class Server:
         await followers
         await asyncio.to_thread(self._end)
 
-    # What workers ask -------------------------------------------------------------------------------------------------
+    # Requests of workers ----------------------------------------------------------------------------------------------
 
     def _configure(self, content: bytes, seconds: float | None) -> Future[None]:
         config = model_server_config_pb2.ModelServerConfig.FromString(content)
@@ -185,10 +185,10 @@ class Server:
         return asyncio.run_coroutine_threadsafe(applied, self._loop)
 
     async def apply(self, models: Sequence[AnySettings], changes: Mapping[str, Change] | None = None) -> None:
-        """Serve these models from now on, and no others. See `Registry.apply`."""
+        """Serve exactly these models from now on. See `Registry.apply`."""
         try:
             await self.models.apply(models, changes)
-        finally:  # TimeoutError says that the change is accepted
+        finally:  # also after a TimeoutError: the change is accepted, and takes effect later
             await asyncio.to_thread(self._fleet.epochs.change)
             for model in self.models:
                 if isinstance(model, SharedJoined):
@@ -236,7 +236,7 @@ class Server:
         return metrics.loads(), metrics.waiting()
 
     def _summed(self) -> Metrics:
-        """The sums of what all workers counted."""
+        """The sums of the counts of all workers."""
         metrics, waiting = Metrics(self.models), 0
         for requests, calls, waits in self._fleet.workers.counts(seconds=_COUNTING_SECONDS):
             metrics.take_in(requests, calls)
@@ -244,7 +244,7 @@ class Server:
         metrics.waiting = lambda: waiting
         return metrics
 
-    # What becomes of workers ------------------------------------------------------------------------------------------
+    # Events of workers and of the scrub -------------------------------------------------------------------------------
 
     def _in_memory(self) -> list[SharedVersion]:
         return [version for follower in self.models.followers() for version in follower.replica.residents]
@@ -263,20 +263,20 @@ class Server:
 
     def _on_trouble(self) -> None:
         for follower in self.models.followers():
-            follower.notify()  # its status says so
+            follower.notify()  # its status has the trouble
         self._news.set()
         with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._health.look)
 
-    # What workers are told --------------------------------------------------------------------------------------------
+    # Messages to workers ----------------------------------------------------------------------------------------------
 
     def _shown(self, name: str | None) -> list[Shown]:
-        """How one model is answered, with those joined from it; without a name, how all are."""
+        """What to show of one model and the models joined from it; without a name, of all models."""
         models = [model for model in self.models if name is None or name in parts_of(model)]
         return [message_of(model, awaited=self.models.is_awaited(model)) for model in models]
 
     async def _tell(self) -> None:
-        """Tell workers how the followers are. Returns once they know, or after a second."""
+        """Send workers the statuses of followers. Returns once all workers have them, or after a second."""
         answers = await asyncio.to_thread(self._fleet.epochs.tell, *self._overview.look())
         if answers:
             await asyncio.wait([asyncio.wrap_future(answer) for answer in answers], timeout=_TELLING_SECONDS)
@@ -285,12 +285,12 @@ class Server:
         return {model.name: model.status() for model in self.models}, self._fleet.workers.trouble
 
     def _tell_news(self) -> None:
-        """Tell workers and the page what happened, in at most 20 messages a second."""
+        """Tell workers and the page about events of followers, in at most 20 messages a second."""
         while not self._ended.wait(_NEWS_SECONDS):
             try:
                 self._overview.follow(self.models.followers())
                 if self._news.wait(_QUIET_SECONDS):
                     self._news.clear()
                 self._fleet.epochs.tell(*self._overview.look())
-            except Exception:  # noqa: BLE001, else workers would hear nothing any more
-                _log.exception("workers were not told how the followers are; they will be told again")
+            except Exception:  # noqa: BLE001, else workers would get no status any more
+                _log.exception("workers did not get the statuses of followers; they are sent again")

@@ -1,4 +1,4 @@
-"""Workers: the processes that answer. Starts them, replaces those that end, and adds up what they count."""
+"""Workers: starts the processes that answer requests, replaces processes that end, and collects their counts."""
 
 from __future__ import annotations
 
@@ -26,38 +26,38 @@ from .template import Template
 _log = logging.getLogger("paramsync.supervisor")
 _START_SECONDS = 30.0
 _ALIVE_SECONDS = 5.0
-_CHECK_SECONDS = 1.0  # between two times that workers are asked whether they answer
-_LEAVE_SECONDS = 60.0  # in which a worker that is replaced hands its callers over: its own limits come before
-_LEAVING_QUIET = 0.05  # and without a call by callers that do not hear
+_CHECK_SECONDS = 1.0  # between two checks of all workers
+_LEAVE_SECONDS = 60.0  # for a leaving worker, whose own limits are shorter
+_LEAVING_QUIET = 0.05  # without a call before a leaving worker closes its last connections
 _FIRST_PAUSE, _MOST_PAUSE = 0.05, 10.0  # back-off before another worker is started
 
 
 class Worker(ChildProcess):
-    """A process that answers."""
+    """A process that answers requests."""
 
     def __init__(self, number: int, slot: int, template: Template, role: str, *arguments: Any, **options: Any) -> None:
         self.number = number
-        self.slot = slot  # of the shared words
+        self.slot = slot  # in the shared words
         self.state = WorkerState.STARTING
         self.since = time.time()
         self.over = threading.Event()
-        """Set once it is gone, or another one has taken its place."""
+        """Set once the process is gone or its successor answers."""
         self.successor: Future[Worker | None] | None = None
-        """Set once another one is started to take its place."""
+        """Set once a successor is being started; None if the successor does not start."""
         self.hangs = False
         self.counted: Any = None
-        """Its last answer to a question for its counts."""
+        """The last counts that the worker sent."""
         self.late: Future[Any] | None = None
-        """A question for its counts that it did not answer in time."""
+        """A question for the counts that the worker did not answer in time."""
         self.computed: frozenset[int] = frozenset()
-        """The keys of the versions that it was computing when it ended."""
+        """The keys of the versions that the worker was computing when it ended."""
         self.stopped_since: float | None = None
-        """When a check first found it stopped, if it has been since."""
-        # What follows is for the thread of the epochs alone.
+        """When a check first found the process stopped; None if it runs."""
+        # The next two belong to the thread of Epochs.
         self.telling: list[Future[Any]] = []
-        """Messages about followers that it has not acknowledged."""
+        """Messages with statuses that the worker has not acknowledged."""
         self.told: dict[str, Status] = {}
-        """The last status of each model that it was told."""
+        """By model, the last status that was sent to the worker."""
         super().__init__(template, role, *arguments, **options)
 
     def _ended(self) -> None:
@@ -73,7 +73,7 @@ class Worker(ChildProcess):
 
 
 class Workers:
-    """Any thread may call it. Its lock is for the table of workers, and never held while a process is waited for."""
+    """Any thread may use it. Its lock guards the table of workers; no thread waits for a process under the lock."""
 
     def __init__(
         self,
@@ -87,9 +87,9 @@ class Workers:
         admit: Callable[[Worker], object],
         dismiss: Callable[[Worker], object],
     ) -> None:
-        """`arguments` are those of a worker; `handlers` answer its questions.
+        """`arguments` are passed to each worker; `handlers` answer the workers' requests.
 
-        `admit` gives a new worker what the others have; `dismiss` is called with a worker that is gone.
+        `admit` gives a new worker all that the others have; `dismiss` is called with a worker that is gone.
         """
         self._count = count
         self._arguments = arguments
@@ -101,23 +101,23 @@ class Workers:
         self._words = words
         self._lock = threading.Lock()
         self._workers: tuple[Worker, ...] = ()  # in any state; replaced as a whole
-        self._slots = list(range(count + 1))  # of the shared words: those that no worker has
-        self._without_since = [time.time()] * count  # when each number came to be without a worker
+        self._slots = list(range(count + 1))  # of the shared words that no worker has
+        self._without_since = [time.time()] * count  # when the last worker of each number ended
         self._restarts = [0] * count
         self._crashes = Crashes()
         self._loops = CrashLoops()
-        self._left = Metrics()  # what workers counted that are no more
-        self._replacing = threading.Lock()  # a flag: it is never waited for
+        self._left = Metrics()  # the counts of workers that are gone
+        self._replacing = threading.Lock()  # a flag: no thread waits for it
         self._ended = threading.Event()
         self.trouble = ""
-        """Which workers end again and again; empty if none does."""
+        """Names the workers that end again and again; empty if there are none."""
         self.on_trouble: Callable[[], object] = lambda: None
-        """Called when `trouble` may be another."""
+        """Called when `trouble` may have changed."""
         self.on_crashing: Callable[[int, str], object] = lambda key, reason: None
         """Called with the key of a version on which workers crash."""
 
     def start(self) -> None:
-        """Start the workers and return once all listen. Raises why the first one could not be started."""
+        """Start the workers and return once all listen. Raises the error of a worker that does not start."""
         listening: list[Future[None]] = [Future() for _ in range(self._count)]
         for number, future in enumerate(listening):
             threading.Thread(target=self._keep, args=(number, future), name=f"keep {number}", daemon=True).start()
@@ -126,13 +126,13 @@ class Workers:
         threading.Thread(target=self._check_on, name="check", daemon=True).start()
 
     def _keep(self, number: int, listening: Future[None]) -> None:
-        """Start a worker of this number, and another one whenever it ends, with back-off if it ends soon."""
+        """Start a worker of this number, and a successor whenever a worker ends; with back-off after quick ends."""
         pause = 0.0
         while not self._ended.wait(pause):
             lived, how, explained = 0.0, "it did not start", False
             try:
                 worker: Worker | None = self._add(number)
-            except Exception as error:  # noqa: BLE001, it is tried again, unless it is the first one
+            except Exception as error:  # noqa: BLE001, a first worker that fails ends the server; any other is tried again
                 if not listening.done():
                     listening.set_exception(error)
                     return
@@ -142,7 +142,7 @@ class Workers:
                     listening.set_result(None)
                 while worker is not None:
                     lived, how, explained = self._await_end(number, worker)
-                    successor = worker.successor  # read once: it is taken away if the successor does not start
+                    successor = worker.successor  # read once: `replace` sets it to None if the successor does not start
                     worker = None if successor is None else successor.result()
             self._listeners.drop(number)
             if self._ended.is_set():
@@ -158,7 +158,7 @@ class Workers:
             listening.set_exception(ClosedError("the server ends before it has begun"))
 
     def _await_end(self, number: int, worker: Worker) -> tuple[float, str, bool]:
-        """Returns once it is over: for how long it lived, how it ended, and whether a version was the cause."""
+        """Wait until a worker is over. Returns how long it lived, how it ended, and whether a version was the cause."""
         began = time.monotonic()
         if not worker.over.wait(QUICK_SECONDS):
             with self._lock:
@@ -167,7 +167,7 @@ class Workers:
             self.on_trouble()
             worker.over.wait()
         if worker.successor is None:
-            self._listeners.drop(number)  # first of all: new callers come to the other workers
+            self._listeners.drop(number)  # first: new callers shall come to the other workers
         elif not worker.gone.is_set():
             return 0.0, "", False
         keys = self._remove(worker)
@@ -184,7 +184,7 @@ class Workers:
         return time.monotonic() - began, "it hung" if worker.hangs else exit_text(code), bool(causes)
 
     def _add(self, number: int) -> Worker:
-        """Start a worker that has all that the others have, and let it answer. Raises if that fails."""
+        """Start a worker, give it all that the others have, and have it answer. Raises the error of a failed step."""
         with self._lock:
             slot = self._slots.pop(0)
         arguments = (number, slot, *self._arguments)
@@ -212,16 +212,16 @@ class Workers:
         return worker
 
     def _remove(self, worker: Worker) -> frozenset[int]:
-        """Returns the keys of the versions that it was computing. The memory of its requests is free again."""
+        """Remove a worker from the table, and return the keys of the versions that it was computing."""
         self._dismiss(worker)
         with self._lock:
-            if worker in self._workers:  # else another thread has seen its end
+            if worker in self._workers:  # else another thread has removed it
                 self._workers = tuple(other for other in self._workers if other is not worker)
                 if worker.counted is not None:
                     self._left.take_in(*worker.counted[:2])
                     self._left.fold()
                 self._without_since[worker.number] = time.time()
-                self._words.taken[worker.slot] = 0
+                self._words.taken[worker.slot] = 0  # its requests take no memory any more
                 self._slots.append(worker.slot)
                 worker.computed = self._words.calls(worker.slot).take()
             return worker.computed
@@ -229,7 +229,7 @@ class Workers:
     # Replacing --------------------------------------------------------------------------------------------------------
 
     def replace(self, number: int) -> Replaced:
-        """Start another worker in the place of this one, which leaves once that one answers: no caller notices.
+        """Start a successor of the worker with this number, which leaves once the successor answers: no caller notices.
 
         Raises SyncError while others are being replaced, if the successor does not start, and when the server ends.
         """
@@ -258,17 +258,17 @@ class Workers:
             self._replacing.release()
 
     def _leave(self, worker: Worker) -> None:
-        """Have it hand its callers over, and end it."""
+        """Have a worker hand its callers over, then end it."""
         try:
             worker.counted = worker.channel.ask("leave", _LEAVING_QUIET).result(_LEAVE_SECONDS)
         except LateError:
             worker.end("it does not leave")
         except ClosedError:
             pass  # it has ended
-        except Exception as error:  # noqa: BLE001, another one answers in its place
+        except Exception as error:  # noqa: BLE001, its successor answers
             _log.error("worker %d, while it left: %r", worker.number, error)
         worker.channel.close()
-        self._remove(worker)  # its slot is free for the next one
+        self._remove(worker)  # frees its slot
 
     def drain(self, quiet_seconds: float, *, seconds: float) -> None:
         """Have every worker answer its requests and close its ports. Workers that end are not replaced any more."""
@@ -290,23 +290,24 @@ class Workers:
     # Asking -----------------------------------------------------------------------------------------------------------
 
     def statuses(self) -> list[WorkerStatus]:
-        """Of every worker, and of each number that is without one, in the order of their numbers."""
+        """The status of every worker, and of each number without a worker, in the order of the numbers."""
         statuses = [
             WorkerStatus(worker.number, worker.state, worker.since, worker.pid, self._restarts[worker.number])
             for worker in self._workers
         ]
         for number in {*range(self._count)} - {status.number for status in statuses}:
             restarts = self._restarts[number]
-            state = WorkerState.ENDED if restarts else WorkerState.STARTING  # TensorFlow is imported before
+            # a number that never had a worker waits for the import of TensorFlow
+            state = WorkerState.ENDED if restarts else WorkerState.STARTING
             statuses.append(WorkerStatus(number, state, self._without_since[number], None, restarts))
         return sorted(statuses, key=lambda status: status.number)
 
     def counts(self, *, seconds: float) -> list[tuple[Any, Any, int]]:
-        """What each worker has counted, and those that are no more: requests, calls, and how many requests wait.
+        """The counts of each worker, and of workers that are gone: requests, calls, and the number of waiting requests.
 
-        A worker that is stopped, or has not answered the last question, counts as it last said.
+        A worker that is stopped, or has not answered the last question, counts with its last answer.
         """
-        leaving = WorkerState.LEAVING  # such a worker says its counts itself, as the last that it does
+        leaving = WorkerState.LEAVING  # its last counts are the answer to "leave"
         asked_now = []
         for worker in self._workers:
             is_late = worker.late is not None and not worker.late.done()
@@ -326,11 +327,11 @@ class Workers:
         while not self._ended.wait(_CHECK_SECONDS):
             try:
                 self.check()
-            except Exception:  # noqa: BLE001, nobody would look after the workers any more
-                _log.exception("workers were not asked whether they answer; they will be")
+            except Exception:  # noqa: BLE001, else no worker would be checked any more
+                _log.exception("a check of the workers failed; the next one follows")
 
     def check(self) -> None:
-        """End workers that do not answer, such as stopped ones, and those whose every request fails."""
+        """End workers that do not answer, such as stopped processes, and workers whose every request fails."""
         going = [
             worker
             for worker in self._workers
@@ -344,10 +345,10 @@ class Workers:
                 worker.hangs = not worker.is_stopped
                 worker.end(f"it has not answered for {_ALIVE_SECONDS:g} s")
             except ClosedError:
-                pass  # it is being replaced
+                pass  # it has ended
 
     def _check_stopped(self, worker: Worker) -> bool:
-        """Whether the worker is stopped: then a question may not fit into its socket. End it after a while."""
+        """Returns whether the worker is stopped: then its socket may be full. Ends a worker that stays stopped."""
         now = time.monotonic()
         if not worker.is_stopped:
             worker.stopped_since = None
@@ -362,7 +363,7 @@ class Workers:
 def asked(
     workers: Iterable[Worker], what: str, *arguments: Any, seconds: float
 ) -> Iterator[tuple[Worker, Callable[[], Any]]]:
-    """Ask all of them at once. Yields each with its answer, which is waited for until the seconds of all are over."""
+    """Ask all workers at once. Yields each worker with a function that waits for its answer; `seconds` are for all."""
     waiting = [(worker, worker.channel.ask(what, *arguments)) for worker in workers]
     end = time.monotonic() + seconds
     for worker, answer in waiting:

@@ -1,4 +1,4 @@
-"""Versions: those that the supervisor sent, mapped, and the epochs that name which of them answer."""
+"""Versions: maps the versions that the supervisor sends, and keeps the epochs that say which versions answer."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from .mapped_files import Bytes, MappedFiles
 from .models import Model
 
 _log = logging.getLogger("paramsync.worker")
-_TEND_SECONDS = 0.05  # between two looks for versions that no request holds any more
-_MAPPING = 4  # models that map at a time: one that takes long delays no other
-_CAME_SECONDS = 0.001  # between two looks for an epoch that is still to be shown
-_UNMAP_SECONDS = 1.0  # between two looks for mappings that no version needs any more
+_TEND_SECONDS = 0.05  # between two looks for versions that no request holds
+_MAPPING = 4  # models that map at a time, so that a large model delays no other
+_CAME_SECONDS = 0.001  # between two looks for an epoch that has not been shown
+_UNMAP_SECONDS = 1.0  # between two looks for mappings that no version needs
 
 
 @dataclass(frozen=True, eq=False)
 class _SeenResident(Resident):
-    """A version whose calls the supervisor sees."""
+    """A version whose calls in progress the supervisor can see."""
 
     call: Callable[[], CallUnderWay] = field(kw_only=True)
 
@@ -48,10 +48,10 @@ class _SeenResident(Resident):
 
 
 class Versions:
-    """What requests are answered from, as the supervisor says: see `inferencer.supervisor.epochs` for the order.
+    """The versions and models that answer requests: see `inferencer.supervisor.epochs` for the order of messages.
 
-    The thread of the channel shows epochs, which takes no time. Threads of this class map versions and join graphs:
-    meanwhile other models go on to new versions. `now` may be called by any thread and takes no lock.
+    The channel's thread adds epochs, which takes no time. Threads of this class map versions and join graphs;
+    meanwhile other models swap. Any thread may call `now`, which takes no lock.
     """
 
     def __init__(self, word: memoryview, calls: CallsUnderWay) -> None:
@@ -59,32 +59,35 @@ class Versions:
         self._calls = calls
         self._epochs: dict[int, Mapping[str, Model]] = {0: {}}
         self._graphs: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()  # kept by their versions
-        self._built: Graph | None = None  # in a trial: its version is still to come
+        self._built: Graph | None = None  # in a trial: keeps the graph until its version comes
         self._residents: dict[int, _SeenResident] = {}
         self._called: weakref.WeakSet[Graph] = weakref.WeakSet()
         self._joiners: list[tuple[ConnectionSettings, Joiner]] = []
         self._mapping = ThreadPoolExecutor(_MAPPING, "map")
-        self._unwanted: set[int] = set()  # keys of versions that are gone, and may be still to be mapped
+        self._unwanted: set[int] = set()  # keys of versions that are gone, and may still be mapping
         self._files = MappedFiles()
         self._leaving: Leaving[Resident] = Leaving()
         self._freeing = threading.Event()
         self._came = threading.Event()  # set when an epoch is shown
         self.changed: Callable[[], object] = lambda: None
-        """Called, on the thread of the channel, when another epoch answers."""
+        """Called, on the channel's thread, when another epoch answers."""
         threading.Thread(target=self._free, name="free", daemon=True).start()
 
     def now(self) -> Mapping[str, Model]:
         """The models of the epoch that answers, by name."""
         while (models := self._epochs.get(self._word[0])) is None:
-            # It was over between the two looks, or this process was passed over and is about to be shown it.
+            # The epoch ended between the two reads, or its message is still in the socket of this process.
             self._came.wait(_CAME_SECONDS)
             self._came.clear()
         return models
 
-    # What the supervisor says -----------------------------------------------------------------------------------------
+    # Messages of the supervisor ---------------------------------------------------------------------------------------
 
     def graph(self, message: GraphMessage, *, descriptors: Sequence[int]) -> tuple[str, frozenset[str]]:
-        """Build a graph. Returns its digest, and the parameters of which it only looks up rows. Raises GraphError."""
+        """Build a graph. Returns its digest, and its embeddings: parameters of which it only looks up rows.
+
+        Raises GraphError.
+        """
         graph = self._graphs[message.key] = self._built = self._build(message, *descriptors)
         return graph.digest, graph.embeddings
 
@@ -98,11 +101,11 @@ class Versions:
         return graph
 
     def version(self, message: VersionMessage, *, descriptors: Sequence[int]) -> Future[None]:
-        """Map a version beside those that answer. A new graph is built and called once. Raises GraphError."""
+        """Map a version in addition to the current versions. Build a new graph, and call it once. Raises GraphError."""
         return self._mapping.submit(self._map, message, descriptors)
 
     def _map(self, message: VersionMessage, descriptors: Sequence[int]) -> None:
-        if message.key in self._residents:  # this process started while the version came
+        if message.key in self._residents:  # the version came while this process started
             close_all(descriptors)
             return
         graph_file, *files = descriptors
@@ -139,9 +142,9 @@ class Versions:
         return {joined.name: self._join_parts(joined, parts)[1] for joined in settings}
 
     def show(self, epoch: int, models: Sequence[ModelMessage], whole: bool) -> dict[str, Joining]:
-        """Know an epoch, which answers once the word names it: these models are all, or all that is new.
+        """Add an epoch, which answers once the word names it. If `whole`, its models are these; else these changed.
 
-        Returns what became of joined models.
+        Returns the outcome for joined models.
         """
         before = self._epochs[max(self._epochs)]
         kept = {} if whole else before
@@ -161,7 +164,7 @@ class Versions:
         return {name: model.joining for name, model in shown.items() if model.joining is not None}
 
     def shown(self, epoch: int, gone: Sequence[int]) -> None:
-        """The epoch answers now: forget those before it, and the versions of these keys."""
+        """The epoch answers now: forget earlier epochs, and the versions of these keys."""
         oldest = min(epoch, max(self._epochs))
         self._epochs = {number: models for number, models in self._epochs.items() if number >= oldest}
         self._forget(gone)
@@ -178,7 +181,7 @@ class Versions:
         self._freeing.set()
 
     def states(self, statuses: Mapping[str, Any]) -> None:
-        """Take over new reports of followers."""
+        """Replace statuses of followers."""
         for epoch in list(self._epochs.values()):
             for name, status in statuses.items():
                 if name in epoch:
@@ -200,7 +203,7 @@ class Versions:
     def _joined(
         self, message: ModelMessage, settings: ConnectionSettings, parts: Mapping[str, Model], before: Model | None
     ) -> Model:
-        """Two models of the same epoch as one. If they do not fit, the last pair that did goes on serving."""
+        """Join two models of the same epoch. If their graphs do not fit, the last pair that did goes on serving."""
         pair, joining = self._join_parts(settings, parts)
         view: View[Resident] = View()
         if pair is not None and not joining.reason:
@@ -211,7 +214,7 @@ class Versions:
         return Model(settings, view, message.status, awaited=message.awaited, joining=joining)
 
     def _join_parts(self, settings: ConnectionSettings, parts: Mapping[str, Model]) -> tuple[Pair | None, Joining]:
-        """Build the joined graph of the versions that serve. Returns them, unless one is missing, and the outcome."""
+        """Join the graphs of the serving versions. Returns the pair, None if a part is missing, and the outcome."""
         both = parts[settings.first], parts[settings.second]
         missing = [part for part in both if not part.view.recent]
         if missing:
@@ -233,7 +236,7 @@ class Versions:
         return Model(message.settings, view, message.status, awaited=message.awaited)
 
     def _free(self) -> None:
-        """Free versions that have left, so that no request's thread does."""
+        """Free versions that have left: a request's thread would delay its answer."""
         pause = None
         while True:
             self._freeing.wait(pause)
