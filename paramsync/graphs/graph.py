@@ -156,30 +156,25 @@ class Graph:
         """The error for a signature that the graph does not have."""
         return UnknownSignatureError(signature, self.signatures, self.refused.get(signature, ""))
 
-    def check_inputs(self, signature: str, inputs: Mapping[str, _Array], outputs: Collection[str] = ()) -> None:
-        """Raise UnknownSignatureError or InputError for arguments that do not fit the signature."""
-        if not self.fits(signature, inputs, outputs):
-            raise self.misfit(signature, inputs)
+    def check_inputs(
+        self, signature: str, inputs: Mapping[str, _Array], outputs: Collection[str] = (), *, any_shape: bool = False
+    ) -> bool:
+        """Raise UnknownSignatureError or InputError for arguments that do not fit the signature.
 
-    def fits(self, signature: str, inputs: Mapping[str, _Array], outputs: Collection[str] = ()) -> bool:
-        """True if the shapes fit the signature. Raises as `check_inputs` does for names and dtypes."""
+        With `any_shape`, inputs of other shapes do not raise. Returns True if all shapes fit.
+        """
         self._check_call(signature, inputs, outputs)
-        fitting = True
+        shapes_fit = True
         for name, spec in self.signatures[signature].inputs.items():
             dtype, shape = _dtype_name(inputs[name]), tuple(inputs[name].shape)
-            if dtype != spec.dtype:
-                remedy = "" if "string" in (dtype, spec.dtype) else f": pass astype({spec.dtype!r})"
+            if spec.accepts(dtype, shape):
+                continue
+            if dtype != spec.dtype or not any_shape:
+                convertible = dtype != spec.dtype and "string" not in (dtype, spec.dtype)
+                remedy = f": pass astype({spec.dtype!r})" if convertible else ""
                 raise InputError(f"input {name!r}", expected=spec, found=described(dtype, shape) + remedy)
-            fitting &= spec.accepts(dtype, shape)
-        return fitting
-
-    def misfit(self, signature: str, inputs: Mapping[str, _Array]) -> InputError:
-        """The error for the first input whose shape is not the signature's."""
-        for name, spec in self.signatures[signature].inputs.items():
-            dtype, shape = _dtype_name(inputs[name]), tuple(inputs[name].shape)
-            if not spec.accepts(dtype, shape):
-                return InputError(f"input {name!r}", expected=spec, found=described(dtype, shape))
-        raise AssertionError("all fit")
+            shapes_fit = False
+        return shapes_fit
 
 
 def _dtype_name(value: _Array) -> str:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
 from paramsync.errors import GraphError
 from paramsync.graphs.graph import Graph
+from paramsync.graphs.made_up import difference, made_up
 from paramsync.graphs.specs import Shape, Signature, TensorSpec
 from paramsync.inference.execute import Arrays, called
 from paramsync.inference.questions import Answer
@@ -50,9 +50,7 @@ _PROMPT_OPS = """
 _PROMPT = frozenset(_PROMPT_OPS.split())
 _ROWS = 3
 _OPEN = 4  # made-up size of open dimensions other than the first
-_MOST = 1 << 22  # elements of a made-up input
-_RELATIVE = 1e-3  # kernels that divide their work differently differ by less
-_WORDS = np.array([b"", b"a", b"bc", b"0", b"1"], object)
+_ROUNDING = 1e-3  # kernels that divide their work differently differ by less
 
 
 def of(graph: Graph, signature: str) -> Traits:
@@ -61,13 +59,11 @@ def of(graph: Graph, signature: str) -> Traits:
 
 
 def fits(graph: Graph, signature: str, inputs: Mapping[str, Any], outputs: Collection[str] = ()) -> bool:
-    """Whether the shapes of inputs are those of the signature. Raises as Graph.check_inputs does, unless the graph
-    computes inputs of any shape."""
-    if graph.fits(signature, inputs, outputs):
-        return True
-    if of(graph, signature).any_shape:
-        return False
-    raise graph.misfit(signature, inputs)
+    """True if the inputs have the signature's shapes. Raises as `Graph.check_inputs` does.
+
+    A graph that computes inputs of any shape does not raise for shapes.
+    """
+    return graph.check_inputs(signature, inputs, outputs, any_shape=of(graph, signature).any_shape)
 
 
 def examine(resident: Resident) -> None:
@@ -111,29 +107,18 @@ def _independent(resident: Resident, name: str, signature: Signature) -> bool:
 
 
 def _same(resident: Resident, name: str, inputs: Arrays) -> bool:
-    """Whether three rows together give the same results as one row alone and the other two in another order."""
+    """True if three rows together give the same results as one row alone and the other two in another order."""
 
     def ask(rows: list[int]) -> Answer:
         return called(resident, name, {input_name: array[rows] for input_name, array in inputs.items()})
 
     whole, alone, others = ask([0, 1, 2]), ask([1]), ask([2, 0])
     return all(
-        array.shape[:1] == (_ROWS,)
-        and _close(array[[1]], alone[output_name])
-        and _close(array[[2, 0]], others[output_name])
+        len(array) == _ROWS
+        and not difference(alone[output_name], array[[1]], _ROUNDING)
+        and not difference(others[output_name], array[[2, 0]], _ROUNDING)
         for output_name, array in whole.items()
     )
-
-
-def _close(first_array: npt.NDArray[Any], second_array: npt.NDArray[Any]) -> bool:
-    if first_array.shape != second_array.shape:
-        return False
-    if first_array.dtype.kind not in "fcV":
-        return bool(np.array_equal(first_array, second_array))
-    wide = np.complex128 if first_array.dtype.kind == "c" else np.float64
-    first, second = first_array.astype(wide), second_array.astype(wide)
-    scale = float(np.max(np.abs(first), initial=0.0, where=np.isfinite(first)))
-    return bool(np.allclose(first, second, rtol=_RELATIVE, atol=_RELATIVE * scale, equal_nan=True))
 
 
 def _has_rows(shape: Shape) -> bool:
@@ -141,15 +126,8 @@ def _has_rows(shape: Shape) -> bool:
 
 
 def _made_up(spec: TensorSpec) -> npt.NDArray[Any]:
-    """An input whose rows differ. Integers are small, as they may be indices of a table."""
+    """An input whose rows differ."""
     assert spec.shape is not None
     shape = (_ROWS, *(_OPEN if size is None else size for size in spec.shape[1:]))
-    if np.prod(shape, dtype=float) > _MOST:
-        raise ValueError(f"{spec} is too large to be made up")
-    random = np.random.default_rng(0)
-    if spec.dtype == "string":
-        return np.asarray(random.choice(_WORDS, shape), object)
-    dtype = np.dtype(tf.as_dtype(spec.dtype).as_numpy_dtype)
-    if dtype.kind in "iub":
-        return random.integers(0, 2, shape).astype(dtype)
-    return np.asarray(random.random(shape)).astype(dtype)
+    array: npt.NDArray[Any] = made_up(tf.as_dtype(spec.dtype), shape).numpy()
+    return array

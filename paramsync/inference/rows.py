@@ -41,7 +41,7 @@ class Made:
 NOTHING, ROW, ALL = Made(InputPart.NOTHING), Made(InputPart.ROW), Made(InputPart.ALL)
 
 
-# Rules of ops ----------------------------------------------------------------------------------------------
+# Rules of ops ---------------------------------------------------------------------------------------------------------
 
 
 def _rank(tensor: Any) -> int:
@@ -50,19 +50,19 @@ def _rank(tensor: Any) -> int:
 
 def _static(tensor: Any) -> list[Any]:
     """The constant values of a tensor, flat. ValueError if they are unknown."""
-    found = tf.get_static_value(tensor)
-    if found is None:
+    value = tf.get_static_value(tensor)
+    if value is None:
         raise ValueError
-    return list(found.reshape(-1).tolist())
+    return list(value.reshape(-1).tolist())
 
 
 def _is_row(given: Sequence[Made], *places: int) -> bool:
-    """Whether exactly these arguments are ROW, and all others NOTHING."""
-    return all(one.of is (InputPart.ROW if at in places else InputPart.NOTHING) for at, one in enumerate(given))
+    """True if exactly these arguments are ROW, and all others NOTHING."""
+    return all(made.of is (InputPart.ROW if at in places else InputPart.NOTHING) for at, made in enumerate(given))
 
 
 def _counts(made: Made) -> bool:
-    """Whether a result is a shape whose first dimension, and no other, is the number of rows."""
+    """True for a shape whose first dimension, and no other, is the number of rows."""
     return made.of is InputPart.COUNT and made.dims[:1] == (_ROWS,) and _ROWS not in made.dims[1:]
 
 
@@ -70,15 +70,59 @@ def _of(condition: bool) -> Made:
     return ROW if condition else ALL
 
 
+def _spares_rows(axes: Sequence[int], rank: int) -> bool:
+    """True if none of these axes, which may be negative, is the first."""
+    return all(axis % rank != 0 for axis in axes)
+
+
+def _has_fixed_sizes(operation: Any) -> bool:
+    """True for features of examples whose sizes are fixed: other features are padded to the longest."""
+    sparse = operation.get_attr("num_sparse") or operation.get_attr("ragged_value_types")
+    known = all(shape.is_fully_defined() for shape in map(tf.TensorShape, operation.get_attr("dense_shapes")))
+    return not sparse and known and _rank(operation.inputs[0]) == 1
+
+
+_ROWS_AT = {"LookupTableFindV2": 1, "Split": 1}  # the place of the argument with the rows; 0 for other ops
+_ALWAYS = """
+    AsString BiasAdd Bucketize Conv2D Conv3D DepthwiseConv2dNative EnsureShape LRN LookupTableFindV2 RegexFullMatch
+    RegexReplace ResizeArea ResizeBicubic ResizeBilinear ResizeNearestNeighbor StaticRegexFullMatch StaticRegexReplace
+    StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong
+    StringToNumber StringUpper
+"""
+# Ops that keep the rows of one argument apart under a condition, if the other arguments are the same for all rows
+_ONE_ARGUMENT: Mapping[str, Callable[[Any], bool]] = {
+    _ALWAYS: lambda op: _rank(op.inputs[_ROWS_AT.get(op.type, 0)]) >= 1,
+    "LogSoftmax Softmax TopKV2": lambda op: _rank(op.inputs[0]) >= 2,  # along the last dimension
+    "AvgPool AvgPool3D MaxPool MaxPool3D": lambda op: op.get_attr("ksize")[0] == op.get_attr("strides")[0] == 1,
+    "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3": lambda op: not op.get_attr("is_training"),
+    "All Any ArgMax ArgMin Cumprod Cumsum EuclideanNorm Max Mean Min Prod ReverseV2 Sum": lambda op: _spares_rows(
+        _static(op.inputs[1]), _rank(op.inputs[0])
+    ),
+    "MatMul": lambda op: not op.get_attr("transpose_a"),
+    "Transpose": lambda op: _static(op.inputs[1])[0] == 0,
+    "ExpandDims": lambda op: _spares_rows(_static(op.inputs[1]), _rank(op.inputs[0]) + 1),
+    "Squeeze": lambda op: (
+        op.get_attr("squeeze_dims") and _spares_rows(op.get_attr("squeeze_dims"), _rank(op.inputs[0]))
+    ),
+    "Unpack": lambda op: _spares_rows([op.get_attr("axis")], _rank(op.inputs[0])),
+    "Split": lambda op: _spares_rows(_static(op.inputs[0]), _rank(op.inputs[1])),
+    "SplitV": lambda op: _spares_rows(_static(op.inputs[2]), _rank(op.inputs[0])),
+    "Slice": lambda op: _static(op.inputs[1])[0] == 0 and _static(op.inputs[2])[0] == -1,
+    "OneHot": lambda op: _rank(op.inputs[0]) >= 1 and _spares_rows([op.get_attr("axis")], _rank(op.inputs[0]) + 1),
+    "MirrorPad Pad PadV2": lambda op: _static(op.inputs[1])[:2] == [0, 0],
+    "ParseExampleV2": _has_fixed_sizes,
+}
+
+
 def _each(operation: Any, given: Sequence[Made]) -> Made:
     """Elementwise; an argument of fewer dimensions is the same for all rows."""
-    if any(one.of is InputPart.COUNT for one in given):
+    if any(made.of is InputPart.COUNT for made in given):
         return ALL
-    rank = max(_rank(one) for one in operation.inputs)
-    for tensor, one in zip(operation.inputs, given, strict=True):
-        if one == ROW and _rank(tensor) != rank:
+    rank = max(_rank(tensor) for tensor in operation.inputs)
+    for tensor, made in zip(operation.inputs, given, strict=True):
+        if made == ROW and _rank(tensor) != rank:
             return ALL
-        if one == NOTHING and _rank(tensor) == rank and tensor.shape[0] != 1:
+        if made == NOTHING and _rank(tensor) == rank and tensor.shape[0] != 1:
             return ALL
     return ROW
 
@@ -87,42 +131,9 @@ def _same(operation: Any, given: Sequence[Made]) -> Made:
     return given[0]
 
 
-def _first(operation: Any, given: Sequence[Made]) -> Made:
-    """Each row of the first argument by itself; the other arguments are the same for all rows."""
-    return _of(_is_row(given, 0) and _rank(operation.inputs[0]) >= 1)
-
-
-def _inner(operation: Any, given: Sequence[Made]) -> Made:
-    """As `_first`, along the last dimension."""
-    return _of(_is_row(given, 0) and _rank(operation.inputs[0]) >= 2)
-
-
-def _looked_up(operation: Any, given: Sequence[Made]) -> Made:
-    """Lookups in the table that is the first argument."""
-    return _of(_is_row(given, 1))
-
-
-def _windows(operation: Any, given: Sequence[Made]) -> Made:
-    return _of(_is_row(given, 0) and operation.get_attr("ksize")[0] == 1 and operation.get_attr("strides")[0] == 1)
-
-
-def _normed(operation: Any, given: Sequence[Made]) -> Made:
-    return _of(_is_row(given, 0) and not operation.get_attr("is_training"))
-
-
-def _along(operation: Any, given: Sequence[Made]) -> Made:
-    """Reductions along the dimensions in the second argument."""
-    rank = _rank(operation.inputs[0])
-    return _of(_is_row(given, 0) and 0 not in [one % rank for one in _static(operation.inputs[1])])
-
-
-def _product(operation: Any, given: Sequence[Made]) -> Made:
-    return _of(_is_row(given, 0) and not operation.get_attr("transpose_a"))
-
-
 def _products(operation: Any, given: Sequence[Made]) -> Made:
     """Products of matrices: all dimensions but the last two are broadcast."""
-    left, right = (_rank(one) for one in operation.inputs)
+    left, right = map(_rank, operation.inputs)
     if _is_row(given, 0, 1):
         return _of(left == right >= 3)
     if _is_row(given, 0):
@@ -134,8 +145,8 @@ def _einsum(operation: Any, given: Sequence[Made]) -> Made:
     equation = operation.get_attr("equation").decode()
     taken, result = equation.split("->")
     label = result[0]
-    for term, one in zip(taken.split(","), given, strict=True):
-        if one.of is InputPart.COUNT or (one == ROW) != term.startswith(label) or label in term[1:]:
+    for term, made in zip(taken.split(","), given, strict=True):
+        if made.of is InputPart.COUNT or (made == ROW) != term.startswith(label) or label in term[1:]:
             return ALL
     return _of("." not in equation and label.isalpha() and label not in result[1:])
 
@@ -151,44 +162,19 @@ def _reshaped(operation: Any, given: Sequence[Made]) -> Made:
     return _of(first == -1 and row.is_fully_defined() and prod(row.as_list()) == prod(rest) > 0)
 
 
-def _transposed(operation: Any, given: Sequence[Made]) -> Made:
-    return _of(_is_row(given, 0) and _static(operation.inputs[1])[0] == 0)
-
-
-def _expanded(operation: Any, given: Sequence[Made]) -> Made:
-    [axis] = _static(operation.inputs[1])
-    return _of(_is_row(given, 0) and axis % (_rank(operation.inputs[0]) + 1) != 0)
-
-
-def _squeezed(operation: Any, given: Sequence[Made]) -> Made:
-    axes, rank = operation.get_attr("squeeze_dims"), _rank(operation.inputs[0])
-    return _of(_is_row(given, 0) and bool(axes) and 0 not in [one % rank for one in axes])
-
-
 def _joined(operation: Any, given: Sequence[Made]) -> Made:
     *parts, axis = operation.inputs
-    if any(one.of is InputPart.COUNT for one in given):
-        return Made(InputPart.COUNT, sum((_dims(tensor, one) for tensor, one in zip(parts, given, strict=False)), ()))
-    [number] = _static(axis)
-    return _of(_is_row(given, *range(len(parts))) and number % _rank(parts[0]) != 0)
+    if any(made.of is InputPart.COUNT for made in given):
+        return Made(InputPart.COUNT, sum((_dims(tensor, made) for tensor, made in zip(parts, given, strict=False)), ()))
+    return _of(_is_row(given, *range(len(parts))) and _spares_rows(_static(axis), _rank(parts[0])))
 
 
 def _packed(operation: Any, given: Sequence[Made]) -> Made:
     axis = operation.get_attr("axis")
-    if any(one.of is InputPart.COUNT for one in given):
-        dims = [_dims(tensor, one) for tensor, one in zip(operation.inputs, given, strict=True)]
-        return Made(InputPart.COUNT, sum(dims, ())) if axis == 0 and all(len(one) == 1 for one in dims) else ALL
-    return _of(_is_row(given, *range(len(given))) and axis % (_rank(operation.inputs[0]) + 1) != 0)
-
-
-def _unpacked(operation: Any, given: Sequence[Made]) -> Made:
-    return _of(given[0] == ROW and operation.get_attr("axis") % _rank(operation.inputs[0]) != 0)
-
-
-def _split(operation: Any, given: Sequence[Made]) -> Made:
-    at = 1 if operation.type == "Split" else 0
-    axis = operation.inputs[0 if at else 2]
-    return _of(_is_row(given, at) and _static(axis)[0] % _rank(operation.inputs[at]) != 0)
+    if any(made.of is InputPart.COUNT for made in given):
+        dims = [_dims(tensor, made) for tensor, made in zip(operation.inputs, given, strict=True)]
+        return Made(InputPart.COUNT, sum(dims, ())) if axis == 0 and all(len(sizes) == 1 for sizes in dims) else ALL
+    return _of(_is_row(given, *range(len(given))) and _spares_rows([axis], _rank(operation.inputs[0]) + 1))
 
 
 def _shape(operation: Any, given: Sequence[Made]) -> Made:
@@ -205,7 +191,7 @@ def _sliced(operation: Any, given: Sequence[Made]) -> Made:
     masks = {
         name: operation.get_attr(f"{name}_mask") for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     }
-    begin, end, strides = (_static(one) for one in operation.inputs[1:])
+    begin, end, strides = map(_static, operation.inputs[1:])
     if given[0].of is InputPart.COUNT and _is_row([ROW, *given[1:]], 0):
         if len(begin) != 1 or masks["ellipsis"] or masks["new_axis"] or _rank(operation.inputs[0]) != 1:
             return ALL
@@ -219,11 +205,6 @@ def _sliced(operation: Any, given: Sequence[Made]) -> Made:
     return _of(_is_row(given, 0) and bool(whole) and not (masks["new_axis"] | masks["shrink_axis"]) & 1)
 
 
-def _cut(operation: Any, given: Sequence[Made]) -> Made:
-    _, begin, size = operation.inputs
-    return _of(_is_row(given, 0) and _static(begin)[0] == 0 and _static(size)[0] == -1)
-
-
 def _gathered(operation: Any, given: Sequence[Made]) -> Made:
     batched = operation.get_attr("batch_dims") if operation.type == "GatherV2" else 0
     axis = _static(operation.inputs[2])[0] if operation.type == "GatherV2" else 0
@@ -233,15 +214,6 @@ def _gathered(operation: Any, given: Sequence[Made]) -> Made:
     if _is_row(given, 0):
         return _of(axis != 0 and batched == 0)
     return _of(_is_row(given, 0, 1) and 1 <= batched <= axis)
-
-
-def _one_hot(operation: Any, given: Sequence[Made]) -> Made:
-    axis, rank = operation.get_attr("axis"), _rank(operation.inputs[0])
-    return _of(_is_row(given, 0) and rank >= 1 and axis % (rank + 1) != 0)
-
-
-def _padded(operation: Any, given: Sequence[Made]) -> Made:
-    return _of(_is_row(given, 0) and _static(operation.inputs[1])[:2] == [0, 0])
 
 
 def _tiled(operation: Any, given: Sequence[Made]) -> Made:
@@ -255,14 +227,6 @@ def _filled(operation: Any, given: Sequence[Made]) -> Made:
     return _of(_counts(given[0]) and given[1] == NOTHING)
 
 
-def _parsed(operation: Any, given: Sequence[Made]) -> Made:
-    """Features of examples, if all sizes are fixed: other features are padded to the longest."""
-    sparse = operation.get_attr("num_sparse") or operation.get_attr("ragged_value_types")
-    known = all(one.is_fully_defined() for one in map(tf.TensorShape, operation.get_attr("dense_shapes")))
-    return _of(_is_row(given, 0) and not sparse and known and _rank(operation.inputs[0]) == 1)
-
-
-FIRST_ONLY = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
 _OPS: Mapping[Callable[[Any, Sequence[Made]], Made], str] = {
     _each: """
         Abs Acos Acosh Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BitwiseAnd BitwiseOr BitwiseXor Ceil CheckNumerics
@@ -273,59 +237,40 @@ _OPS: Mapping[Callable[[Any, Sequence[Made]], Made], str] = {
         Sqrt Square SquaredDifference StringJoin Sub Substr Tan Tanh TruncateDiv TruncateMod Xdivy Xlogy ZerosLike
     """,
     _same: "Cast Identity PreventGradient Snapshot StopGradient",
-    _first: """
-        AsString BiasAdd Bucketize Conv2D Conv3D DepthwiseConv2dNative EnsureShape LRN RegexFullMatch
-        RegexReplace ResizeArea ResizeBicubic ResizeBilinear ResizeNearestNeighbor StaticRegexFullMatch
-        StaticRegexReplace StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast
-        StringToHashBucketStrong StringToNumber StringUpper
-    """,
-    _inner: "LogSoftmax Softmax TopKV2",
-    _looked_up: "LookupTableFindV2",
-    _windows: "AvgPool AvgPool3D MaxPool MaxPool3D",
-    _normed: "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3",
-    _along: "All Any ArgMax ArgMin Cumprod Cumsum EuclideanNorm Max Mean Min Prod ReverseV2 Sum",
-    _product: "MatMul",
     _products: "BatchMatMul BatchMatMulV2 BatchMatMulV3",
     _einsum: "Einsum",
     _reshaped: "Reshape",
-    _transposed: "Transpose",
-    _expanded: "ExpandDims",
-    _squeezed: "Squeeze",
     _joined: "ConcatV2",
     _packed: "Pack",
-    _unpacked: "Unpack",
-    _split: "Split SplitV",
     _shape: "Shape",
     _sliced: "StridedSlice",
-    _cut: "Slice",
     _gathered: "Gather GatherV2",
-    _one_hot: "OneHot",
-    _padded: "MirrorPad Pad PadV2",
     _tiled: "Tile",
     _filled: "Fill",
-    _parsed: "ParseExampleV2",
 }
-RULES = {op: rule for rule, ops in _OPS.items() for op in ops.split()}
-_ELEMENTWISE = {op for op, rule in RULES.items() if rule in (_each, _same)} | {"IdentityN", "NoOp"}
+_RULES = {op: rule for rule, ops in _OPS.items() for op in ops.split()}
+_CONDITIONS = {op: condition for ops, condition in _ONE_ARGUMENT.items() for op in ops.split()}
+_ELEMENTWISE = {*_OPS[_each].split(), *_OPS[_same].split(), "IdentityN", "NoOp"}
+_FIRST_RESULT_ONLY = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"))
 
 
 def are_apart(graph: Graph, signature: str) -> bool:
-    """Whether rows of several requests may share a call, by the rules of the ops. Takes milliseconds."""
+    """True if rows of several requests may share a call, by the rules of the ops. Takes milliseconds."""
     message = graph.message()
     described = message.signatures[signature]
     whole = inline(tf.compat.v1.GraphDef.FromString(message.graph_def))
     with tf.Graph().as_default() as built:
         tf.graph_util.import_graph_def(whole.graph_def, name="")
-    made: dict[str, Made] = {one.tensor: ROW for one in described.inputs}
+    made: dict[str, Made] = {end.tensor: ROW for end in described.inputs}
     for operation in built.get_operations():  # sorted: inputs come before their readers
         results = _results(operation, [made.get(tensor.name, ALL) for tensor in operation.inputs])
         for tensor, result in zip(operation.outputs, results, strict=True):
             made.setdefault(tensor.name, result)
-    return all(made.get(whole.tensor(one.tensor), ALL) == ROW for one in described.outputs)
+    return all(made.get(whole.tensor(end.tensor), ALL) == ROW for end in described.outputs)
 
 
 def is_elementwise(graph: Graph, signature: str) -> bool:
-    """Whether each element of the only input is computed by itself, with scalars, so that any shape is safe.
+    """True if each element of the only input is computed by itself, with scalars, so that any shape is safe.
 
     Other kernels rely on ranks, and some end the process for a wrong rank, even if only a control dependency runs them.
     Broadcasting to a larger constant or parameter could take any amount of memory.
@@ -355,17 +300,23 @@ def _results(operation: Any, given: Sequence[Made]) -> list[Made]:
     outputs = operation.outputs
     if operation.type in ("Merge", "NextIteration", "Enter"):  # an input may come later in the order
         return [ALL] * len(outputs)
-    if all(one.of is InputPart.NOTHING for one in given):
+    if all(argument.of is InputPart.NOTHING for argument in given):
         return [NOTHING] * len(outputs)
     if operation.type == "IdentityN":  # comes from custom gradients
         return list(given)
-    if any(one.of is InputPart.ALL for one in given):
+    if any(argument.of is InputPart.ALL for argument in given):
         return [ALL] * len(outputs)
-    rule = RULES.get(operation.type)
     try:
-        found = ALL if rule is None else rule(operation, given)
+        made = _made(operation, given)
     except (ValueError, TypeError, KeyError, IndexError, AttributeError):  # an unknown rank or value
-        found = ALL
-    if operation.type in FIRST_ONLY:
-        return [found, *[ALL] * (len(outputs) - 1)]
-    return [found] * len(outputs)
+        made = ALL
+    if operation.type in _FIRST_RESULT_ONLY:
+        return [made, *[ALL] * (len(outputs) - 1)]
+    return [made] * len(outputs)
+
+
+def _made(operation: Any, given: Sequence[Made]) -> Made:
+    if operation.type in _CONDITIONS:
+        rows_apart = _is_row(given, _ROWS_AT.get(operation.type, 0)) and _CONDITIONS[operation.type](operation)
+        return _of(rows_apart)
+    return _RULES[operation.type](operation, given)
