@@ -1,20 +1,17 @@
 """The states of a gRPC call on our own server, and how many calls of one port may be in each state.
 
-A call begins with its headers and moves along this table, which only `Calls` applies. END comes once, when the call is
-over for its caller: answered completely, refused, past its deadline, reset, or its connection lost. A running handler
-returns after END; until then it counts as running.
+A call begins with its headers. It is over once its caller gets nothing more: answered completely, refused, past its
+deadline, reset, or its connection lost. Only `Calls` changes the state.
 
-    state     waits for                                 counted in
-    SILENT    its message                               read_timeouts, if it has one message
-    QUEUED    a place among predictions of newcomers    _later or _last
-    DUE       its turn of the event loop to start       _starting
-    VOID      as DUE, but the call is over              _starting
-    RUNNING   its handler's answer                      _streams, if it is a stream; _of_newcomers
-    LEFT      its handler's return; the call is over    as RUNNING
-    OVER      nothing                                   nothing
+    state     waits for                                 next             counted in
+    SILENT    its message                               QUEUED DUE OVER  read_timeouts, if it has one message
+    QUEUED    a place among predictions of newcomers    DUE OVER         _later or _last
+    DUE       its turn of the event loop to start       RUNNING OVER     _starting
+    RUNNING   its handler's answer                      OVER             _streams, if it is a stream; _of_newcomers
+    OVER      nothing                                                    nothing
 
-ADMIT takes a place among predictions of newcomers. A scheduled start is not cancelled: a VOID call starts, too, and
-returns at once.
+A scheduled start is not cancelled: a call that is over starts, too, and its task returns at once. A running handler
+returns after its call is over; until then both count as before.
 """
 
 from __future__ import annotations
@@ -22,8 +19,8 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Mapping
-from enum import IntEnum, auto
-from typing import Protocol
+from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 import grpc
 
@@ -31,9 +28,13 @@ from paramsync.errors import BusyError
 
 from .connections import Connections
 from .errors import logged_status
-from .grpc_connection import Connection, PortCall
 from .memory_budget import LARGE, MemoryBudget, MemoryShare
 from .methods import Method
+
+if TYPE_CHECKING:
+    from .grpc_call import GrpcCall
+    from .grpc_connection import GrpcConnection
+    from .grpcio_port import GrpcioPort
 
 _MOST = 1 << 13  # open calls; above this number, each connection may have an equal part
 _MOST_SILENT = 1 << 10
@@ -47,50 +48,17 @@ _STEPS, _STEP_SECONDS = 10, 0.001
 _STOPPING = "the server is stopping; call another one, or try again later"
 
 
-class State(IntEnum):
-    """See the table above. From VOID on, the call is over for its caller."""
+class State(Enum):
+    """See the table above."""
 
     SILENT = auto()
     QUEUED = auto()
     DUE = auto()
     RUNNING = auto()
-    VOID = auto()
-    LEFT = auto()
     OVER = auto()
 
 
-class Event(IntEnum):
-    QUEUE = auto()
-    ADMIT = auto()
-    START = auto()
-    END = auto()
-    RETURN = auto()
-
-
-SILENT, QUEUED, DUE, RUNNING, VOID, LEFT, OVER = State
-QUEUE, ADMIT, START, END, RETURN = Event
-_NEXT = {
-    SILENT: {QUEUE: QUEUED, ADMIT: DUE, END: OVER},
-    QUEUED: {ADMIT: DUE, END: OVER},
-    DUE: {START: RUNNING, END: VOID},
-    RUNNING: {END: LEFT},
-    VOID: {START: LEFT},
-    LEFT: {RETURN: OVER},
-}
-
-
-class LimitedCall(PortCall, Protocol):
-    """A call whose state `Calls` changes."""
-
-    state: State
-    method: Method
-    is_of_newcomer: bool
-
-    def begin(self) -> None:
-        """Check the caller, and admit a call that needs no message to start. May refuse the call."""
-
-    def start(self) -> None:
-        """Have the handler run in the next turn of the event loop."""
+SILENT, QUEUED, DUE, RUNNING, OVER = State
 
 
 class ReadTimeouts:
@@ -105,13 +73,13 @@ class ReadTimeouts:
         self._most = most
         self._patience = patience
         self._is_stopping = False
-        self._silent: dict[PortCall, float] = {}  # the time at which each call began; the oldest first
+        self._silent: dict[GrpcCall, float] = {}  # the time at which each call began; the oldest first
         self._looking: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._silent)
 
-    def begin(self, call: PortCall, now: float) -> None:
+    def begin(self, call: GrpcCall, now: float) -> None:
         if len(self._silent) >= self._most:
             text = f"{self._most} calls are open whose messages did not come yet; try again in a moment"
             next(iter(self._silent)).refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -119,7 +87,7 @@ class ReadTimeouts:
         if self._looking is None:
             self._look_later()
 
-    def end(self, call: PortCall) -> None:
+    def end(self, call: GrpcCall) -> None:
         """The message came, or the call is over."""
         self._silent.pop(call, None)
 
@@ -153,15 +121,7 @@ class ReadTimeouts:
             self._look_later()
 
 
-class Counted(Protocol):
-    """A port that counts its calls."""
-
-    came: int
-    """The number of calls so far."""
-    open: int
-
-
-async def until_quiet(port: Counted, seconds: float, *, most: float) -> None:
+async def until_quiet(port: Calls | GrpcioPort, seconds: float, *, most: float) -> None:
     """Wait until no call is open and no call has come for `seconds`, but at most `most` seconds."""
     loop = asyncio.get_running_loop()
     end, still = loop.time() + most, 0
@@ -193,12 +153,12 @@ class Calls:
         self.came = 0
         self.open = 0
         self._starting = 0
-        self._delayed: dict[Connection, deque[LimitedCall]] = {}  # starting calls left for later turns of the loop
+        self._delayed: dict[GrpcConnection, deque[GrpcCall]] = {}  # starting calls left for later turns of the loop
         self._delayed_calls = 0
-        self._of_newcomers: set[LimitedCall] = set()
+        self._of_newcomers: set[GrpcCall] = set()
         # queued predictions of newcomers; the last connection is the next in turn
-        self._later: OrderedDict[Connection, dict[LimitedCall, None]] = OrderedDict()
-        self._last: OrderedDict[Connection, dict[LimitedCall, None]] = OrderedDict()  # if the client takes no answers
+        self._later: OrderedDict[GrpcConnection, dict[GrpcCall, None]] = OrderedDict()
+        self._last: OrderedDict[GrpcConnection, dict[GrpcCall, None]] = OrderedDict()  # if the client takes no answers
         self._streams = 0
 
     def awaited(self) -> int:
@@ -207,7 +167,7 @@ class Calls:
 
     # Events of a call -------------------------------------------------------------------------------------------------
 
-    def begin(self, call: LimitedCall, connection: Connection) -> None:
+    def begin(self, call: GrpcCall, connection: GrpcConnection) -> None:
         """The headers came."""
         self.came += 1
         self.open += 1
@@ -220,28 +180,28 @@ class Calls:
             if call.state is SILENT:
                 self.read_timeouts.begin(call, self.loop.time())
 
-    def admit(self, call: LimitedCall, connection: Connection) -> None:
+    def admit(self, call: GrpcCall, connection: GrpcConnection) -> None:
         """The message came, or the call needs no message to start."""
         self.read_timeouts.end(call)
         if call.method.predicts and call.is_of_newcomer and len(self._of_newcomers) >= _MOST_OF_NEWCOMERS:
-            self._move(call, QUEUE)
+            call.state = QUEUED
             queue = self._later if connection.takes_answers else self._last
             queue.setdefault(connection, {})[call] = None
         else:
             self._admit(call, connection)
 
-    def start(self, call: LimitedCall) -> None:
+    def start(self, call: GrpcCall) -> None:
         """The handler begins to run."""
-        self._move(call, START)
+        if call.state is DUE:
+            call.state = RUNNING
         self._starting -= 1
         self._streams += call.method.is_stream
         if self._delayed_calls:
             self._start_delayed()
 
-    def end(self, call: LimitedCall, connection: Connection) -> None:
+    def end(self, call: GrpcCall, connection: GrpcConnection) -> None:
         """The caller gets nothing more."""
-        before = call.state
-        self._move(call, END)
+        before, call.state = call.state, OVER
         self.open -= 1
         if before is SILENT:
             self.read_timeouts.end(call)
@@ -251,20 +211,16 @@ class Calls:
             if not queue[connection]:
                 del queue[connection]
 
-    def leave(self, call: LimitedCall) -> None:
+    def leave(self, call: GrpcCall) -> None:
         """The handler returned."""
-        self._move(call, RETURN)
         self._streams -= call.method.is_stream
         if call in self._of_newcomers:
             self._of_newcomers.discard(call)
             if self._later or self._last:
                 self._admit_queued()
 
-    def _move(self, call: LimitedCall, event: Event) -> None:
-        call.state = _NEXT[call.state][event]
-
-    def _admit(self, call: LimitedCall, connection: Connection) -> None:
-        self._move(call, ADMIT)
+    def _admit(self, call: GrpcCall, connection: GrpcConnection) -> None:
+        call.state = DUE
         if call.method.predicts and call.is_of_newcomer:
             self._of_newcomers.add(call)
         self._starting += 1
@@ -300,7 +256,7 @@ class Calls:
     def share(self) -> MemoryShare:
         return self._budget.share()
 
-    def hold(self, connection: Connection, share: MemoryShare, size: int) -> None:
+    def hold(self, connection: GrpcConnection, share: MemoryShare, size: int) -> None:
         """Set a call's share to the bytes of messages that the call holds. Over budget, end the calls of the connection
         that holds most."""
         more = size - share.size

@@ -7,10 +7,12 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterator
 from heapq import nlargest
+from typing import TYPE_CHECKING
 
 from paramsync.rpc.server import most_connections
 
-from .grpc_connection import Connection
+if TYPE_CHECKING:
+    from .grpc_connection import GrpcConnection
 
 _MOST_UNREAD = 1 << 14  # answers that may wait for clients to read
 _NEW_SECONDS = 1.0  # a new connection has for its first call before it may be closed to make room
@@ -28,19 +30,19 @@ class Connections:
         self.loop = asyncio.get_running_loop()
         self._most_seconds = most_seconds
         self._most = most_connections()
-        self._all: set[Connection] = set()
+        self._all: set[GrpcConnection] = set()
         # by address, connections that may be closed to make room; the value: `heard` at the last look
-        self._of_hosts: dict[str, OrderedDict[Connection, float]] = {}
-        self._leaving: OrderedDict[Connection, None] = OrderedDict()  # closed to make room; the oldest first
+        self._of_hosts: dict[str, OrderedDict[GrpcConnection, float]] = {}
+        self._leaving: OrderedDict[GrpcConnection, None] = OrderedDict()  # closed to make room; the oldest first
         self._looking: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def __iter__(self) -> Iterator[Connection]:
+    def __iter__(self) -> Iterator[GrpcConnection]:
         return iter(self._all)
 
-    def add(self, connection: Connection) -> None:
+    def add(self, connection: GrpcConnection) -> None:
         self._all.add(connection)
         self._of_hosts.setdefault(connection.host, OrderedDict())[connection] = connection.heard
         if len(self._all) - len(self._leaving) > self._most * 3 // 4:
@@ -48,7 +50,7 @@ class Connections:
         if self._looking is None:
             self._look_later()
 
-    def discard(self, connection: Connection) -> None:
+    def discard(self, connection: GrpcConnection) -> None:
         self._all.discard(connection)
         self._leaving.pop(connection, None)
         self._spare(connection)
@@ -77,7 +79,7 @@ class Connections:
 
     # Room -------------------------------------------------------------------------------------------------------------
 
-    def _make_room(self, newcomer: Connection) -> None:
+    def _make_room(self, newcomer: GrpcConnection) -> None:
         """Close a quiet connection: its client opens another without an error. If there is no room at all, abort a
         connection that is closing, or else the new connection."""
         is_full = len(self._all) > self._most
@@ -89,14 +91,14 @@ class Connections:
         if is_full:
             (self._leaving.popitem(last=False)[0] if self._leaving else newcomer).abort()
 
-    def _spare(self, connection: Connection) -> None:
+    def _spare(self, connection: GrpcConnection) -> None:
         """Exclude a connection from being closed to make room."""
         of_host = self._of_hosts.get(connection.host, OrderedDict())
         of_host.pop(connection, None)
         if not of_host:
             self._of_hosts.pop(connection.host, None)
 
-    def _quiet(self, newcomer: Connection, *, is_full: bool) -> Connection | None:
+    def _quiet(self, newcomer: GrpcConnection, *, is_full: bool) -> GrpcConnection | None:
         """Find a connection without a call that has sent nothing since the last look, at the addresses with the most
         connections. A new connection has a moment for its first call. If there is no room at all, fall back to the
         longest silent of the connections looked at; then calls whose client takes no answers do not count."""
@@ -127,7 +129,7 @@ class Connections:
         self._shed_unread()
         self._check_next(iter([*self._all]))
 
-    def _check_next(self, connections: Iterator[Connection]) -> None:
+    def _check_next(self, connections: Iterator[GrpcConnection]) -> None:
         """Check a few connections, and the rest in later turns of the event loop: there may be thousands."""
         self._looking = None
         now = self.loop.time()

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
+from typing import TYPE_CHECKING
 
 import grpc
 
 from paramsync.errors import NotAllowedError, RequestError
 from paramsync.rpc.access import Caller
 
-from .calls import RUNNING, SILENT, VOID, Calls, State
+from .calls import OVER, RUNNING, SILENT, Calls, State
 from .errors import logged_status
-from .grpc_connection import Connection
 from .grpc_wire import BEGINNING, PREFIX, Asked, Message, Messages, Metadata, Trailers, ending
 from .memory_budget import MemoryShare
 from .methods import Method
 from .turns import NEWCOMER_SECONDS
+
+if TYPE_CHECKING:
+    from .grpc_connection import GrpcConnection
 
 _SMALL = 1 << 16  # bytes: a shorter answer is copied, so that it goes out in one piece
 _OF_MESSAGE = 128  # bytes that a waiting message takes in addition to its content
@@ -30,24 +33,14 @@ class GrpcCall:
     """Lives on one event loop. The module `calls` has the table of its states; only `_end` ends it."""
 
     __slots__ = (
-        "_began", "_calls", "_connection", "_credit", "_deadline", "_expiry", "_messages", "_open", "_queue",
-        "_queued", "_sent", "_task", "_unread", "_waiter", "asked", "caller", "content", "has_ended",
-        "is_of_newcomer", "method", "share", "state", "stream", "unanswered",
+        "_began", "_calls", "_connection", "_credit", "_deadline", "_expiry", "_messages", "_queue", "_queued",
+        "_sent", "_task", "_unread", "_waiter", "asked", "caller", "content", "has_ended", "is_of_newcomer", "method",
+        "share", "state", "stream", "unanswered",
     )  # fmt: skip
 
-    def __init__(
-        self,
-        calls: Calls,
-        connection: Connection,
-        open_calls: dict[int, GrpcCall],
-        stream: int,
-        asked: Asked,
-        method: Method,
-    ) -> None:
-        """`open_calls` are the connection's calls by stream."""
+    def __init__(self, calls: Calls, connection: GrpcConnection, stream: int, asked: Asked, method: Method) -> None:
         self._calls = calls
         self._connection = connection
-        self._open = open_calls
         self.stream = stream
         self.asked = asked
         self.method = method
@@ -135,7 +128,7 @@ class GrpcCall:
     @property
     def is_over(self) -> bool:
         """Whether the caller gets nothing more."""
-        return self.state >= VOID
+        return self.state is OVER
 
     @property
     def is_coming(self) -> bool:
@@ -170,7 +163,7 @@ class GrpcCall:
         if is_stream:
             self._credit += len(content)
         else:
-            self._connection.consume(self.stream, len(content))
+            self._connection.http2.consumed(self.stream, len(content))
         try:
             messages = self._messages.came(content, ended=ended, most=None if is_stream else _TOO_MANY)
         except RequestError as error:
@@ -208,7 +201,7 @@ class GrpcCall:
             self._connection.end(self.stream, last if self._began else BEGINNING + last)
         stop = stop and self.state is RUNNING
         self._calls.end(self, self._connection)
-        del self._open[self.stream]
+        del self._connection.calls[self.stream]
         if self._expiry is not None:
             self._expiry.cancel()
         self._queue.clear()
@@ -248,7 +241,7 @@ class GrpcCall:
     def _begin(self) -> None:
         if not self._began and not self.is_over:
             self._began = True
-            self._connection.begin(self.stream, BEGINNING)
+            self._connection.http2.headers(self.stream, BEGINNING)
 
     def _send(self, content: bytes) -> bool:
         self._begin()
@@ -316,7 +309,7 @@ class GrpcCall:
     def _consume(self) -> None:
         """Let the client send as many bytes as have been taken."""
         if self._credit:
-            self._connection.consume(self.stream, self._credit)
+            self._connection.http2.consumed(self.stream, self._credit)
             self._credit = 0
 
     def _wake(self) -> None:

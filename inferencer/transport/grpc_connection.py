@@ -1,40 +1,34 @@
-"""The sending side of one gRPC connection: writes answers, checks that the client is alive, ends the connection."""
+"""One gRPC connection: turns bytes from the socket into events of calls, sends answers, ends the connection."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum, auto
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
-import grpc
-
-from paramsync.http2.connection import Limits, ServerConnection
+from paramsync.http2.connection import ServerConnection
+from paramsync.http2.errors import ErrorCode
+from paramsync.http2.events import Data, Headers, Limits, Lost, Pong, Reset, Sent
 from paramsync.rpc.access import name_in
 from paramsync.rpc.server import ALIVE_SECONDS, IDLE_SECONDS, SILENT_SECONDS
 
-from .grpc_wire import MOST_HEADERS
+from .calls import Calls
+from .connections import Connections
+from .grpc_call import GrpcCall
+from .grpc_wire import MOST_HEADERS, Refusal, asked, unknown
 from .memory_budget import MemoryShare
-from .turns import ANSWER_SECONDS, NEWCOMER_SECONDS, READ_BYTES, READ_SECONDS
+from .turns import ANSWER_SECONDS, NEWCOMER_SECONDS, READ_BYTES, READ_SECONDS, Turns
 
 _LIMITS = Limits(header_list=MOST_HEADERS)
 _PING_SECONDS = 20.0  # a client has for the answer to a ping
 _LINGER_SECONDS = 2.0  # a client has to read everything and close
 _NO_NEW_CALLS = 2**31 - 1  # a GOAWAY with this stream still accepts calls that are on their way, RFC 9113, 6.8
 _MOST_BEHIND = 1 << 14  # bytes of frames other than answers that may wait for the client to read
+_FEW = 16  # frames up to which a read's cost is estimated: a measured time would include other threads' work
+_FRAMES = 8  # frames of a read that add READ_SECONDS to the estimate
 _ALIVE, _LEAVING = b"is alive", b"leaving "  # payloads of our pings
-
-
-class PortCall(Protocol):
-    """A call as the limits of its port see it."""
-
-    @property
-    def is_coming(self) -> bool:
-        """Whether the call holds bytes of a message that its handler has not taken."""
-
-    def refuse(self, code: grpc.StatusCode, text: str) -> None:
-        """End the call with an error, even after answers, and stop its handler."""
 
 
 class _Farewell(Enum):
@@ -47,13 +41,12 @@ class _Farewell(Enum):
     DONE = auto()
 
 
-class Connection:
-    """The sending half of a connection. Lives on one event loop."""
+class GrpcConnection(asyncio.BufferedProtocol):
+    """Lives on one event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, calls: Mapping[int, PortCall]) -> None:
-        """`calls` are the open calls by stream."""
-        self.loop = loop
-        self.calls = calls
+    def __init__(self, calls: Calls, connections: Connections, turns: Turns) -> None:
+        self.calls: dict[int, GrpcCall] = {}
+        """Open calls by stream."""
         self.http2 = ServerConnection(_LIMITS)
         self.peer = ""
         """The client's address in gRPC's form, such as ipv4:127.0.0.1:1234."""
@@ -64,7 +57,7 @@ class Connection:
         """Bytes of messages that handlers have not taken."""
         self.cost = NEWCOMER_SECONDS
         """See Served."""
-        self.began = self.heard = loop.time()
+        self.began = self.heard = calls.loop.time()
         self.waits = False
         """Whether input waits for its turn."""
         self.is_ending = False
@@ -77,6 +70,11 @@ class Connection:
         self._unsent: dict[int, MemoryShare] = {}  # shares of answers that wait for the client's windows
         self._unwritten: list[MemoryShare] = []  # shares of answers that the kernel has not taken
         self._farewell = _Farewell.NONE
+        self._calls = calls
+        self._connections = connections
+        self._turns = turns
+        self._loop = calls.loop
+        self._input = b""  # received, not yet handled
 
     @property
     def unread(self) -> int:
@@ -88,7 +86,9 @@ class Connection:
         """Whether the client's windows allow sending an answer."""
         return self.http2.takes_answers
 
-    def connect(self, transport: asyncio.BaseTransport) -> None:
+    # Called by asyncio ------------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
         # so that `held` says whether the kernel has taken everything; by TLS the transport pauses at `high`, not above
         by_tls = transport.get_extra_info("ssl_object") is not None
@@ -96,18 +96,142 @@ class Connection:
         self.peer = peer_of(transport.get_extra_info("peername"))
         self.host = self.peer.rpartition(":")[0]
         self.certificate = name_in(transport.get_extra_info("peercert"))
+        self._connections.add(self)
+        self.flush()
 
-    def disconnect(self) -> None:
-        self.is_ending, self.transport = True, None
+    def get_buffer(self, sizehint: int) -> memoryview:
+        turns = self._turns
+        return turns.room(self) if turns.is_busy else turns.buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        turns = self._turns
+        now = self.heard = self._loop.time()
+        self._input += bytes(turns.buffer[:nbytes])
+        if not turns.is_busy or turns.has_time(self):
+            self._take(now)
+        else:
+            self._wait()
+
+    def serve(self) -> None:
+        """Take input that waited for its turn."""
+        self.waits = False
+        if self.transport is not None:
+            try:
+                self._take(self._loop.time())
+            except BaseException:  # a fault of ours: the rest of the input cannot be parsed any more
+                self.abort()
+                raise
+            self._read_on()
+
+    def eof_received(self) -> bool:
+        """Answer calls whose request is complete before the connection closes; close a TLS connection at once."""
+        assert self.transport is not None
+        self.flush()
+        if not self.transport.can_write_eof() or self.is_ending or not self.http2.streams:
+            return False
+        self._is_deaf = True
+        for call in [*self.calls.values()]:
+            if not call.has_ended:
+                self.http2.reset(call.stream, ErrorCode.CANCEL)
+                call.lose()
+        self.close()
+        return True
+
+    def pause_writing(self) -> None:
+        self.http2.held = True
+
+    def resume_writing(self) -> None:
+        self._behind = 0
+        self._read_on()
+        self.will_flush = True
+        for event in self.http2.release():
+            _TAKERS[type(event)](self, event)
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_ending, self.transport, self._input = True, None, b""
         for share in (*self._unsent.values(), *self._unwritten):
             share.leave()
         self._unsent, self._unwritten = {}, []
+        self._lose_all()
+        self._connections.discard(self)
+
+    # Internals --------------------------------------------------------------------------------------------------------
+
+    def _take(self, now: float) -> None:
+        """Handle as much input as one turn allows, and add its time to the connection's cost."""
+        content, self._input = self._input, b""
+        self.will_flush = True
+        for event in self.http2.receive(content, now):
+            _TAKERS[type(event)](self, event)
+        self.flush()
+        is_ordinary = self.http2.work <= _FEW
+        expected = READ_SECONDS * (1 + self.http2.work // _FRAMES)
+        seconds = expected if is_ordinary and self.cost < NEWCOMER_SECONDS else self._loop.time() - now
+        self.cost += expected if is_ordinary else seconds
+        self._turns.spend(seconds)
+        if self.http2.has_more:
+            self._wait()
+
+    def _wait(self) -> None:
+        """Leave the received input for a later turn."""
+        self.waits = True
+        self._pause_reading()
+        self._turns.wait(self, len(self._input))
+
+    def _lose_all(self) -> None:
+        for call in [*self.calls.values()]:
+            call.lose()
+
+    # Events of HTTP/2 -------------------------------------------------------------------------------------------------
+
+    def _on_headers(self, event: Headers) -> None:
+        head = event.head
+        if head.parsed is None:
+            head.parsed = asked(head)
+        said = head.parsed
+        method = None if isinstance(said, Refusal) else self._calls.methods.get(said.path)
+        if method is None:
+            self.http2.headers(event.stream, said.block if isinstance(said, Refusal) else unknown(said), end=True)
+            return
+        call = GrpcCall(self._calls, self, event.stream, said, method)
+        self.calls[event.stream] = call
+        self._calls.begin(call, self)
+        if event.ended and not call.is_over:
+            call.receive(b"", ended=True)
+
+    def _on_data(self, event: Data) -> None:
+        call = self.calls.get(event.stream)
+        if call is None:
+            self.http2.consumed(event.stream, len(event.content))
+        else:
+            call.receive(event.content, ended=event.ended)
+
+    def _on_reset(self, event: Reset) -> None:
+        call = self.calls.get(event.stream)
+        if call is not None:
+            call.lose()
+        if (share := self._unsent.pop(event.stream, None)) is not None:
+            share.leave()
+
+    def _on_sent(self, event: Sent) -> None:
+        call = self.calls.get(event.stream)
+        if call is not None:
+            call.on_sent()
+        if (share := self._unsent.pop(event.stream, None)) is not None:  # waits only for the kernel now
+            self._unwritten.append(share)
+
+    def _on_pong(self, event: Pong) -> None:
+        self._pinged = None
+        if event.payload == _LEAVING and self._farewell is _Farewell.TOLD:
+            self._farewell = _Farewell.DONE
+            self.http2.goaway(self.http2.last)
+
+    def _on_lost(self, event: Lost) -> None:
+        self._lose_all()
+        self._farewell = _Farewell.DONE
 
     # Sending ----------------------------------------------------------------------------------------------------------
-
-    def begin(self, stream: int, block: bytes) -> None:
-        """Send the headers of an answer, together with the frames that follow."""
-        self.http2.headers(stream, block)
 
     def respond(self, stream: int, block: bytes, content: bytes, end: bytes) -> None:
         """Send a whole answer."""
@@ -131,10 +255,6 @@ class Connection:
         """Lower the cost after an answer, by about the time that reading the call's bytes took."""
         self.cost = max(0.0, self.cost - ANSWER_SECONDS - unanswered // READ_BYTES * READ_SECONDS)
 
-    def consume(self, stream: int, size: int) -> None:
-        """Let the client send `size` more bytes."""
-        self.http2.consumed(stream, size)
-
     def leave_once_written(self, stream: int, share: MemoryShare) -> None:
         """Give an answer's memory back once the kernel has taken the answer."""
         if self.transport is None:
@@ -146,22 +266,13 @@ class Connection:
         else:
             share.leave()
 
-    def on_sent(self, stream: int) -> None:
-        """The client's windows have let an answer pass: its share now waits only for the kernel."""
-        if (share := self._unsent.pop(stream, None)) is not None:
-            self._unwritten.append(share)
-
-    def on_reset(self, stream: int) -> None:
-        if (share := self._unsent.pop(stream, None)) is not None:
-            share.leave()
-
     def flush_soon(self) -> None:
         """Flush at the end of this turn of the event loop, with other answers; at once if no call is open."""
         if self.will_flush:
             return
         if self.calls:
             self.will_flush = True
-            self.loop.call_soon(self.flush)
+            self._loop.call_soon(self.flush)
         else:
             self.flush()
 
@@ -184,14 +295,12 @@ class Connection:
 
     # Reading ----------------------------------------------------------------------------------------------------------
 
-    def pause_reading(self) -> None:
+    def _pause_reading(self) -> None:
         if self.transport is not None:
             self.transport.pause_reading()
 
-    def read_on(self, *, caught_up: bool = False) -> None:
+    def _read_on(self) -> None:
         """Resume reading, unless input waits for its turn or the client reads too little."""
-        if caught_up:
-            self._behind = 0
         if self.transport is not None and not (self.waits or self._is_deaf) and self._behind <= _MOST_BEHIND:
             self.transport.resume_reading()
 
@@ -200,7 +309,7 @@ class Connection:
         nothing. Above the limit, stop reading. Answers wait within HTTP/2 instead."""
         self._behind += size
         if self._behind > _MOST_BEHIND:
-            self.pause_reading()
+            self._pause_reading()
 
     # Ending -----------------------------------------------------------------------------------------------------------
 
@@ -231,19 +340,6 @@ class Connection:
             self.http2.ping(_ALIVE)
             self.flush()
 
-    def on_pong(self, payload: bytes) -> None:
-        self._pinged = None
-        if payload == _LEAVING and self._farewell is _Farewell.TOLD:
-            self._farewell = _Farewell.DONE
-            self.http2.goaway(self.http2.last)
-
-    def on_eof(self) -> bool:
-        """The client sends nothing more. True: the connection goes on until its calls are answered (never with TLS)."""
-        assert self.transport is not None
-        self.flush()
-        self._is_deaf = self.transport.can_write_eof() and not self.is_ending and bool(self.http2.streams)
-        return self._is_deaf
-
     def leave(self) -> None:
         """Tell the client to begin no more calls: with the next answer, or at once if no call is open."""
         if self._farewell is _Farewell.NONE and self.http2.has_begun:
@@ -255,11 +351,8 @@ class Connection:
     def close(self) -> None:
         """Accept no more calls, and end the connection once the client has read every answer."""
         self.http2.goaway(self.http2.last)
-        self.end_when_answered()
-        self.flush()
-
-    def end_when_answered(self) -> None:
         self._farewell = _Farewell.DONE
+        self.flush()
 
     def abort(self) -> None:
         self.is_ending = True
@@ -279,9 +372,19 @@ class Connection:
         if self.transport.can_write_eof() and not self._is_deaf:
             with suppress(OSError):  # the client has gone
                 self.transport.write_eof()
-            self.loop.call_later(_LINGER_SECONDS, self.abort)
+            self._loop.call_later(_LINGER_SECONDS, self.abort)
         else:
             self.transport.close()
+
+
+_TAKERS: dict[type, Callable[[GrpcConnection, Any], None]] = {
+    Headers: GrpcConnection._on_headers,
+    Data: GrpcConnection._on_data,
+    Reset: GrpcConnection._on_reset,
+    Sent: GrpcConnection._on_sent,
+    Pong: GrpcConnection._on_pong,
+    Lost: GrpcConnection._on_lost,
+}
 
 
 def peer_of(name: Any) -> str:

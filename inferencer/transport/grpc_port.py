@@ -10,7 +10,7 @@ from paramsync.rpc.tls import ServerTls
 
 from .calls import Calls, until_quiet
 from .connections import Connections
-from .grpc_protocol import GrpcProtocol
+from .grpc_connection import GrpcConnection
 from .listeners import Acceptor
 from .memory_budget import MemoryBudget
 from .methods import Method
@@ -40,9 +40,9 @@ class GrpcPort:
         self._turns = Turns(self.connections.loop)
         self._acceptor = Acceptor(self.protocol, handshake_seconds=SILENT_SECONDS)
 
-    def protocol(self) -> GrpcProtocol:
+    def protocol(self) -> GrpcConnection:
         """Make the protocol of one connection."""
-        return GrpcProtocol(self.calls, self.connections, self._turns)
+        return GrpcConnection(self.calls, self.connections, self._turns)
 
     def take(self, listeners: Iterable[socket.socket], tls: ServerTls | None) -> None:
         """Own these listeners, and accept from them after `start`. A UNIX socket speaks no TLS."""

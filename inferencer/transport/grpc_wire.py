@@ -15,7 +15,8 @@ from urllib.parse import quote
 import grpc
 
 from paramsync.errors import ParamsyncError, RequestError, TooLargeError
-from paramsync.http2.headers import STATUS_200, Head, encoded
+from paramsync.http2.headers import STATUS_200, Head
+from paramsync.http2.hpack import encoded
 from paramsync.rpc.server import one_line
 
 from .errors import status_of

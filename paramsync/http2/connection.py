@@ -8,14 +8,10 @@ from typing import NamedTuple
 from paramsync.http2 import frames
 from paramsync.http2.checks import check_content, check_dependency, check_setting, without_padding
 from paramsync.http2.errors import ErrorCode, Http2Error, MalformedHeadError, StreamError
-from paramsync.http2.events import Data, Event, GoingAway, Headers, Limits, Lost, Pong, Reset, Sent
+from paramsync.http2.events import Data, Event, Headers, Limits, Lost, Pong, Reset
 from paramsync.http2.frames import DATA, END_HEADERS, END_STREAM, HEADER, HEADER_SIZE, LARGEST_NUMBER, PADDED, PREFACE
 from paramsync.http2.headers import HeaderReader
 from paramsync.http2.sending import Budget, Sender, Stream
-
-__all__ = [
-    "Data", "Event", "GoingAway", "Headers", "Limits", "Lost", "Pong", "Reset", "Sent", "ServerConnection",
-]  # fmt: skip
 
 _DEFAULTS = Limits()
 _AT_ONCE = 256  # most frames for one `receive`, so that other connections get a turn
@@ -379,8 +375,7 @@ class ServerConnection(Sender):
     def _take_goaway(self, number: int, flags: int, payload: bytes, events: list[Event]) -> None:
         if len(payload) < 2 * frames.WORD.size:
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"GOAWAY of {len(payload)} bytes")
-        last, code = (number for (number,) in frames.WORD.iter_unpack(payload[: 2 * frames.WORD.size]))
-        events.append(GoingAway(last & LARGEST_NUMBER, code))
+        # nothing more to do: the client closes the connection once its calls are over
 
     def _take_window_update(self, number: int, flags: int, payload: bytes, events: list[Event]) -> None:
         more = frames.WORD.unpack(payload)[0] & LARGEST_NUMBER

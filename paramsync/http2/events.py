@@ -56,17 +56,10 @@ class Pong(NamedTuple):
     payload: bytes
 
 
-class GoingAway(NamedTuple):
-    """The peer will leave. (`last` is about streams that a server would begin.)"""
-
-    last: int
-    code: int
-
-
 class Lost(NamedTuple):
     """The connection is over: write the output, then close."""
 
     error: Http2Error
 
 
-Event = Headers | Data | Reset | Sent | Pong | GoingAway | Lost
+Event = Headers | Data | Reset | Sent | Pong | Lost

@@ -6,9 +6,7 @@ from typing import Any
 
 from paramsync.http2.errors import MalformedHeadError
 from paramsync.http2.fields import Field
-from paramsync.http2.hpack import Decoder, encoded, encoded_fields
-
-__all__ = ["STATUS_200", "Head", "HeaderReader", "encoded", "encoded_fields"]
+from paramsync.http2.hpack import Decoder
 
 STATUS_200 = b"\x88"
 
@@ -19,13 +17,11 @@ _CACHED_BYTES = 64 << 10
 class Head:
     """The header section of a request. Requests with equal blocks share a Head."""
 
-    __slots__ = ("authority", "fields", "length", "method", "parsed", "path", "scheme", "size", "too_large")
+    __slots__ = ("fields", "length", "method", "parsed", "path", "size", "too_large")
 
     def __init__(self, pseudo: dict[str, str], fields: tuple[tuple[str, str], ...], size: int, largest: int) -> None:
         self.method = pseudo[":method"]
         self.path = pseudo.get(":path", "")
-        self.scheme = pseudo.get(":scheme", "")
-        self.authority = pseudo.get(":authority", "")
         self.fields = fields
         self.length = _content_length(fields)  # content-length; -1 if there is none
         self.size = size

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
 
 from paramsync.http2.errors import ErrorCode, Http2Error
 from paramsync.http2.fields import OVERHEAD, Field, field
@@ -131,10 +130,6 @@ def encoded(name: bytes, value: bytes) -> bytes:
     """Encode a field as a literal, whose bytes mean the same on all connections."""
     index = _STATIC_INDICES.get(name, 0)
     return _encoded_integer(index, 4) + (b"" if index else _encoded_string(name)) + _encoded_string(value)
-
-
-def encoded_fields(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
-    return b"".join(encoded(name, value) for name, value in fields)
 
 
 def _encoded_string(content: bytes) -> bytes:

@@ -61,7 +61,6 @@ class Sender:
 
     __slots__ = (
         "_answers", "_initial_window", "_largest", "_left_early", "_parts", "_ready", "_window", "held", "streams",
-        "unsent",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -69,8 +68,6 @@ class Sender:
         """Open streams by number."""
         self.held = False
         """Set this while the kernel accepts no bytes: responses queue, and time refills no budget."""
-        self.unsent = 0
-        """Bytes that wait for the peer's windows or for `release`."""
         self._parts: list[bytes] = []
         self._initial_window = frames.DEFAULT_WINDOW
         self._largest = frames.DEFAULT_FRAME
@@ -194,14 +191,11 @@ class Sender:
     def _drop(self, stream: Stream) -> None:
         """Forget a stream and its queue."""
         del self.streams[stream.number]
-        if stream.queue:
-            self.unsent -= sum(len(content) for _, content in stream.queue)
-            self._ready.pop(stream.number, None)
+        self._ready.pop(stream.number, None)
 
     def _drop_all(self) -> None:
         self.streams.clear()
         self._ready.clear()
-        self.unsent = 0
 
     def _leave_early(self, number: int) -> None:
         self._left_early[number] = None
@@ -217,7 +211,6 @@ class Sender:
         if stream.queue is None:
             stream.queue = deque()
         stream.queue.append((kind, content))
-        self.unsent += len(content)
         if not self.held:
             self._send_blocks(stream)
             while stream.queue and stream.window > 0 and self._window > 0:
@@ -248,7 +241,6 @@ class Sender:
         self._parts.append(frames.frame(DATA, 0, stream.number, content[:size]))
         stream.window -= size
         self._window -= size
-        self.unsent -= size
         if size < len(content):
             stream.queue[0] = (DATA, content[size:])
         else:
@@ -258,7 +250,6 @@ class Sender:
     def _send_blocks(self, stream: Stream) -> None:
         while stream.queue and stream.queue[0][0] != DATA:
             kind, block = stream.queue.popleft()
-            self.unsent -= len(block)
             self._parts.append(frames.header_block(stream.number, bytes(block), kind == _END, self._largest))
             if kind == _END:
                 self._end(stream)

@@ -7,8 +7,10 @@ import sys
 from collections.abc import Sequence
 from typing import cast
 
-from paramsync.http2.connection import Data, Headers, Lost, ServerConnection
-from paramsync.http2.headers import STATUS_200, encoded
+from paramsync.http2.connection import ServerConnection
+from paramsync.http2.events import Data, Headers, Lost
+from paramsync.http2.headers import STATUS_200
+from paramsync.http2.hpack import encoded
 
 _CONTENT = b"hello"
 

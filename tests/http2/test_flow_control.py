@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paramsync.http2 import frames
-from paramsync.http2.connection import Data, Limits, Lost, Reset, Sent, ServerConnection
+from paramsync.http2.connection import ServerConnection
 from paramsync.http2.errors import ErrorCode
+from paramsync.http2.events import Data, Limits, Lost, Reset, Sent
 from paramsync.http2.frames import INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE
 from tests.http2 import wire
 from tests.http2.wire import ANSWER, TRAILERS, connected
@@ -32,13 +33,12 @@ def _contents(server: ServerConnection) -> dict[int, bytes]:
 def test_rfc9113_6_9_1_a_response_waits_for_the_window_of_its_stream() -> None:
     server = _asked(1, window=4)
     assert not server.respond(1, ANSWER, b"0123456789", TRAILERS)
-    assert server.unsent == 6 + len(TRAILERS)
     assert [frame.payload for frame in wire.written(server)] == [ANSWER, b"0123"]
     assert server.receive(frames.window_update(1, 5), 0.0) == []
     assert [frame.payload for frame in wire.written(server)] == [b"45678"]
     assert server.receive(frames.window_update(1, 5), 0.0) == [Sent(1)]
     assert [frame.payload for frame in wire.written(server)] == [b"9", TRAILERS]
-    assert (server.unsent, len(server.streams)) == (0, 0)
+    assert not server.streams
 
 
 def test_rfc9113_6_9_1_responses_wait_for_the_window_of_the_connection_and_take_turns() -> None:
@@ -52,7 +52,6 @@ def test_rfc9113_6_9_1_responses_wait_for_the_window_of_the_connection_and_take_
     server.receive(frames.window_update(0, 40_000), 0.0)
     assert {stream: len(sent) for stream, sent in _contents(server).items()} == {3: 16_384 + 7_232, 5: 16_384}
     assert server.receive(frames.window_update(0, MANY // 2), 0.0) == [Sent(3), Sent(5)]
-    assert server.unsent == 0
 
 
 def test_headers_wait_behind_content() -> None:
@@ -116,7 +115,6 @@ def test_content_of_a_stream_that_is_over_no_longer_waits() -> None:
     server.output()
     server.reset(1, ErrorCode.CANCEL)
     server.receive(frames.rst_stream(3, ErrorCode.CANCEL), 0.0)
-    assert server.unsent == 5 + len(TRAILERS)
     assert server.receive(frames.window_update(1, 9) + frames.window_update(3, 9), 0.0) == []
     assert server.receive(frames.window_update(5, 9), 0.0) == [Sent(5)]
 
@@ -132,7 +130,7 @@ def test_nothing_but_control_frames_goes_out_while_the_connection_is_held() -> N
     assert wire.kinds(server) == [frames.PING]
     assert server.release() == [Sent(1), Sent(3)]
     assert _contents(server) == {1: b"first", 3: b"third"}
-    assert (server.held, server.unsent, list(server.streams)) == (False, 0, [3])
+    assert (server.held, list(server.streams)) == (False, [3])
 
 
 def test_headers_go_out_at_the_release_also_where_windows_are_shut() -> None:

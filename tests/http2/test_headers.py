@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from paramsync.http2.errors import MalformedHeadError
-from paramsync.http2.headers import HeaderReader, encoded, encoded_fields
-from tests.http2.wire import HEAD, REQUEST
+from paramsync.http2.headers import HeaderReader
+from paramsync.http2.hpack import encoded
+from tests.http2.wire import HEAD, REQUEST, encoded_fields
 
 LARGEST = 1000
 
@@ -17,7 +18,7 @@ def _reader() -> HeaderReader:
 
 def test_a_head_tells_what_is_asked_and_its_fields_in_order() -> None:
     head = _reader().read(encoded_fields([*REQUEST, (b"b", b"1"), (b"a", b"\xe9"), (b"b", b"2")]))
-    assert (head.method, head.scheme, head.path, head.authority) == ("POST", "http", "/service/Method", "server")
+    assert (head.method, head.path) == ("POST", "/service/Method")
     assert head.fields == (("b", "1"), ("a", "\xe9"), ("b", "2"))
     assert head.size == sum(len(name) + len(value) + 32 for name, value in REQUEST) + 3 * 34
     assert (head.length, head.too_large, head.parsed) == (-1, False, None)
@@ -85,7 +86,7 @@ def test_a_head_that_rfc_9113_allows_is_read(fields: list[tuple[bytes, bytes]]) 
 
 def test_rfc9113_8_5_connect_has_an_authority_alone() -> None:
     head = _reader().read(encoded_fields([(b":method", b"CONNECT"), (b":authority", b"server:1")]))
-    assert (head.method, head.authority, head.path, head.scheme) == ("CONNECT", "server:1", "", "")
+    assert (head.method, head.path) == ("CONNECT", "")
 
 
 @pytest.mark.parametrize("field", [(b":path", b"/"), (b"connection", b"close"), (b"A", b"b")], ids=str)

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from paramsync.http2 import frames
-from paramsync.http2.connection import Limits, Lost, ServerConnection
+from paramsync.http2.connection import ServerConnection
+from paramsync.http2.events import Limits, Lost
 from tests.hostile.fuzz import http2
 from tests.http2 import wire
 

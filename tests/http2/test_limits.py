@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from paramsync.http2 import frames
-from paramsync.http2.connection import Event, GoingAway, Headers, Limits, Lost, Reset, ServerConnection
+from paramsync.http2.connection import ServerConnection
 from paramsync.http2.errors import ErrorCode
+from paramsync.http2.events import Event, Headers, Limits, Lost, Reset
 from paramsync.http2.frames import CONTINUATION, HEADERS, PING, frame
-from paramsync.http2.headers import encoded
+from paramsync.http2.hpack import encoded
 from tests.http2 import wire
 from tests.http2.wire import ANSWER, HEAD, TRAILERS, connected
 
@@ -232,12 +233,9 @@ def test_settings_that_change_many_windows_spend_more() -> None:
     assert _lost(server.receive(frames.settings({frames.INITIAL_WINDOW_SIZE: 99}), 0.0)) == CALM
 
 
-def test_a_goaway_of_the_peer_is_told_of_and_its_requests_go_on() -> None:
-    server = connected()
+def test_after_a_goaway_of_the_peer_its_requests_go_on() -> None:
     goaway = frames.goaway(5, ErrorCode.NO_ERROR, "bye")
-    first, *others = server.receive(goaway + wire.request(1), 0.0)
-    assert first == GoingAway(5, 0)
-    assert len(others) == 2
+    assert len(connected().receive(goaway + wire.request(1), 0.0)) == 2
 
 
 def test_rfc9113_6_8_a_graceful_end_refuses_nothing_at_first_and_what_is_above_its_last_then() -> None:

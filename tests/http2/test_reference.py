@@ -9,7 +9,8 @@ import h2.settings
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from paramsync.http2.connection import Data, Event, Headers, Limits, Lost, Reset, Sent, ServerConnection
+from paramsync.http2.connection import ServerConnection
+from paramsync.http2.events import Data, Event, Headers, Limits, Lost, Reset, Sent
 from tests.http2.wire import ANSWER, REQUEST, TRAILERS
 
 SMALL = Limits(frame=1 << 14, stream_window=3_000, connection_window=70_000)
@@ -127,7 +128,7 @@ def test_requests_and_responses_arrive_as_they_were_sent(
     assert pair.trailers == {stream: [(b"grpc-status", b"0")] for stream in contents}
     assert pair.sent | done == contents.keys()
     assert not pair.sent & done
-    assert (len(pair.server.streams), pair.server.unsent) == (0, 0)
+    assert not pair.server.streams
 
 
 @settings(max_examples=30, deadline=None, derandomize=True)

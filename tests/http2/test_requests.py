@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 
 from paramsync.http2 import frames
-from paramsync.http2.connection import Data, Headers, Limits, Pong, Reset, ServerConnection
+from paramsync.http2.connection import ServerConnection
 from paramsync.http2.errors import ErrorCode
+from paramsync.http2.events import Data, Headers, Limits, Pong, Reset
 from paramsync.http2.frames import END_HEADERS, END_STREAM, PREFACE
-from paramsync.http2.headers import encoded
+from paramsync.http2.hpack import encoded
 from tests.http2 import wire
 from tests.http2.wire import ANSWER, HEAD, TRAILERS, Frame, connected
 

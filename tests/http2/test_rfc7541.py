@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from paramsync.http2.errors import ErrorCode, Http2Error
-from paramsync.http2.hpack import Decoder, encoded, encoded_fields
+from paramsync.http2.hpack import Decoder, encoded
+from tests.http2.wire import encoded_fields
 
 MOST = 1 << 18
 quick = settings(max_examples=100, deadline=None, derandomize=True)

@@ -6,9 +6,16 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from paramsync.http2 import frames
-from paramsync.http2.connection import Limits, ServerConnection
+from paramsync.http2.connection import ServerConnection
+from paramsync.http2.events import Limits
 from paramsync.http2.frames import END_HEADERS, END_STREAM, HEADER, HEADER_SIZE
-from paramsync.http2.headers import STATUS_200, encoded, encoded_fields
+from paramsync.http2.headers import STATUS_200
+from paramsync.http2.hpack import encoded
+
+
+def encoded_fields(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    return b"".join(encoded(name, value) for name, value in fields)
+
 
 REQUEST = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/service/Method"), (b":authority", b"server"))
 HEAD = encoded_fields(REQUEST)

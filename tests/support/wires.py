@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from inferencer.transport.grpc_protocol import GrpcProtocol
+from inferencer.transport.grpc_connection import GrpcConnection
 
 
 class Clock(asyncio.SelectorEventLoop):
@@ -20,10 +20,9 @@ class Clock(asyncio.SelectorEventLoop):
 class Wire(asyncio.Transport):
     """A transport to a client that reads at once all bytes within its windows."""
 
-    def __init__(self, protocol: GrpcProtocol) -> None:
+    def __init__(self, protocol: GrpcConnection) -> None:
         super().__init__()
         self.protocol = protocol
-        self.connection = protocol.connection
         self.is_open = True
         self.written = b""
 
@@ -51,13 +50,13 @@ class Wire(asyncio.Transport):
             self.protocol.connection_lost(None)
 
 
-def feed(protocol: GrpcProtocol, content: bytes) -> None:
+def feed(protocol: GrpcConnection, content: bytes) -> None:
     """Give a client's bytes to the protocol, as if no other connection sent anything."""
     while content:
         room = protocol.get_buffer(-1)
         size = min(len(room), len(content))
         room[:size] = content[:size]
         protocol.buffer_updated(size)
-        while protocol.connection.waits:
+        while protocol.waits:
             protocol.serve()
         content = content[size:]

@@ -6,8 +6,9 @@ import random
 import struct
 
 from paramsync.http2 import frames
-from paramsync.http2.connection import Data, Event, Headers, Limits, Lost, Reset, Sent, ServerConnection
+from paramsync.http2.connection import ServerConnection
 from paramsync.http2.errors import ErrorCode
+from paramsync.http2.events import Data, Event, Headers, Limits, Lost, Reset, Sent
 from tests.http2 import wire
 
 LIMITS = Limits(

@@ -125,10 +125,10 @@ def test_a_connection_has_ten_seconds_to_speak_http2_however_little_comes_meanwh
         client = Client(port, b"")
         for at in range(SILENT_SECONDS):
             client.send(sent[at : at + 1] if at < 9 else sent[9:])
-            client.wire.connection.check(loop.now)
+            client.protocol.check(loop.now)
             assert client.wire.is_open
             loop.now += 1.0
-        client.wire.connection.check(loop.now)
+        client.protocol.check(loop.now)
         assert not client.wire.is_open
 
     check()
@@ -137,9 +137,9 @@ def test_a_connection_has_ten_seconds_to_speak_http2_however_little_comes_meanwh
 @on_a_clock
 async def test_a_connection_without_a_call_is_closed_after_a_minute(port: Port, loop: Clock) -> None:
     client = Client(port)
-    client.wire.connection.check(IDLE_SECONDS - 1.0)
+    client.protocol.check(IDLE_SECONDS - 1.0)
     assert client.wire.is_open
-    client.wire.connection.check(float(IDLE_SECONDS))
+    client.protocol.check(float(IDLE_SECONDS))
     assert not client.wire.is_open
 
 
@@ -149,13 +149,13 @@ async def test_a_silent_connection_with_a_call_stays_while_its_client_answers_pi
     client.open(1, STREAM)
     for _ in range(5):
         loop.now += ALIVE_SECONDS
-        client.wire.connection.check(loop.now)
+        client.protocol.check(loop.now)
         [*_, ping] = [frame for frame in split(client.wire.written) if frame.kind == frames.PING]
         client.send(frames.frame(frames.PING, frames.ACK, 0, ping.payload))
     assert client.wire.is_open
     loop.now += ALIVE_SECONDS
-    client.wire.connection.check(loop.now)
-    client.wire.connection.check(loop.now + 20.0)
+    client.protocol.check(loop.now)
+    client.protocol.check(loop.now + 20.0)
     assert not client.wire.is_open
 
 
@@ -221,7 +221,7 @@ async def test_calls_that_are_reset_in_any_state_leave_nothing(port: Port, loop:
             client.send(http2.rst_stream(stream))
         await pass_time(loop, 0.0)
     assert (port.calls.open, port.calls.awaited(), port.calls.coming, port.calls._delayed_calls) == (0, 0, 0, 0)
-    assert not client.wire.connection.calls
+    assert not client.protocol.calls
 
 
 # The end --------------------------------------------------------------------------------------------------------------

@@ -22,8 +22,8 @@ from inferencer.transport.grpc_wire import (
     ending,
 )
 from paramsync.errors import RequestError, TooLargeError
-from paramsync.http2.headers import HeaderReader, encoded
-from paramsync.http2.hpack import Decoder
+from paramsync.http2.headers import HeaderReader
+from paramsync.http2.hpack import Decoder, encoded
 
 Code = grpc.StatusCode
 CONTENT = bytes(range(256)) * 100

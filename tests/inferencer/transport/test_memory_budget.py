@@ -15,7 +15,7 @@ from paramsync.errors import BusyError
 async def held(budget: MemoryBudget, *sizes: int) -> list[int]:
     """What is used after a message of two ports, by turns, has each of these sizes."""
     ports = [GrpcPort({}, budget, message_bytes=1 << 20) for _ in range(2)]
-    connections, shares = [port.protocol().connection for port in ports], [budget.share() for _ in ports]
+    connections, shares = [port.protocol() for port in ports], [budget.share() for _ in ports]
     used = []
     for turn, size in enumerate(sizes):
         ports[turn % 2].calls.hold(connections[turn % 2], shares[turn % 2], size)

@@ -80,7 +80,6 @@ class Port:
 
     def connect(self) -> None:
         self.protocol = self.port.protocol()
-        self.connection = self.protocol.connection
         self.wire = Wire(self.protocol)
         self.protocol.connection_made(self.wire)
         self.streams: list[int] = []
@@ -118,7 +117,7 @@ class Port:
 
     def read(self) -> None:
         """The client reads more of all answers."""
-        if self.wire.is_open and self.connection.calls:
+        if self.wire.is_open and self.protocol.calls:
             self.receive(http2.settings({http2.INITIAL_WINDOW_SIZE: 10 << 20}))
 
     def close(self) -> None:
@@ -177,7 +176,7 @@ class Port:
             self.threads.do(0)
             self.compute()
             await self.pass_time(1.0)
-        assert (self.calls.coming, self.connection.held, self.budget.used) == (0, 0, 0)
+        assert (self.calls.coming, self.protocol.held, self.budget.used) == (0, 0, 0)
         await self.port.stop()
 
     async def send_one(self) -> None:
@@ -273,7 +272,7 @@ def test_a_message_for_which_there_is_no_thread_gives_its_turn_back() -> None:
                 port.open(UNARY, False)
                 port.send(0, "packed", end=True)
                 await port.turns(4)
-        assert (port.connection.calls, port.calls.coming) == ({}, 0)
+        assert (port.protocol.calls, port.calls.coming) == ({}, 0)
         await port.over()
 
     def refuse(*_: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from inferencer.transport import calls, connections
-from inferencer.transport.grpc_connection import Connection
+from inferencer.transport.grpc_connection import GrpcConnection
 from inferencer.transport.grpc_port import GrpcPort
 from inferencer.transport.listeners import listeners_at, port_of
 from inferencer.transport.memory_budget import MemoryBudget
@@ -372,11 +372,11 @@ async def test_answers_that_many_leave_unread_end_those_that_leave_most(port: Po
 
 @with_port()
 async def test_thousands_of_connections_are_checked_a_few_at_a_time_until_none_is_left(port: Port) -> None:
-    checked: list[Connection] = []
+    checked: list[GrpcConnection] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(connections, "_LOOK_SECONDS", 0.0)
         patch.setattr(connections, "_CHECKED_AT_ONCE", 2)
-        patch.setattr(Connection, "check", lambda connection, now: checked.append(connection))
+        patch.setattr(GrpcConnection, "check", lambda connection, now: checked.append(connection))
         for _ in range(2):  # it begins anew once all have gone
             clients = [await port.connect(CONNECTED) for _ in range(7)]
             await until(lambda: len(port.connections) == 7)
