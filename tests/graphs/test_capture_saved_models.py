@@ -19,10 +19,9 @@ from paramsync.graphs.sources.saved_models import SavedModel, parsed_saved_model
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.sources.opening import open_source
 from paramsync.v1 import sync_pb2 as pb
-from tests.support.captured import Encoder, answers, mlp, saved_parameters
+from tests.support.captured import ONES, Encoder, answer, answers, mlp, names, saved_graph, saved_parameters
 from tests.support.running import LONG, LocalRunning, refused, request, synced
 from tests.support.stores import saved_with_words
-from tests.support.v1_captured import ONES, answer, names, saved_graph
 
 v1 = tf.compat.v1
 

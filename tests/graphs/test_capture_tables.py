@@ -16,8 +16,7 @@ from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.meta_graphs import draft_of_meta
 from paramsync.graphs.sources.saved_models import SavedModel, parsed_saved_model
 from paramsync.graphs.sources.v1_graphs import draft_of_tensors
-from tests.support.captured import answers, saved_parameters
-from tests.support.v1_captured import saved_graph
+from tests.support.captured import answers, saved_graph, saved_parameters
 
 v1 = tf.compat.v1
 
@@ -158,16 +157,6 @@ def test_an_asset_outside_the_assets_is_refused(tmp_path: Path, name: str) -> No
     packed.Pack(asset)
     (directory / "saved_model.pb").write_bytes(saved.SerializeToString())
     with pytest.raises(GraphError, match="expected a file in the folder assets"):
-        SavedModel(directory).draft()
-
-
-def test_assets_that_are_no_message_of_assets_are_refused(tmp_path: Path) -> None:
-    directory = saved_with_file(tmp_path)
-    saved = parsed_saved_model(directory)
-    (packed,) = saved.meta_graphs[0].collection_def["saved_model_assets"].any_list.value
-    packed.Pack(saved.meta_graphs[0].meta_info_def)
-    (directory / "saved_model.pb").write_bytes(saved.SerializeToString())
-    with pytest.raises(GraphError, match="lists assets that are not readable"):
         SavedModel(directory).draft()
 
 

@@ -22,7 +22,6 @@ from paramsync.graphs.sources.meta_graphs import read_meta
 from paramsync.graphs.sources.saved_models import parsed_saved_model
 from paramsync.v1 import graph_pb2
 from tests.graphs.test_digest import nested
-from tests.support.graph_defs import of
 
 MALICIOUS = (
     "ReadFile WriteFile MatchingFiles WholeFileReaderV2 ImmutableConst RecordInput TFRecordDatasetV2 "
@@ -35,6 +34,14 @@ MALICIOUS = (
     "InplaceUpdate InplaceAdd Empty Abort Batch SymbolicGradient XlaLaunch TPUCompile TensorRTEngineOp "
     "TRTEngineOp SomebodysOwnOp Add>On "
 )
+
+
+def of(*ops: str) -> Any:
+    """A graph of these ops, without inputs."""
+    graph_def = tf.compat.v1.GraphDef()
+    for at, op in enumerate(ops):
+        graph_def.node.add(name=f"n{at}", op=op)
+    return graph_def
 
 
 class Line(tf.Module):

@@ -67,41 +67,6 @@ def looping(resource: bool) -> tuple[Tensors, Tensors]:
     return {"x": x}, {"state": state}
 
 
-def recurrent(resource: bool) -> tuple[Tensors, Tensors]:
-    """A dynamic RNN as in TensorFlow 1: time first, TensorArrays, a while loop."""
-    x = v1.placeholder(tf.float32, (None, 5, 3), name="x")
-    kernel = variable("rnn/kernel", (3 + 6, 4 * 6), resource)
-    bias = variable("rnn/bias", (4 * 6,), resource)
-    steps = tf.transpose(x, (1, 0, 2))
-    read = tf.TensorArray(tf.float32, 5).unstack(steps)
-
-    def step(time: tf.Tensor, c: tf.Tensor, h: tf.Tensor, out: Any) -> tuple[Any, ...]:
-        i, j, f, o = tf.split(tf.matmul(tf.concat([read.read(time), h], 1), kernel) + bias, 4, axis=1)
-        c = c * tf.sigmoid(f + 1.0) + tf.sigmoid(i) * tf.tanh(j)
-        h = tf.tanh(c) * tf.sigmoid(o)
-        return time + 1, c, h, out.write(time, h)
-
-    zeros = tf.zeros((tf.shape(x)[0], 6))
-    start = (tf.constant(0), zeros, zeros, tf.TensorArray(tf.float32, 5))
-    _, _, last, out = tf.while_loop(lambda time, *_: time < 5, step, start)
-    return {"x": x}, {"last": last, "all": out.stack()}
-
-
-def normalised(resource: bool) -> tuple[Tensors, Tensors]:
-    """A convolution with batch normalization: moving statistics for predictions, the batch's own for training."""
-    x = v1.placeholder(tf.float32, (None, 6, 6, 2), name="x")
-    training = v1.placeholder_with_default(False, (), name="training")
-    y = tf.nn.conv2d(x, variable("kernel", (3, 3, 2, 4), resource), 1, "SAME")
-    scale, offset = variable("gamma", (4,), resource), variable("beta", (4,), resource)
-    mean = variable("moving_mean", (4,), resource, trainable=False)
-    spread = tf.exp(variable("moving_log_variance", (4,), resource, trainable=False))
-    batch_mean, batch_variance = tf.nn.moments(y, (0, 1, 2))
-    v1.add_to_collection(v1.GraphKeys.UPDATE_OPS, v1.assign(mean, 0.9 * mean + 0.1 * batch_mean))
-    use_mean, use_variance = tf.cond(training, lambda: (batch_mean, batch_variance), lambda: (mean + 0.0, spread + 0.0))
-    z, _, _ = v1.nn.fused_batch_norm(y, scale, offset, mean, spread, is_training=False)
-    return {"x": x}, {"z": z, "w": tf.nn.batch_normalization(y, use_mean, use_variance, offset, scale, 1e-3)}
-
-
 def partitioned(resource: bool) -> tuple[Tensors, Tensors]:
     ids = v1.placeholder(tf.int64, (None, 3), name="ids")
     table = variable("table", (11, 4), resource, partitioner=v1.fixed_size_partitioner(3))
@@ -211,6 +176,6 @@ def test_a_v1_graph(build: Any, kind: bool, handed: str, tmp_path: Path) -> None
     assert_bit_for_bit(build, kind, handed, tmp_path)
 
 
-@pytest.mark.parametrize("build", [looping, recurrent, normalised, trained])
+@pytest.mark.parametrize("build", [looping, trained])
 def test_a_v1_graph_with_control_flow(build: Any, kind: bool, handed: str, version: None, tmp_path: Path) -> None:
     assert_bit_for_bit(build, kind, handed, tmp_path)

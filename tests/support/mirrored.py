@@ -8,12 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import tensorflow as tf
 
 from paramsync.errors import GraphError
-from paramsync.keras import PublishCallback
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 
@@ -31,22 +29,6 @@ class Counters(tf.Module):
     @tf.function(input_signature=[tf.TensorSpec([], name="x")])
     def __call__(self, x: tf.Tensor) -> tf.Tensor:
         return x + tf.add_n([tf.reduce_sum(one) for one in self.many])
-
-
-def network() -> keras.Model:
-    layers = [keras.Input((4,), name="x"), keras.layers.Dense(3), keras.layers.BatchNormalization()]
-    model = keras.Sequential([*layers, keras.layers.Dense(1)])
-    model.compile("adam", "mse")
-    return model
-
-
-def fit(store: Path, strategy: Any) -> dict[str, Any]:
-    """The weights after the last step."""
-    with strategy.scope():
-        model = network()
-    callback = PublishCallback(store, every_steps=2, on_error="raise")
-    model.fit(X, X.sum(axis=1, keepdims=True), epochs=2, batch_size=16, verbose=0, callbacks=[callback])
-    return {"weights": [weight.numpy().tolist() for weight in model.weights]}
 
 
 def loop(store: Path, strategy: Any) -> dict[str, Any]:
@@ -143,7 +125,7 @@ def main(what: str, store: str) -> None:
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     assert strategy.num_replicas_in_sync == 2
-    sys.stdout.write(json.dumps({"fit": fit, "loop": loop, "on_read": on_read}[what](Path(store), strategy)))
+    sys.stdout.write(json.dumps({"loop": loop, "on_read": on_read}[what](Path(store), strategy)))
 
 
 if __name__ == "__main__":

@@ -10,23 +10,18 @@ import tensorflow as tf
 
 from paramsync.graphs.draft import Draft, Parameter, PartRange, finish
 from paramsync.graphs.graph import Graph
+from paramsync.graphs.nodes import VARIABLES
+from paramsync.graphs.sources.structures import endpoint_of
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
-from paramsync.v1 import bundle_pb2, graph_pb2
+from paramsync.v1 import graph_pb2
 
 v1 = tf.compat.v1
-
-VARIABLES = {"Variable", "VariableV2", "VarHandleOp"}
-
-
-def endpoint(name: str, tensor: tf.Tensor) -> graph_pb2.Endpoint:
-    shape = bundle_pb2.TensorShape.FromString(tensor.shape.as_proto().SerializeToString())
-    return graph_pb2.Endpoint(name=name, tensor=tensor.name, dtype=tensor.dtype.as_datatype_enum, shape=shape)
 
 
 def signature(inputs: Mapping[str, tf.Tensor], outputs: Mapping[str, tf.Tensor]) -> graph_pb2.Signature:
     return graph_pb2.Signature(
-        inputs=[endpoint(name, one) for name, one in inputs.items()],
-        outputs=[endpoint(name, one) for name, one in outputs.items()],
+        inputs=[endpoint_of(name, tensor.name, tensor) for name, tensor in inputs.items()],
+        outputs=[endpoint_of(name, tensor.name, tensor) for name, tensor in outputs.items()],
     )
 
 

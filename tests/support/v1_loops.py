@@ -42,29 +42,9 @@ def last_outputs(x: tf.Tensor) -> tf.Tensor:
     return outputs[:, -1] @ _weights("head", 3)
 
 
-def final_state(x: tf.Tensor) -> tf.Tensor:
-    _, (_, hidden) = v1.nn.dynamic_rnn(LstmCell(), x, sequence_length=[3] * 7, dtype=tf.float32)
-    return hidden @ _weights("head", 3)
-
-
-def both_ways(x: tf.Tensor) -> tf.Tensor:
-    outputs, _ = v1.nn.bidirectional_dynamic_rnn(LstmCell(), LstmCell(), x, dtype=tf.float32)
-    return tf.concat(outputs, 2)[:, 2] @ _weights("head", 6)
-
-
 def scan(x: tf.Tensor) -> tf.Tensor:
     weights = _weights()
     return tf.scan(lambda state, row: tf.tanh(state @ weights + row), tf.transpose(x, [1, 0, 2]))[-1]
-
-
-def fold(x: tf.Tensor) -> tf.Tensor:
-    weights = _weights()
-    return tf.foldl(lambda state, row: tf.tanh(state @ weights) * row, tf.transpose(x, [1, 0, 2]))
-
-
-def mapped(x: tf.Tensor) -> tf.Tensor:
-    weights = _weights()
-    return tf.map_fn(lambda rows: tf.tanh(rows @ weights), x)
 
 
 def accumulator(x: tf.Tensor) -> tf.Tensor:
@@ -101,19 +81,6 @@ def branches(x: tf.Tensor) -> tf.Tensor:
     return tf.while_loop(lambda step, *_: step < 5, body, [0, x[:, 0], tf.zeros_like(x[:, 0])])[2]
 
 
-def arrays(x: tf.Tensor) -> tf.Tensor:
-    weights = _weights()
-    rows = tf.TensorArray(tf.float32, 5).unstack(tf.transpose(x, [1, 0, 2]))
-    states = tf.TensorArray(tf.float32, 5, clear_after_read=False)
-
-    def body(step: tf.Tensor, state: tf.Tensor, written: Any) -> tuple[Any, ...]:
-        state = tf.tanh(state @ weights + rows.read(step))
-        return step + 1, state, written.write(step, state)
-
-    _, _, states = tf.while_loop(lambda step, *_: step < 5, body, [0, x[:, 0], states])
-    return tf.reduce_sum(states.stack(), 0)
-
-
 def loop_in_branch(x: tf.Tensor) -> tf.Tensor:
     return tf.cond(tf.reduce_sum(x) > 1e9, lambda: x[:, 0], lambda: accumulator(x))
 
@@ -122,15 +89,10 @@ LOOPS: dict[str, Build] = {
     one.__name__.strip("_"): one
     for one in (
         last_outputs,
-        final_state,
-        both_ways,
         scan,
-        fold,
-        mapped,
         accumulator,
         nested,
         branches,
-        arrays,
         loop_in_branch,
     )
 }

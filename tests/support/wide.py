@@ -28,14 +28,6 @@ class Wide(tf.Module):
         return {"lowest": x + tf.reduce_min(self.all), "highest": x + tf.reduce_max(self.all)}
 
 
-class Table(Wide):
-    """A table of which rows are looked up."""
-
-    @tf.function(input_signature=[tf.TensorSpec([], tf.int32, name="x")])
-    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"row": tf.gather(self.all, x)}
-
-
 class Halves(Wide):
     """Half of the parameters never change."""
 
@@ -47,19 +39,6 @@ class Halves(Wide):
     def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
         zero = x + tf.reduce_max(tf.abs(self.frozen))
         return {"lowest": zero + tf.reduce_min(self.all), "highest": zero + tf.reduce_max(self.all)}
-
-
-class More(Halves):
-    """As Halves, with one more parameter that changes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.another = tf.Variable(tf.zeros([SIZE // 4096, 1024]))
-
-    @tf.function(input_signature=[tf.TensorSpec([], tf.float32, name="x")])
-    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
-        found: dict[str, tf.Tensor] = super().__call__(x + tf.reduce_max(self.another) - tf.reduce_max(self.all))
-        return found
 
 
 _CAPTURED: dict[str, Capture] = {}
@@ -139,9 +118,3 @@ def places(path: Path) -> set[str]:
 def frozen(store: Store, number: int) -> Path:
     """The file of the parameters that never change, in a version of Halves that shares this file."""
     return store.data(number, 0, 2)
-
-
-def deleted(directory: Path) -> list[str]:
-    """Mappings of a directory's deleted files that readers in this process still keep."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    return [line for line in lines if f"{directory}/" in line and line.endswith("(deleted)") and "rw-p" in line]
