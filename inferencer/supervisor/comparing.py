@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ class Comparing:
         self._seconds = self._left = seconds
         self._clock = clock
         self._looked = clock()
+        self._thread = ThreadPoolExecutor(1, "comparing")
         self._lock = threading.Lock()  # guards `_left`, `_looked` and the fields below
         self._asker: str | None = None
         self._gone = False
@@ -59,29 +60,20 @@ class Comparing:
                     " or with paramsync diff"
                 )
             self._asker, self._gone, self._began = asker, False, now
-        answer: Future[bytes] = Future()
-        threading.Thread(target=self._run, args=(store, old, new, answer), name="comparing", daemon=True).start()
-        return answer
+        return self._thread.submit(self._run, store, old, new)
 
     def leave(self, asker: str) -> None:
         """Give up the comparison that this asker waits for."""
         with self._lock:
             self._gone = self._gone or asker == self._asker
 
-    def _run(self, store: Path, old: int, new: int, answer: Future[bytes]) -> None:
+    def _run(self, store: Path, old: int, new: int) -> bytes:
         try:
-            found = self._compared(Store(store), old, new)
-        except Exception as error:  # noqa: BLE001, the caller of `ask` gets the error
-            self._over()
-            answer.set_exception(error)
-        else:
-            self._over()
-            answer.set_result(found)
-
-    def _over(self) -> None:
-        with self._lock:
-            self._left -= self._clock() - self._began
-            self._asker = None
+            return self._compared(Store(store), old, new)
+        finally:
+            with self._lock:
+                self._left -= self._clock() - self._began
+                self._asker = None
 
     def _compared(self, store: Store, old: int, new: int) -> bytes:
         end = self._clock() + self._seconds

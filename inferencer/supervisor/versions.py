@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import queue
 from collections.abc import Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
 from paramsync.checkpoint.reader import Bundle
+from paramsync.errors import GraphError
 from paramsync.following.residents import Residents
 from paramsync.sources.checkpoints import Checkpoints
 from paramsync.sources.source import Progress, ProgressCallback, Source, graph_options
@@ -14,11 +18,14 @@ from paramsync.store.signing import TrustedKeys
 from paramsync.store.store import Store
 from paramsync.version import Version
 
-from ..processes.messages import ParameterPlace, VersionMessage
+from ..processes.channel import ClosedError
+from ..processes.messages import Imported, ParameterPlace, VersionMessage
 from ..settings.settings import ModelSettings
+from .child import ChildProcess
 from .fleet import Fleet
-from .imports import Importer
 from .shared import SharedGraph, SharedVersion
+
+_QUIET_SECONDS = 120.0  # an importer without progress for this time counts as hanging
 
 
 class SharedResidents(Residents[SharedVersion]):
@@ -55,7 +62,10 @@ class SharedResidents(Residents[SharedVersion]):
 
 
 class SharedRestores(Checkpoints[SharedGraph, SharedVersion]):
-    """Restores versions for the workers. Checkpoints that name their graph are sent unchanged; others are imported."""
+    """Restores versions for the workers. Checkpoints that name their graph are sent unchanged.
+
+    Other versions are imported by a process with TensorFlow, which may crash, hang or grow.
+    """
 
     answers_here = False
 
@@ -63,11 +73,10 @@ class SharedRestores(Checkpoints[SharedGraph, SharedVersion]):
         trust = TrustedKeys(settings.trust) if settings.trust else None
         super().__init__(Store(settings.store), verification=settings.verify, trust=trust)
         self._fleet = fleet
-        self._allowed = settings.allowed
-        self._importer = Importer(settings, fleet, self.graphs)
+        self._settings = settings
 
     def build_graph(self, content: bytes) -> tuple[SharedGraph, str]:
-        graph = self._fleet.trials.graph(content, allowed=self._allowed)
+        graph = self._fleet.trials.graph(content, allowed=self._settings.allowed)
         digest, embeddings = self._fleet.trials.build(graph)
         return graph.describe(content, embeddings), digest
 
@@ -85,12 +94,55 @@ class SharedRestores(Checkpoints[SharedGraph, SharedVersion]):
         return SharedVersion(graph, message, loan.descriptors, bundle, keys if self.trust is None else ())
 
     def copy_unrecorded(self, version: Version, tell: ProgressCallback) -> SharedVersion:
-        return self._importer.restore(version, tell)
+        return self._import(version, tell)
 
     def copy_saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> SharedVersion:
-        return self._importer.restore(version, tell)
+        return self._import(version, tell)
 
     def warm(self, resident: SharedVersion, tell: ProgressCallback) -> SharedVersion:
         """Have every worker map the version."""
         self._fleet.prepare(resident, lambda: tell(Progress(phase="warming")))
         return resident
+
+    def _import(self, version: Version, tell: ProgressCallback) -> SharedVersion:
+        """Import a version. Raises the errors of Source.restore, and GraphError if the process ends or hangs."""
+        graph_file, parameters = (os.memfd_create(name) for name in ("graph", "parameters"))
+        try:
+            imported = self._imported(version, tell, graph_file, parameters)
+            content = os.pread(graph_file, os.fstat(graph_file).st_size, 0)
+        except BaseException:
+            os.close(parameters)
+            raise
+        finally:
+            os.close(graph_file)
+
+        def make_graph() -> SharedGraph:
+            made = self._fleet.trials.graph(content, allowed=self._settings.allowed, refused=imported.refused)
+            return made.describe(content, imported.embeddings)
+
+        graph = self.graphs.find_or_build((imported.digest, tuple(sorted(imported.refused.items()))), make_graph)
+        message = VersionMessage(
+            key=self._fleet.trials.key(),
+            version=version,
+            graph=graph.message,
+            sizes=(imported.size,),
+            parameters=imported.parameters,
+            ranges=((0, 0, imported.size),) if imported.size else (),
+        )
+        return SharedVersion(graph, message, (parameters,))
+
+    def _imported(self, version: Version, tell: ProgressCallback, *descriptors: int) -> Imported:
+        news: queue.SimpleQueue[Progress | None] = queue.SimpleQueue()
+        importer = ChildProcess(self._fleet.template, "importer", self._settings, handlers={"progress": news.put})
+        try:
+            answer: Future[Imported] = importer.channel.ask("restore", version, descriptors=descriptors)
+            answer.add_done_callback(lambda _: news.put(None))
+            while (progress := news.get(timeout=_QUIET_SECONDS)) is not None:
+                tell(progress)
+            return answer.result()
+        except queue.Empty as error:
+            raise GraphError(f"version {version.number} was not imported: no word for {_QUIET_SECONDS:g} s") from error
+        except ClosedError as error:
+            raise importer.fault(f"importing version {version.number}") from error
+        finally:
+            importer.kill()

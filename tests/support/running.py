@@ -20,6 +20,7 @@ from inferencer.settings.settings import ModelSettings, Ports, Settings
 from inferencer.supervisor.server import Server
 from inferencer.supervisor.template import Template
 from paramsync.graphs.graph import Graph
+from paramsync.status import Status
 from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
@@ -92,9 +93,14 @@ class Running:
         self._thread.join(LONG)
         self._loop.close()
 
+    def status(self, model: str = "m") -> Status:
+        status: Status = self.server.models.find(model).status()
+        return status
+
     def graph(self, model: str = "m") -> Graph:
         """The graph of the serving version, read from the store."""
-        status = self.server.models.find(model).status()
+        status = self.status(model)
+        assert status.serving is not None
         return Graph.from_bytes(Store(status.store).graph_file(status.serving.graph).read_bytes(), allowed=GATED_OPS)
 
     def health(self, service: str = "", *, control: bool = False) -> int:

@@ -20,6 +20,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 
 from paramsync.v1 import sync_pb2 as pb
 from tests.hostile.campaigns.ask import family
+from tests.support.callers import Caller
 from tests.support.inferencers import LONG, Predict, Process, of_witness
 from tests.support.programs import ROOT, eventually
 from tests.support.published import Doubled, Publisher, proven
@@ -118,41 +119,25 @@ def is_alive(pid: int) -> bool:
 # Versions -------------------------------------------------------------------------------------------------------------
 
 
-class Caller:
-    """Asks on a connection of its own, one call after the other, and sees that versions never go back."""
-
-    def __init__(self, address: str) -> None:
-        self.answered = 0
-        self.failed: list[grpc.StatusCode] = []
-        self.wrong: list[str] = []
-        self._over = threading.Event()
-        self._address = address
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def end(self) -> None:
-        self._over.set()
-        self._thread.join(LONG)
-
-    def _run(self) -> None:
-        with grpc.insecure_channel(self._address, LOCAL) as channel:
-            predict, last = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict, 0
-            while not self._over.is_set():
-                try:
-                    answer = predict(of_witness(), timeout=LONG, wait_for_ready=True)
-                except grpc.RpcError as error:
-                    self.failed.append(error.code())
-                    continue
-                version = answer.model_spec.version.value
-                if version < last or not proven(list(answer.outputs["seen"].float_val), version):
-                    self.wrong.append(f"{version} after {last}: {list(answer.outputs['seen'].float_val)}")
-                last = version
-                self.answered += 1
+def answers(address: str, failed: list[grpc.StatusCode]) -> Iterator[int]:
+    """The versions that answer on one connection, which is made again when its worker ends."""
+    with grpc.insecure_channel(address, LOCAL) as channel:
+        predict = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict
+        while True:
+            try:
+                answer = predict(of_witness(), timeout=LONG, wait_for_ready=True)
+            except grpc.RpcError as error:
+                failed.append(error.code())
+                continue
+            number = int(answer.model_spec.version.value)
+            assert proven(list(answer.outputs["seen"].float_val), number)
+            yield number
 
 
 @pytest.mark.promise
 def test_workers_that_are_killed_at_random_are_replaced_and_lose_what_was_in_flight_on_them(served: Served) -> None:
-    callers = [Caller(served.program.address) for _ in range(4)]
+    failed: list[grpc.StatusCode] = []
+    callers = [Caller(lambda: answers(served.program.address, failed)) for _ in range(4)]
     chosen = random.Random(7)
     killed: list[int] = []
 
@@ -170,7 +155,6 @@ def test_workers_that_are_killed_at_random_are_replaced_and_lose_what_was_in_fli
     for caller in callers:
         caller.end()
     assert [caller.wrong for caller in callers] == [[]] * len(callers)
-    failed = [code for caller in callers for code in caller.failed]
     assert set(failed) <= {grpc.StatusCode.UNAVAILABLE}, "".join(served.program.lines)
     assert served.sync() == served.number
     assert served.predict() == served.number

@@ -13,7 +13,7 @@ import pytest
 
 from inferencer.supervisor import crashes
 from inferencer.supervisor.crashes import QUICK_SECONDS, Crashes, CrashLoops
-from paramsync.status import State, Status
+from paramsync.status import State
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.hostile_graphs import KillingLater
 from tests.support.programs import PATIENCE, eventually
@@ -60,17 +60,12 @@ def publisher(tmp_path: Path) -> Iterator[Publisher]:
     publisher.close()
 
 
-def status(running: Running) -> Status:
-    found: Status = running.server.models.find("m").status()
-    return found
-
-
 def ask_until_quarantined(running: Running, version: int) -> int:
     """Ask until then. Returns how many calls failed, each of them because its worker crashed."""
     failed: list[grpc.StatusCode] = []
     end = time.monotonic() + PATIENCE
-    while status(running).quarantine_of(version) is None:
-        assert time.monotonic() < end, status(running)
+    while running.status().quarantine_of(version) is None:
+        assert time.monotonic() < end, running.status()
         try:
             running.prediction_service.Predict(request(), timeout=LONG, wait_for_ready=True)
         except grpc.RpcError as error:
@@ -110,7 +105,7 @@ def test_a_version_on_which_workers_crash_when_they_answer_is_quarantined_and_th
     running = Running(tmp_path / "m", workers=1)
     synced(running)
     ask_until_quarantined(running, 1)
-    eventually(lambda: status(running).state is State.WAITING, lambda: f"nothing to serve: {status(running)}")
+    eventually(lambda: running.status().state is State.WAITING, lambda: f"nothing to serve: {running.status()}")
 
     def refusal() -> grpc.RpcError:
         with pytest.raises(grpc.RpcError) as raised:
@@ -126,9 +121,9 @@ def test_a_version_on_which_workers_crash_when_they_answer_is_quarantined_and_th
     synced(running)
     running.server.models.find("m").followers[0].label("best", 3, timeout=LONG)
     assert ask_until_quarantined(running, 3) >= crashes.CRASHES
-    assert "workers crashed while they computed it (SIG" in status(running).quarantined[-1].reason
+    assert "workers crashed while they computed it (SIG" in running.status().quarantined[-1].reason
     assert answered(running) == 2
-    assert "best" not in status(running).labels
+    assert "best" not in running.status().labels
     running.close()
 
 
@@ -143,7 +138,7 @@ def test_workers_that_end_again_and_again_are_reported_and_fail_health_until_the
     for _ in range(crashes.LOOP):
         end_worker(running, 0)
     text = "worker 0 ended 3 times in a row soon after its start"
-    eventually(lambda: text in status(running).reason, lambda: f"that to be told: {status(running)}")
+    eventually(lambda: text in running.status().reason, lambda: f"that to be told: {running.status()}")
     eventually(lambda: healths(running) == [NOT_SERVING] * 2, lambda: "health to fail on both ports")
     assert running.health("m") == SERVING  # it does, by what is left
     assert (worker(running, 0).restarts, worker(running, 1).restarts) == (crashes.LOOP, 0)
@@ -153,8 +148,8 @@ def test_workers_that_end_again_and_again_are_reported_and_fail_health_until_the
     assert 0 < now.private_bytes < now.resident_bytes == pytest.approx(before.resident_bytes, rel=0.5)
     assert 'paramsync_worker_restarts_total{worker="0"} 3.0' in running.server._text().decode()
     assert "paramsync_workers_failing 1.0" in running.server._text().decode()
-    eventually(lambda: status(running).reason == "", lambda: f"that to be over: {status(running)}")
+    eventually(lambda: running.status().reason == "", lambda: f"that to be over: {running.status()}")
     eventually(lambda: healths(running) == [SERVING] * 2, lambda: "health to be well again")
     assert answered(running) == 1
-    assert status(running).quarantined == ()
+    assert running.status().quarantined == ()
     running.close()

@@ -11,7 +11,7 @@ import pytest
 
 from inferencer.settings.settings import ModelSettings
 from inferencer.supervisor import scrub
-from paramsync.status import State, Status
+from paramsync.status import State
 from tests.support.http import call
 from tests.support.programs import eventually
 from tests.support.published import Publisher, proven
@@ -34,10 +34,7 @@ def test_another_version_answers_in_its_place_or_none_or_it_says_that_it_is_dama
         one.publish(step)
     other.publish(1)
     running = Running(models=models, workers=2, poll_seconds=0.2)
-
-    def status(model: str) -> Status:
-        found: Status = running.server.models.find(model).status()
-        return found
+    status = running.status
 
     def answered(model: str) -> tuple[int, list[float]]:
         answer = running.prediction_service.Predict(request(model), timeout=LONG, wait_for_ready=True)

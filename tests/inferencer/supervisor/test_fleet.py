@@ -98,7 +98,9 @@ def test_a_worker_that_is_stopped_keeps_nobody_waiting_and_is_replaced(
     def publish(name: str, number: int) -> None:
         publishers[name].publish(number)
         list(running.sync.Sync(pb.SyncRequest(model=name, version=number), timeout=LONG))
-        assert running.server.models.find(name).status().serving.number == number
+        serving = running.status(name).serving
+        assert serving is not None
+        assert serving.number == number
 
     def is_replaced(pid: int) -> bool:
         statuses = running.server._fleet.workers.statuses()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from inferencer.supervisor import trial
-from paramsync.status import Status
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.hostile_graphs import Endless, Greedy, Killing
 from tests.support.programs import eventually
@@ -47,15 +46,10 @@ def synced(running: Running, model: str, version: int) -> None:
     list(running.sync.Sync(pb.SyncRequest(model=model, version=version), timeout=LONG))
 
 
-def status(running: Running, model: str) -> Status:
-    found: Status = running.server.models.find(model).status()
-    return found
-
-
 def quarantined(running: Running, model: str, version: int) -> str:
     return eventually(
-        lambda: status(running, model).quarantine_of(version),
-        lambda: f"version {version} of {model} to be quarantined: {status(running, model)}",
+        lambda: running.status(model).quarantine_of(version),
+        lambda: f"version {version} of {model} to be quarantined: {running.status(model)}",
     ).reason
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from paramsync.cli.__main__ import main
 from paramsync.errors import ParamsyncError, SyncError
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
+from tests.support.callers import Caller
 from tests.support.programs import eventually
 from tests.support.published import Publisher, proven
 from tests.support.running import LONG, SERVING, Running, request, seen, synced
@@ -47,36 +48,6 @@ def running(publisher: Publisher, tmp_path: Path) -> Iterator[Running]:
     synced(running)
     yield running
     running.close()
-
-
-class Caller:
-    """Asks again and again by one way, and sees that no call fails and no version goes back."""
-
-    def __init__(self, ask: Callable[[], Iterator[int]]) -> None:
-        self.answered = 0
-        self.wrong: list[str] = []
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(ask,))
-        self._thread.start()
-
-    def end(self) -> None:
-        self._over.set()
-        self._thread.join(LONG)
-        assert not self._thread.is_alive()
-
-    def _run(self, ask: Callable[[], Iterator[int]]) -> None:
-        last = 0
-        with contextlib.closing(ask()) as versions:  # type: ignore[type-var]
-            while not self._over.is_set():
-                try:
-                    version = next(versions)
-                except Exception as error:  # noqa: BLE001, it is what the test is about
-                    self.wrong.append(f"{ask}: {error!r}")
-                    return
-                if version < last:
-                    self.wrong.append(f"{version} after {last}")
-                last = version
-                self.answered += 1
 
 
 def version_of(answer: Any) -> int:
