@@ -119,26 +119,18 @@ def _typed(kind: str, value: Any) -> Any:
     return value
 
 
-class Numbered(Protocol):
-    @property
-    def number(self) -> int: ...
-
-
-V = TypeVar("V", bound=Numbered)
-
-
 @dataclass(frozen=True)
-class Candidate(Generic[V]):
+class Candidate:
     """A version, and the identity of its files, which changes when they are rewritten."""
 
-    version: V
+    version: Version
     files: Hashable
 
     @property
     def number(self) -> int:
         return self.version.number
 
-    def same_as(self, other: Candidate[V] | None) -> bool:
+    def same_as(self, other: Candidate | None) -> bool:
         """Whether both are the same version with the same files."""
         return other is not None and (self.number, self.files) == (other.number, other.files)
 

@@ -25,11 +25,11 @@ from paramsync.rpc.tls import ServerTls
 if TYPE_CHECKING:
     from paramsync.publishing.control_port import Training
 
-_CALLERS = 8  # connections at once: callers that send a byte now and then must not use up threads and descriptors
+_CALLERS = 8  # connections at once: slow callers must not use up threads and file descriptors
 
 
 class TrainerMetrics(MetricsPage):
-    """The page of metrics. Every call, on any thread, reads the state of training anew."""
+    """Computes the metrics of training and publishing at every scrape, on any thread."""
 
     def __init__(self, training: Callable[[], Training | None], *, clock: Callable[[], float] = time.time) -> None:
         """`training` returns the training that has begun, or None before."""
@@ -41,7 +41,7 @@ class TrainerMetrics(MetricsPage):
         training = self._training()
         if training is None:
             return
-        meter, state, publishing = training.meter, training.state, training.publisher.status()
+        meter, state, publishing = training.publisher.meter, training.state, training.publisher.status()
         failing = publishing.last_error is not None
         gauges = {
             "step": ("The step that training is at.", meter.step),
@@ -85,7 +85,7 @@ class MetricsPort:
         access: Access | None = None,
         tls: ServerTls | None = None,
     ) -> None:
-        """`access` decides which callers may read; by default all that reach `host`. Port 0 is any free port.
+        """`access` decides which callers may read; by default every caller. Port 0 is any free port.
 
         Raises SettingsError if the port is taken or the address cannot be used.
         """
@@ -115,7 +115,7 @@ class MetricsPort:
 
 
 class _Server(ThreadingWSGIServer):
-    """Answers each caller on a thread of its own. A caller too many ends the oldest connection, not its own."""
+    """Answers each caller on its own thread. A connection beyond `_CALLERS` ends the oldest connection."""
 
     def __init__(self, *arguments: Any) -> None:
         self._lock = threading.Lock()
@@ -155,7 +155,7 @@ class _Handler(WSGIRequestHandler):
 
 
 def _guarded(application: Callable[..., Iterable[bytes]], access: Access) -> Callable[..., Iterable[bytes]]:
-    """The application for callers that may read, under names of this machine; an error text for all others."""
+    """The application, which answers 401 or 403 to a caller that may not read or that names another host."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         certificate = name_in(environ.get("paramsync.certificate"))

@@ -19,7 +19,6 @@ from paramsync.program.process import Stop, raise_descriptor_limit
 from paramsync.program.settings import service_manager
 from paramsync.publishing.control_port import ControlPort, Training
 from paramsync.publishing.job import Job, JobSettings
-from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.write_behind import device_name
 from paramsync.rpc.access import Access
@@ -69,51 +68,40 @@ def run(settings: Settings, *, stop: Stop) -> None:
         )
         states = enter(StoreWriter(settings.state, keep=STATES, durable=settings.durable))
         access, tls = _access(settings), None if settings.tls is None else ServerTls(settings.tls)
-        port, of = settings.control_port, settings.store
-        control = enter(closing(ControlPort(settings.host, port, store=of, access=access, tls=tls)))
-        metrics = None
+        host, port = settings.host, settings.control_port
+        control = enter(closing(ControlPort(host, port, store=settings.store, access=access, tls=tls)))
         if settings.metrics_port is not None:
-            exposition = TrainerMetrics(lambda: control.training)
-            metrics = enter(
-                closing(MetricsPort(settings.host, settings.metrics_port, exposition.registry, access=access, tls=tls))
-            )
+            registry = TrainerMetrics(lambda: control.training).registry
+            metrics = enter(closing(MetricsPort(host, settings.metrics_port, registry, access=access, tls=tls)))
+            _log.info("metrics by HTTP: %s", metrics.address)
         given = JobSettings(seed=settings.seed, data=settings.data, held_out=settings.held_out)
         job = job_source.make(settings.job, function, given)
         from .scalars import Scalars  # here: they import TensorFlow
         from .state import TrainingState
 
         device = device_name()
-        if metrics is not None:
-            _log.info("metrics by HTTP: %s", metrics.address)
         stop.arm()
-        allow_nan, gate = settings.allow_nan, settings.publish_if
         publisher = enter(
             Publisher(
                 store,
                 job.model,
                 schedule=settings.schedule,
-                allow_nan=allow_nan,
+                allow_nan=settings.allow_nan,
                 allow_ops=settings.allow_ops,
-                publish_if=gate,
+                publish_if=settings.publish_if,
             )
         )
-        state = enter(closing(TrainingState(states, settings.state, job, allow_nan=allow_nan)))
+        state = enter(closing(TrainingState(states, settings.state, job, allow_nan=settings.allow_nan)))
         scalars = enter(closing(Scalars(settings.tensorboard)))
         state.restore()
-        meter = publisher.meter
-        meter.first = meter.step = job.steps_done()
-        training = Training(
-            publisher=publisher,
-            meter=meter,
-            device=device,
-            total_steps=settings.steps,
-            steps_per_epoch=job.steps_per_epoch,
-            state=state,
+        publisher.meter.first = publisher.meter.step = job.steps_done()
+        total, epoch = settings.steps, job.steps_per_epoch
+        control.training_begins(
+            Training(publisher=publisher, device=device, total_steps=total, steps_per_epoch=epoch, state=state)
         )
-        control.training_begins(training)
         _log.info("trainer ready: control %s, device %s, store %s", control.address, device, settings.store)
         manager.ready(f"control {control.address}, device {device}, store {settings.store}")
-        loop = _Loop(settings, job, publisher, state, meter, screen, scalars)
+        loop = _Loop(settings, job, publisher, state, screen, scalars)
         try:
             loop.run(stop)
         finally:
@@ -146,12 +134,11 @@ class _Loop:
     job: Job
     publisher: Publisher
     state: TrainingState
-    meter: Meter
     screen: TrainingScreen
     scalars: Scalars
 
     def run(self, stop: Stop) -> None:
-        first = step = self.meter.step
+        first = step = self.publisher.meter.step
         self.publisher.begin(step)
         last, save_seconds = self.settings.steps, self.settings.state_seconds
         now = time.monotonic()
@@ -176,7 +163,7 @@ class _Loop:
 
     def finish(self) -> None:
         """Publish and save the last step at the same time."""
-        step, loss = self.meter.step, self.meter.loss
+        step, loss = self.publisher.meter.step, self.publisher.meter.loss
         self.state.finish()
         self.state.save(step)
         version = self.publisher.finish(step, None if loss is None else {"loss": loss})
@@ -188,7 +175,7 @@ class _Loop:
     def _show(self) -> None:
         out_of = self.settings.steps or self.job.steps_per_epoch
         with suppress(OSError):  # as above
-            self.screen.show(self.meter, self.publisher.status().published, out_of=out_of)
+            self.screen.show(self.publisher.meter, self.publisher.status().published, out_of=out_of)
 
     def _draw(self) -> None:
-        self.scalars.write(self.meter, self.publisher.status().published)
+        self.scalars.write(self.publisher.meter, self.publisher.status().published)

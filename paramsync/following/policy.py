@@ -18,19 +18,19 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from paramsync.status import Publication, Quarantined
-from paramsync.version import Candidate, V, Version
+from paramsync.version import Candidate, Version
 
 MOST_BEFORE = 16  # how many formerly serving versions a rollback remembers
 
 
 def next_restore(
-    published: Sequence[Candidate[V]],
+    published: Sequence[Candidate],
     *,
-    serving: Candidate[V] | None,
+    serving: Candidate | None,
     quarantined: Mapping[int, Hashable],
     pinned: int | None,
     starts_over: bool = True,
-) -> Candidate[V] | None:
+) -> Candidate | None:
     """The version to restore now; None to stay with the serving version.
 
     `published` ascends and ends with the latest. `quarantined` maps the number of each quarantined version to the files
@@ -57,7 +57,7 @@ def next_restore(
     return None
 
 
-def is_quarantined(candidate: Candidate[V], quarantined: Mapping[int, Hashable]) -> bool:
+def is_quarantined(candidate: Candidate, quarantined: Mapping[int, Hashable]) -> bool:
     """Whether the version is quarantined with the files that it has now."""
     return candidate.number in quarantined and quarantined[candidate.number] == candidate.files
 
@@ -70,7 +70,7 @@ def stand_in(resident: Collection[int], *, pinned: int | None) -> int | None:
     return max((number for number in resident if pinned is None or number <= pinned), default=None)
 
 
-def newest(published: Sequence[Candidate[V]], *, quarantined: Mapping[int, Hashable], count: int) -> list[Candidate[V]]:
+def newest(published: Sequence[Candidate], *, quarantined: Mapping[int, Hashable], count: int) -> list[Candidate]:
     """The `count` newest versions that are not quarantined, the newest first."""
     good = [candidate for candidate in published if not is_quarantined(candidate, quarantined)]
     return good[::-1][:count]
@@ -129,7 +129,7 @@ class Failures:
     def __init__(self) -> None:
         self._failures: dict[int, _Failure] = {}
 
-    def quarantine(self, candidate: Candidate[V], reason: str, *, since: float, own_fault: bool) -> bool:
+    def quarantine(self, candidate: Candidate, reason: str, *, since: float, own_fault: bool) -> bool:
         """Quarantine a version. Returns whether that is news. Without `own_fault` it is still tried at every look."""
         before = self._failures.get(candidate.number)
         known = None if before is None else before.quarantined  # the same reason is no news, even if the files changed
@@ -139,7 +139,7 @@ class Failures:
         failure.own_fault = own_fault
         return news
 
-    def incomplete(self, candidate: Candidate[V], now: float) -> float | None:
+    def incomplete(self, candidate: Candidate, now: float) -> float | None:
         """Seconds until the next look at an unfinished version; None once UNFINISHED_SECONDS are over."""
         failure = self._of(candidate)
         if failure.incomplete_since is None:
@@ -147,14 +147,14 @@ class Failures:
         waited = now - failure.incomplete_since
         return None if waited >= UNFINISHED_SECONDS else max(_SOONEST, waited)
 
-    def postpone(self, candidate: Candidate[V], reason: str, now: float) -> float:
+    def postpone(self, candidate: Candidate, reason: str, now: float) -> float:
         """Note that this machine could not restore the version. Returns the seconds until the next try."""
         failure = self._of(candidate)
         failure.machine = reason
         failure.back_off.failed(now)
         return failure.back_off.left(now)
 
-    def left(self, candidate: Candidate[V], now: float) -> float:
+    def left(self, candidate: Candidate, now: float) -> float:
         """Seconds until the next try of a version that was postponed; 0 if it may be tried now."""
         failure = self._failures.get(candidate.number)
         return 0.0 if failure is None or failure.files != candidate.files else failure.back_off.left(now)
@@ -172,7 +172,7 @@ class Failures:
         """Forget all versions except these, the versions in the store."""
         self._failures = {number: failure for number, failure in self._failures.items() if number in numbers}
 
-    def settle(self, published: Iterable[Candidate[V]], wanted: Collection[int]) -> None:
+    def settle(self, published: Iterable[Candidate], wanted: Collection[int]) -> None:
         """Forget versions that were rewritten and not tried since; stop postponing versions that are not `wanted`."""
         files = {candidate.number: candidate.files for candidate in published}
         for number, failure in self._failures.items():
@@ -197,7 +197,7 @@ class Failures:
         reasons = {number: failure.machine for number, failure in self._failures.items() if failure.machine}
         return reasons[max(reasons)] if reasons else ""
 
-    def _of(self, candidate: Candidate[V]) -> _Failure:
+    def _of(self, candidate: Candidate) -> _Failure:
         failure = self._failures.get(candidate.number)
         if failure is None or failure.files != candidate.files:
             failure = self._failures[candidate.number] = _Failure(candidate.files)

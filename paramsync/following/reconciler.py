@@ -53,7 +53,7 @@ class Reconciler:
         self._notify = notify
         self._notified = notified
         self._serve_damaged = serve_damaged
-        self._serving: Candidate[Version] | None = None
+        self._serving: Candidate | None = None
         self._files: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()
         self._examined: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()  # the files at that time
         self._damaged: InMemory | None = None  # a version that serves because there is no other
@@ -200,13 +200,13 @@ class Reconciler:
             passed_over[candidate.number] = candidate.files
         return None
 
-    def _resident(self, candidate: Candidate[Version]) -> InMemory | None:
+    def _resident(self, candidate: Candidate) -> InMemory | None:
         """The version in memory with these files, if any."""
         residents = self._residents
         same = (known for known in residents if candidate.same_as(Candidate(known.version, self._files.get(known))))
         return next(same, None)
 
-    def _restored(self, candidate: Candidate[Version], *, until: Callable[[], bool] = lambda: False) -> InMemory | None:
+    def _restored(self, candidate: Candidate, *, until: Callable[[], bool] = lambda: False) -> InMemory | None:
         """Restore a version without a swap; None if it fails or is tried too early. Raises _OvertakenError."""
         number, version = candidate.number, candidate.version
 
@@ -238,7 +238,7 @@ class Reconciler:
         self._report.end_restore(version, time.monotonic() - began)
         return resident
 
-    def _swap(self, candidate: Candidate[Version], resident: InMemory, seconds: float, *, back: bool) -> None:
+    def _swap(self, candidate: Candidate, resident: InMemory, seconds: float, *, back: bool) -> None:
         self._replica.swap(resident)
         left = None if self._serving is None else self._serving.number
         self._serving = candidate
@@ -255,7 +255,7 @@ class Reconciler:
         """The good versions in memory."""
         return [resident for resident in self._replica.residents if resident is not self._damaged]
 
-    def _damages(self, published: Iterable[Candidate[Version]]) -> dict[InMemory, str]:
+    def _damages(self, published: Iterable[Candidate]) -> dict[InMemory, str]:
         """Versions in memory that are damaged, and how.
 
         Examines suspects and versions whose files were written to. If one of these is damaged, examines all others too:
@@ -323,7 +323,7 @@ class Reconciler:
         self._replica.arrange(labels=labels)
         self._report.set_memory(self._replica)
 
-    def _bring_beside(self, published: list[Candidate[Version]] | None) -> None:
+    def _bring_beside(self, published: list[Candidate] | None) -> None:
         """Restore the versions that stay in memory beside the serving version. Raises _OvertakenError.
 
         Labelled versions come first, then versions that a configuration names, then the newest of the store. Before the
@@ -334,7 +334,7 @@ class Reconciler:
         candidates = {candidate.number: candidate for candidate in published or []}
         for label, number in requests.labels.items():
             if given.get(label) != number and (resident := self._beside(candidates, number)) is not None:
-                self._replica.label(label, resident)
+                self._replica.arrange(labels={**self._replica.view.labels, label: resident})
         residents = (self._beside(candidates, number) for number in requests.held)
         held = [resident for resident in residents if resident is not None]
         count = requests.latest
@@ -362,13 +362,14 @@ class Reconciler:
         most = self._replica.resident if count is None else count
         others = sum(resident not in serving for resident in self._newest)
         recent = most if count is None else max(1, count - others)
-        self._replica.hold([*dict.fromkeys((*held, *self._newest))], recent=recent, most=most)
+        beside = [*dict.fromkeys((*held, *self._newest))]
+        self._replica.arrange(beside=beside, recent=recent, most=most)
         self._report.set_memory(self._replica)
 
     def _by_number(self, number: int | None) -> InMemory | None:
         return next((resident for resident in self._residents if resident.version.number == number), None)
 
-    def _beside(self, candidates: Mapping[int, Candidate[Version]], number: int) -> InMemory | None:
+    def _beside(self, candidates: Mapping[int, Candidate], number: int) -> InMemory | None:
         """The version in memory, restored if it is not there yet; None if it cannot be restored."""
         if (resident := self._by_number(number)) is not None:
             return resident
@@ -377,7 +378,7 @@ class Reconciler:
             return None
         return self._restored(candidate)
 
-    def _failed(self, candidate: Candidate[Version], error: Exception) -> None:
+    def _failed(self, candidate: Candidate, error: Exception) -> None:
         """Apply the rule for the fault of this error; see `policy`."""
         number, fault = candidate.number, fault_of(error)
         if fault is Fault.THE_MACHINES:
@@ -394,11 +395,11 @@ class Reconciler:
             _log.debug("%s: version %d is not complete yet: %s", self._report.name, number, describe(error))
             self._soon(left)
 
-    def _postpone(self, candidate: Candidate[Version], error: Exception) -> None:
+    def _postpone(self, candidate: Candidate, error: Exception) -> None:
         reason = f"version {candidate.number} is tried again: {describe(error)}"
         self._soon(self._failures.postpone(candidate, reason, time.monotonic()))
 
-    def _set_aside(self, candidate: Candidate[Version], reason: str, *, own_fault: bool) -> None:
+    def _set_aside(self, candidate: Candidate, reason: str, *, own_fault: bool) -> None:
         """Quarantine a version, unless it was rewritten meanwhile."""
         number = candidate.number
         try:

@@ -25,7 +25,7 @@ Prepare = Callable[[R], Callable[[], None]]
 class Residents(Generic[R]):
     """The versions of one model that are in memory, of this process or of workers.
 
-    `restore`, `swap`, `label` and `tend` belong to one thread, the follower's. `take` and the
+    `restore`, `swap`, `arrange` and `tend` belong to one thread, the follower's. `take` and the
     properties may be used from any number of threads at once and take no lock: they read one reference, once.
     """
 
@@ -122,7 +122,7 @@ class Residents(Generic[R]):
         return self.source.restore(version, tell)
 
     def swap(self, resident: R) -> None:
-        """Serve this version: one assignment. Versions that served before stay in memory, as `hold` says."""
+        """Serve this version: one assignment. Versions that served before stay in memory, as `arrange` says."""
         view = self._view
         number = resident.version.number
         others = [other for other in view.recent if other.version.number != number]
@@ -134,10 +134,6 @@ class Residents(Generic[R]):
         for serve in prepared:
             if serve is not None:
                 self._guarded(number, serve)
-
-    def label(self, label: str, resident: R) -> None:
-        """Answer requests that name the label from this version; a version with a label stays in memory."""
-        self.arrange(labels={**self._view.labels, label: resident})
 
     def failing(self) -> Mapping[R, str]:
         """By version in memory that turned out to be unfit, for example because it crashes workers: the reason."""
@@ -151,20 +147,20 @@ class Residents(Generic[R]):
         """Stop answering from these versions; the version that served before replaces them, if it is in memory."""
         self._show(self._view.mapped(lambda other: None if other in residents else other))
 
-    def hold(self, beside: Sequence[R], *, recent: int, most: int) -> None:
-        """Keep these versions in memory, and the last `recent` to serve; from the next swap on, the last `most`."""
-        self._most = most
-        self.arrange(beside=beside, recent=recent)
-
     def arrange(
         self,
         *,
         labels: Mapping[str, R] | None = None,
         beside: Sequence[R] | None = None,
         recent: int | None = None,
+        most: int | None = None,
     ) -> None:
-        """Set the labels, the versions in memory `beside`, and how many that served last stay; None: as they are."""
+        """Set the labelled versions, the versions `beside` them, and how many versions that served last stay in memory.
+
+        `recent` counts from now on, `most` from the next swap on. None leaves all as it is.
+        """
         now = self._view
+        self._most = self._most if most is None else most
         view = View(
             now.recent[:recent],
             now.labels if labels is None else labels,

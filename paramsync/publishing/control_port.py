@@ -17,7 +17,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from paramsync.errors import BusyError, NotAllowedError, SettingsError
-from paramsync.publishing.metrics import Meter
 from paramsync.rpc import addresses, settings
 from paramsync.rpc.access import Access, Caller, Effect, effect_of
 from paramsync.rpc.server import UNFORESEEN, code_of, of_version, one_line, options, request_text
@@ -58,14 +57,13 @@ class Training:
     """
 
     publisher: Publisher
-    meter: Meter
     device: str
     total_steps: int | None = None
     steps_per_epoch: int | None = None
     state: Resumable | None = None
 
 
-class ControlPort:
+class ControlPort(sync_pb2_grpc.PublisherServicer):
     """Answers as soon as it is made; healthy while training goes on."""
 
     def __init__(
@@ -85,7 +83,12 @@ class ControlPort:
         access = Access(host=host, tokens=settings.tokens()) if access is None else access
         if type(port) is not int or not 0 <= port <= addresses.LAST_PORT:  # gRPC would take another port
             raise SettingsError(f"{option}: expected a port from 0 to {addresses.LAST_PORT}, found {port!r:.80}")
-        self._service = _Service(store)
+        self.training: Training | None = None
+        """The training that has begun; None before."""
+        self._store = store
+        self._stopping = False
+        self._watchers = Watchers()
+        self._publishing = threading.BoundedSemaphore(MOST_PUBLISHING)
         self._health = health.HealthServicer()
         self._set_healthy(False)
         self._server = grpc.server(
@@ -94,7 +97,7 @@ class ControlPort:
             options=options(_MESSAGE_BYTES),
             maximum_concurrent_rpcs=_MOST_CALLS,
         )
-        sync_pb2_grpc.add_PublisherServicer_to_server(self._service, self._server)
+        sync_pb2_grpc.add_PublisherServicer_to_server(self, self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection((_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
         try:
@@ -109,25 +112,20 @@ class ControlPort:
         if advice := access.advice or access.in_plain(tls=tls is not None):
             _log.warning("control port: %s", advice)
 
-    @property
-    def training(self) -> Training | None:
-        """The training that has begun; None before."""
-        return self._service.training
-
     def training_begins(self, training: Training) -> None:
         """From now on, status reports this training, and Publish works."""
-        training.publisher.subscribe(self._service.watchers.put)
-        self._service.training = training
+        training.publisher.subscribe(self._watchers.put)
+        self.training = training
         self._set_healthy(True)
 
     def training_ends(self) -> None:
         """Note that training has stopped; the last version may still be in writing."""
         self._set_healthy(False)
-        self._service.stopping = True
+        self._stopping = True
 
     def close(self) -> None:
         """End the watches, let other calls finish, close the port."""
-        self._service.watchers.close()
+        self._watchers.close()
         self._health.enter_graceful_shutdown()
         self._server.stop(_GRACE).wait()
 
@@ -136,14 +134,7 @@ class ControlPort:
         for name in ("", _SERVICE):
             self._health.set(name, status.SERVING if healthy else status.NOT_SERVING)
 
-
-class _Service(sync_pb2_grpc.PublisherServicer):
-    def __init__(self, store: Path) -> None:
-        self._store = store
-        self.training: Training | None = None
-        self.stopping = False
-        self.watchers = Watchers()
-        self._publishing = threading.BoundedSemaphore(MOST_PUBLISHING)
+    # Calls ------------------------------------------------------------------------------------------------------------
 
     def GetStatus(
         self, request: sync_pb2.GetPublisherStatusRequest, context: grpc.ServicerContext
@@ -154,23 +145,23 @@ class _Service(sync_pb2_grpc.PublisherServicer):
             return sync_pb2.PublisherStatus(
                 state=states.STARTING, store=str(self._store), publisher=lock_owner(self._store)
             )
-        publishing, state = training.publisher.status(), training.state
+        publishing, meter, state = training.publisher.status(), training.publisher.meter, training.state
         version = publishing.published
         return sync_pb2.PublisherStatus(
-            state=states.STOPPING if self.stopping else states.TRAINING,
+            state=states.STOPPING if self._stopping else states.TRAINING,
             store=str(self._store),
             device=training.device,
-            step=training.meter.step,
+            step=meter.step,
             total_steps=training.total_steps,
             steps_per_epoch=training.steps_per_epoch,
-            loss=training.meter.loss,
-            steps_per_second=training.meter.steps_per_second,
+            loss=meter.loss,
+            steps_per_second=meter.steps_per_second,
             published=None if version is None else of_version(version),
             publishes=publishing.publishes,
             skipped=publishing.skipped,
             last_error=publishing.last_error or "",
             refused=publishing.refused,
-            stall_seconds=training.meter.stall,
+            stall_seconds=meter.stall,
             publish_seconds=None if version is None else (version.committed_at or 0.0) - version.snapshot_at,
             saved_step=None if state is None else state.saved,
             state_error=(state and state.error) or "",
@@ -196,7 +187,7 @@ class _Service(sync_pb2_grpc.PublisherServicer):
         self, request: sync_pb2.WatchPublisherRequest, context: grpc.ServicerContext
     ) -> Iterator[sync_pb2.Version]:
         with _errors_answered(context):
-            watcher = self.watchers.add()
+            watcher = self._watchers.add()
         try:
             if not context.add_callback(watcher.end):
                 watcher.end()
@@ -204,7 +195,7 @@ class _Service(sync_pb2_grpc.PublisherServicer):
             while (version := watcher.next()) is not None:
                 yield of_version(version)
         finally:
-            self.watchers.remove(watcher)
+            self._watchers.remove(watcher)
         if watcher.fell_behind:
             _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"left {MOST_UNREAD} versions unread")
 

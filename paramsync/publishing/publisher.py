@@ -395,7 +395,7 @@ class Publisher:
         from paramsync.publishing.control_port import Training  # here: as for ControlPort
 
         device = device_name() if self._is_live else ""
-        control.training_begins(Training(publisher=self, meter=self.meter, device=device))
+        control.training_begins(Training(publisher=self, device=device))
         _log.info("publisher ready: control %s, store %s", control.address, self._store.path)
 
     def _close_control(self) -> None:

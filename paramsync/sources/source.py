@@ -59,7 +59,7 @@ class Look:
     `publisher` is None if the store does not name its publisher, as TensorFlow's stores do not."""
 
     latest: Version | None = None
-    published: list[Candidate[Version]] | None = None
+    published: list[Candidate] | None = None
     problem: Exception | None = None
     publisher: LastPublisher | None = None
 

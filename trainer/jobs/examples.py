@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paramsync.errors import SettingsError
+from paramsync.host import files
 
 from . import glyphs
 
@@ -34,12 +34,10 @@ class Examples:
 
     def save(self, path: Path) -> None:
         """Write x (float32) and y (int64) as one file, which appears once it is complete. Raises SettingsError."""
-        aside = path.with_name(f".tmp-{path.name}-{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            with aside.open("wb") as file:
+            with files.aside(path) as file:
                 np.savez(file, x=self.scaled(), y=self.labels)
-            aside.replace(path)
         except OSError as error:
             raise SettingsError(f"held-out examples cannot be written to {path}: {error.strerror}") from error
 
