@@ -5,9 +5,8 @@ from __future__ import annotations
 import itertools
 import shutil
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,6 @@ import pytest
 
 from inferencer.protocols.sync.trainer_client import follows
 from inferencer.settings.settings import ModelSettings
-from paramsync.publishing.control_port import ControlPort, Training
-from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher as TrainersPublisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.rpc.client import Trainer
@@ -172,15 +169,8 @@ def _trained(store: Path) -> Iterator[str]:
     """A trainer that takes steps, and publishes when it is asked to; yields its address."""
     schedule = PublishSchedule(at_start=False, at_end=False)
     over = threading.Event()
-    with (
-        TrainersPublisher(store, captured(), schedule=schedule, on_error="raise") as publisher,
-        closing(ControlPort("127.0.0.1", 0, store=store)) as control,
-    ):
+    with TrainersPublisher(store, captured(), schedule=schedule, on_error="raise", control_port=0) as publisher:
         publisher.publish(1, wait=True)
-        meter = Meter(0, time.monotonic())
-        control.training_begins(
-            Training(publisher=publisher, meter=meter, device="CPU", total_steps=None, steps_per_epoch=None)
-        )
 
         def steps() -> None:
             for step in itertools.count(2):
@@ -191,7 +181,8 @@ def _trained(store: Path) -> Iterator[str]:
         thread = threading.Thread(target=steps)
         thread.start()
         try:
-            yield control.address
+            assert publisher.control is not None
+            yield publisher.control
         finally:
             over.set()
             thread.join(LONG)

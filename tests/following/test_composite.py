@@ -1,4 +1,4 @@
-"""Two served models as one: each answer is from one version of each, whoever swaps meanwhile."""
+"""Connection: each answer comes from exactly one version of each model, whichever model swaps meanwhile."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ ROWS = np.ones([1, 6], np.float32)
 
 
 class Parts:
-    """An encoder and a head that both multiply by their version, and both joined: the product tells which they were."""
+    """An encoder and a head that multiply by their version's number, joined: the product tells both versions."""
 
     def __init__(self, path: Path, **told: Any) -> None:
         self.replicas = (Replica("encoder", path / "encoder"), Replica("head", path / "head"))
@@ -37,7 +37,7 @@ class Parts:
         self._graph = capture(Scaled()).graph
 
     def restored(self, number: float, graph: Any = None) -> Resident:
-        """A version of either, in memory."""
+        """A version in memory, for either part."""
         version = Version(number=int(number), step=1, prefix="ckpt", step_done_at=1.0, snapshot_at=1.0)
         graph = graph or self._graph
         return Resident(version, graph, tuple(tf.fill(one.shape, float(number)) for one in graph.parameters))
@@ -46,7 +46,7 @@ class Parts:
         self.replicas[part].swap(self.restored(number, graph))
 
     def ask(self, version: int | None = None, label: str = "") -> tuple[float, list[int]]:
-        """What was computed, and from which versions of the two that is."""
+        """The answer, and the versions of both parts that it comes from."""
         one = self.connection.take(version, label)
         answer = one.predict({"x": ROWS})["y"].numpy()[0, 0]
         return float(answer), [number.number for _, number in one.parts]
@@ -102,7 +102,7 @@ def test_requests_may_name_a_version_or_a_label_of_the_last_part(parts: Parts) -
     for number in (3, 4):
         parts.swap(1, number)
     assert parts.ask(3) == (6.0, [2, 3])
-    parts.replicas[1].label("canary", parts.restored(9))
+    parts.replicas[1].arrange(labels={"canary": parts.restored(9)})
     assert parts.ask(label="canary") == (18.0, [2, 9])
     assert [one.version.number for one in parts.connection.residents] == [4, 3, 9]
     with pytest.raises(UnknownVersionError, match="there are: 3, 4, 9"):
@@ -112,7 +112,7 @@ def test_requests_may_name_a_version_or_a_label_of_the_last_part(parts: Parts) -
 
 
 def other_graph(name: str = "z") -> Any:
-    """Another output: the head cannot take it."""
+    """A graph with another output, which does not fit the head's input."""
     scaled = Scaled()
     traced = tf.function(lambda x: {name: scaled(x)["y"]}, [tf.TensorSpec([None, 6], tf.float32, name="x")])
     return capture(scaled, signatures={"serving_default": traced}).graph

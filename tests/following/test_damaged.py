@@ -1,21 +1,28 @@
-"""Versions whose files somebody overwrites where they are mapped answer no more."""
+"""A version whose mapped files are overwritten answers no more; callers hear why no version serves."""
 
 from __future__ import annotations
 
+import re
+
+import grpc
 import numpy as np
 import pytest
 
+from paramsync.cli.__main__ import main
 from paramsync.errors import NotServingError, SyncError, UnknownLabelError, UnknownVersionError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
 from paramsync.status import State, Status
 from tests.support.followers import quarantined, serving
+from tests.support.http import call
+from tests.support.kserve import method, negated
 from tests.support.published import Publisher, ask, captured, proven, rewrite, values
+from tests.support.running import Running, refused, request, synced
 
 
 def followed(follower: Follower, publisher: Publisher, *steps: int) -> None:
-    """Each is published, and served."""
+    """Publish these steps; the follower serves each."""
     for step in steps:
         publisher.publish(step)
         follower.run_once()
@@ -132,3 +139,31 @@ def test_a_version_that_is_suspected_is_examined_and_its_file_is_not_believed_an
     with pytest.raises(SyncError, match="version 2 of model 'm' is quarantined"):
         asked(follower, Action.PIN, 2)
     assert (serving(follower), proven(*ask(follower))) == (1, True)
+
+
+# Models of which no version can be used -------------------------------------------------------------------------------
+
+
+REASON = re.compile("version 7 is quarantined: parameters of .*: expected finite values")
+
+
+@pytest.fixture
+def bad(running: Running, publisher: Publisher) -> Running:
+    """Model `m`, whose first version is quarantined."""
+    publisher.publish_bad(7)
+    with pytest.raises(grpc.RpcError):
+        synced(running)
+    return running
+
+
+def test_every_protocol_says_why_no_version_serves(bad: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    address = f"127.0.0.1:{bad.port}"
+    assert main(["predict", "m", "--input", "x=[[1, 2]]", "--server", address]) == 1
+    said = {
+        "gRPC": refused(bad.prediction_service.Predict, request())[1],
+        "KServe": refused(method(bad, "ModelInfer"), negated())[1],
+        "REST": call(bad.rest_port, "POST", "/v1/models/m:predict", {"instances": [[1, 2]]}).error,
+        "health": call(bad.rest_port, "GET", "/healthz").error,
+        "command": capsys.readouterr().err,
+    }
+    assert {name: REASON.search(text) is not None for name, text in said.items()} == dict.fromkeys(said, True), said

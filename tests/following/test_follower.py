@@ -1,4 +1,4 @@
-"""A follower keeps its replica at the right version, and says how it is."""
+"""A follower keeps its replica at the right version and reports its state."""
 
 from __future__ import annotations
 

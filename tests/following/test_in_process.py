@@ -1,4 +1,4 @@
-"""Replica and Follower in somebody's own program, by the words of docs/serve.md."""
+"""Replica and Follower in a user's program, as docs/serve.md shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.support.published import Publisher
 
 
 def run(script: str, *arguments: str | Path) -> str:
-    """What a program of its own prints; fails where it does not end well, or says anything to its standard error."""
+    """The output of a script in a process; fails if the script fails or crashes."""
     command = [sys.executable, "-W", "error::ResourceWarning", "-c", script, *map(str, arguments)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
@@ -27,7 +27,7 @@ def run(script: str, *arguments: str | Path) -> str:
 
 
 def documented(store: Path) -> list[str]:
-    """The programs of the section, for this store."""
+    """The scripts of the documentation's section, for this store."""
     section = (ROOT / "docs" / "serve.md").read_text().partition("## In your own program")[2]
     return [
         one.replace("/dev/shm/digits", str(store)) for one in re.findall(r"```python\n(.*?)```", section, re.DOTALL)

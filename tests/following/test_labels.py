@@ -1,4 +1,4 @@
-"""A label names a version for as long as the operator says, wherever the store is by then."""
+"""A label names its version until an operator moves it, even after the store has dropped the version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""So many of the newest versions are in memory beside each other, as for a canary, and never delay the newest."""
+"""`latest`: the N newest versions are in memory, as for a canary; older ones never delay the newest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def publish(publisher: Publisher, *steps: int) -> None:
 
 
 def resident(follower: Follower) -> tuple[int, ...]:
-    """Each is proven by its answer."""
+    """The versions in memory; the answer of each proves its version."""
     found = follower.status().resident
     assert all(proven(*ask(follower, number)) for number in found)
     return found

@@ -1,4 +1,4 @@
-"""What this machine could not do is never held against a version: it is told, and tried again."""
+"""A fault of this machine is reported and retried, and never quarantines a version."""
 
 from __future__ import annotations
 

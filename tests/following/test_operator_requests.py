@@ -1,4 +1,4 @@
-"""An operator who asks for a version is told when it serves, or why it will not."""
+"""A request for a version is answered when the version serves, or with the reason why it will not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pinned version serves until it is unpinned."""
+"""A pinned version serves until it is unpinned; a rollback pins the version that served before."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from paramsync.errors import SyncError, UnknownVersionError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
-from paramsync.status import Status
-from tests.support.followers import LONG, serving
-from tests.support.published import Publisher, ask, proven
+from paramsync.status import EventKind, Status
+from tests.support.followers import LONG, quarantined, serving
+from tests.support.published import Publisher, ask, follower_of, proven
 
 
 def test_pin_goes_back_and_stays_until_unpin(working: Follower, publisher: Publisher) -> None:
@@ -93,3 +93,95 @@ def test_unpin_is_answered_once_the_newest_serves_though_a_pin_that_fails_interr
     interrupting[0].cancel()
     follower.run_once()
     assert serves == [3]
+
+
+# Going back -----------------------------------------------------------------------------------------------------------
+
+
+def followed(publisher: Publisher, *steps: int, resident: int = 2) -> Follower:
+    follower = Follower(Replica("m", publisher.path, resident=resident), poll_seconds=60.0)
+    for step in steps:
+        publisher.publish(step)
+        follower.run_once()
+    return follower
+
+
+def rolled_back(follower: Follower) -> Status:
+    answer = follower.ask(Action.ROLLBACK)
+    follower.run_once()
+    return answer.result(0)
+
+
+def test_rollback_serves_what_served_before_until_it_is_unpinned(publisher: Publisher) -> None:
+    follower = followed(publisher, 1, 2, 3)
+    before = follower.replica.take(2)
+    events = follower.subscribe(lambda: None)
+    status = rolled_back(follower)
+    assert (status.pinned, serving(follower)) == (2, 2)
+    assert follower.replica.take() is before
+    assert [one.kind for one in events.take()] == [EventKind.SWAPPED]
+    publisher.publish(4)
+    follower.run_once()
+    assert (serving(follower), proven(*ask(follower))) == (2, True)
+    follower.ask(Action.UNPIN)
+    follower.run_once()
+    assert serving(follower) == 4
+
+
+def test_each_rollback_goes_further_back(publisher: Publisher) -> None:
+    follower = followed(publisher, 1, 2, 3, 4, resident=3)
+    assert [rolled_back(follower).pinned for _ in range(2)] == [3, 2]
+    assert rolled_back(follower).pinned == 1  # not in memory any more, but in the store
+    assert proven(*ask(follower))
+    with pytest.raises(SyncError, match="model 'm' has no version to go back to: version 1 serves"):
+        rolled_back(follower)
+
+
+def test_after_a_restart_a_rollback_goes_to_the_next_lower_version_that_can_be_used(publisher: Publisher) -> None:
+    for step in (1, 2, 3):
+        publisher.publish(step)
+    bad = publisher.publish_corrupt(4)
+    publisher.publish(5)
+    follower = follower_of(publisher.path)
+    follower.run_once()
+    with pytest.raises(SyncError, match="version 4 of model 'm' is quarantined"):
+        rolled_back(follower)  # which nobody knew
+    assert (serving(follower), quarantined(follower), follower.status().pinned) == (5, [bad.number], None)
+    assert [rolled_back(follower).pinned for _ in range(3)] == [3, 2, 1]
+    assert proven(*ask(follower))
+    with pytest.raises(SyncError, match=r"nor in store .* or a lower one that can be used: publish"):
+        rolled_back(follower)
+
+
+# While something else goes on -----------------------------------------------------------------------------------------
+
+
+def test_a_rollback_while_a_version_is_restored_gives_that_up(publisher: Publisher) -> None:
+    follower = followed(publisher, 1, 2)
+    answers: list[Future[Status]] = []
+    events = follower.subscribe(lambda: None)
+
+    def ask_once() -> None:
+        if follower.status().restoring == 3 and not answers:
+            answers.append(follower.ask(Action.ROLLBACK))
+
+    follower.subscribe(ask_once)  # called in the middle of the restore
+    publisher.publish(3)
+    assert follower.run_once() is None
+    assert (serving(follower), quarantined(follower), follower.status().restoring) == (2, [], None)
+    follower.run_once()
+    assert answers[0].result(0).pinned == 1
+    assert serving(follower) == 1
+    kinds = [(one.kind, one.version.number) for one in events.take()]
+    assert kinds == [(EventKind.FOUND, 3), (EventKind.RESTORING, 3), (EventKind.SWAPPED, 1)]
+    follower.ask(Action.UNPIN)
+    follower.run_once()
+    assert serving(follower) == 3
+
+
+def test_a_drain_while_a_version_is_restored_gives_that_up(publisher: Publisher) -> None:
+    follower = followed(publisher, 1)
+    follower.subscribe(lambda: follower.drain() if follower.status().restoring == 2 else None)
+    publisher.publish(2)
+    assert follower.run_once() is None
+    assert (serving(follower), follower.status().restores) == (1, 1)

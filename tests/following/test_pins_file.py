@@ -1,4 +1,4 @@
-"""Pins and labels are as they were after a restart, and no file that keeps them can keep a model from being served."""
+"""Pins and labels survive a restart; a damaged pins file does not keep a model from being served."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Which version a follower restores, as a table of cases."""
+"""Which version a follower restores, and where a rollback goes, as tables of cases."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,8 @@ from paramsync.version import Candidate
 from tests.support.written import version
 
 
-@dataclass(frozen=True)
-class Numbered:
-    number: int
-
-
-def one(number: int, files: str = "as published") -> Candidate[Numbered]:
-    return Candidate(Numbered(number), files)
+def one(number: int, files: str = "as published") -> Candidate:
+    return Candidate(version(number), files)
 
 
 BAD = "as published"
@@ -29,9 +23,9 @@ BAD = "as published"
 
 def case(
     name: str,
-    published: Sequence[Candidate[Numbered]],
-    expected: Candidate[Numbered] | None,
-    serving: Candidate[Numbered] | None = None,
+    published: Sequence[Candidate],
+    expected: Candidate | None,
+    serving: Candidate | None = None,
     bad: Mapping[int, str] | None = None,
     **more: Any,
 ) -> Any:
@@ -71,9 +65,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("published", "given", "expected"), CASES)
-def test_next_restore(
-    published: Sequence[Candidate[Numbered]], given: dict[str, Any], expected: Candidate[Numbered] | None
-) -> None:
+def test_next_restore(published: Sequence[Candidate], given: dict[str, Any], expected: Candidate | None) -> None:
     assert next_restore(published, **given) == expected
 
 

@@ -111,7 +111,7 @@ def test_a_record_without_the_checksum_of_what_was_looked_at_is_not_believed(
 
 
 def is_mapped(inode: int) -> bool:
-    """Whether a reader in this process has it; writers share what they map."""
+    """Whether a reader in this process maps the file; a writer's mapping is shared, a reader's private."""
     mappings = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
     return any(access.endswith("p") and number == str(inode) for _, access, _, _, number, *_ in mappings)
 

@@ -1,4 +1,4 @@
-"""The lag: since the first version was published that is newer than the serving one, and how many came since."""
+"""The report: lag and ages of the serving version, log lines about swaps, the publisher's death."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A follower that trusts keys serves what they signed, and says of everything else why it does not."""
+"""A follower that trusts keys serves signed versions, and reports why it refuses others."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_signed_versions_serve_and_an_unsigned_one_is_passed_over(
 
 
 def test_an_old_version_is_not_taken_for_the_newest_while_a_newer_one_serves(pair: Keys, signing: Publisher) -> None:
-    """Whoever can write into the store lists the old one alone; its signature is good."""
+    """An attacker who can write into the store lists only the old version, whose signature is valid."""
     follower = following(signing.path, pair)
     old = signing.publish(1)
     signing.publish(2)

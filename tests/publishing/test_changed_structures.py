@@ -1,4 +1,4 @@
-"""What is published follows the structure of what is trained: a change is captured anew, or told, never left out."""
+"""A model whose structure or kept values change is captured again, or the publication fails with the reason."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_keras_model_that_changes_is_published_as_it_is(
 
 
 class Net(tf.Module):
-    """With a layer of Keras, which tf.Module does not look into."""
+    """A module with a Keras layer, which tf.Module does not track."""
 
     def __init__(self) -> None:
         super().__init__()

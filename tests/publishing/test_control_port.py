@@ -20,14 +20,13 @@ from paramsync.publishing.publisher import Publisher
 from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
 from tests.support.control_ports import STATES, TIMEOUT, Pair, status
-from tests.support.frames import connected, headers
 from tests.support.programs import eventually
 from tests.support.written import version
 
 
 @contextmanager
 def stepping(publisher: Publisher) -> Iterator[None]:
-    """A training loop beside the test, that takes steps until the block ends."""
+    """Take training steps on a thread until the block ends."""
     over = threading.Event()
 
     def steps() -> None:
@@ -159,21 +158,3 @@ def test_closing_the_port_ends_every_watch(tmp_path: Path) -> None:
         control.close()
         assert versions.result(TIMEOUT) == []
         assert call.code() is grpc.StatusCode.OK
-
-
-def test_calls_beyond_the_limit_are_refused_by_name_until_silent_ones_end(pair: Pair) -> None:
-    def code() -> grpc.StatusCode:
-        try:
-            status(pair)
-        except grpc.RpcError as error:
-            return error.code()
-        return grpc.StatusCode.OK
-
-    with connected(int(pair.control.address.rpartition(":")[2])) as client:
-        path = "/paramsync.v1.Publisher/GetStatus"
-        client.sendall(b"".join(headers(2 * at + 1, path) for at in range(2 * control_port._MOST_CALLS)))
-        eventually(
-            lambda: code() is grpc.StatusCode.RESOURCE_EXHAUSTED,
-            lambda: "every place to be taken by a call without a message",
-        )
-    eventually(lambda: code() is grpc.StatusCode.OK, lambda: "the places to be free after the connection is closed")

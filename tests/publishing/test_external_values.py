@@ -1,4 +1,4 @@
-"""Values of other frameworks, published for a graph of TensorFlow's that was put into the store beforehand."""
+"""Publisher.of_graph: values of other frameworks for a TensorFlow graph that is already in the store."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_a_graph_file_that_is_damaged_is_refused(store: Path) -> None:
 
 
 class Pinned:
-    """What another source pinned before."""
+    """A source whose values were pinned before the test changed the arrays."""
 
     def __init__(self, source: ExternalValues, values: Mapping[str, Any]) -> None:
         self.digest, self.content = source.digest, source.content
@@ -171,7 +171,7 @@ class Pinned:
 def published_after(
     store: Path, given: Mapping[str, Any], change: Callable[[], object], *, copy: bool = True
 ) -> list[float]:
-    """What is served where `change` happens between the publication and its being written."""
+    """The follower's answer if `change` happens after the values are pinned and before they are written."""
     source = Pinned(ExternalValues.in_store(store, None, copy=copy), given)
     change()
     with Publisher(store, source, schedule=EVERY_STEP) as publisher:

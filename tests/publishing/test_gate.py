@@ -1,4 +1,4 @@
-"""Only better models served: what a gate holds back, of fits, loops and sessions, at their end too."""
+"""A gate holds back steps with worse metrics, in fits and loops and at their end."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_loop_publishes_no_step_that_is_worse_than_what_is_published(tmp_path:
 
 
 class Worsening(keras.callbacks.Callback):
-    """Spoils the model after some epochs, as a rate of learning that is too high does."""
+    """Spoils the model at the start of some epochs, as a too high learning rate would."""
 
     def __init__(self, *epochs: int) -> None:
         super().__init__()

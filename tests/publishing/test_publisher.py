@@ -1,8 +1,7 @@
-"""What a Publisher publishes, and when: values of one step each, read back by a follower and by TensorFlow."""
+"""Publisher: every version has the values of one step; the last step is published; requests are answered."""
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.errors import SettingsError
+from paramsync.errors import RequestError, SettingsError
 from paramsync.graphs.capturing import capture
 from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher
@@ -18,7 +17,7 @@ from paramsync.publishing.schedule import PublishSchedule
 from paramsync.publishing.write_behind import MetricReader
 from paramsync.store.store import Store
 from paramsync.version import Version
-from tests.support.training import EVERY_STEP, ON_REQUEST, TIMEOUT, Counters
+from tests.support.training import EVERY_STEP, ON_REQUEST, Counters
 
 
 def test_every_published_version_has_the_values_of_exactly_one_step(tmp_path: Path) -> None:
@@ -62,27 +61,6 @@ def test_what_is_not_trained_is_not_written_again_until_it_is_trained(tmp_path: 
                 found = reader.get_tensor(f"many/{at}/.ATTRIBUTES/VARIABLE_VALUE")
                 assert np.array_equal(found, one.numpy()), (step, at)
     assert (frozen.numpy() == 1).all()
-
-
-def test_a_request_from_another_thread_is_answered_with_the_next_step(tmp_path: Path) -> None:
-    with Publisher(tmp_path, Counters(), schedule=ON_REQUEST) as publisher:
-        assert publisher.publish_if_due(1) is None
-        answers: list[Version] = []
-        asked = threading.Event()
-
-        def ask() -> None:
-            future = publisher.request()
-            asked.set()
-            answers.append(future.result(TIMEOUT))
-
-        operator = threading.Thread(target=ask)
-        operator.start()
-        assert asked.wait(TIMEOUT)
-        assert publisher.publish_if_due(2) is not None
-        operator.join(TIMEOUT)
-        assert publisher.publish_if_due(3) is None
-    assert [version.step for version in answers] == [2]
-    assert Store(tmp_path).latest() == answers[0]
 
 
 def test_a_metric_that_is_no_number_costs_no_version(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -154,3 +132,83 @@ def test_the_speed_of_a_training_that_goes_on_counts_from_its_first_step() -> No
     assert meter.steps_per_second == 0
     meter.advance(1_000_020, None, 52.0)
     assert (meter.step, meter.steps_per_second) == (1_000_020, 10.0)
+
+
+# The end of publishing ------------------------------------------------------------------------------------------------
+
+
+def test_leaving_the_block_publishes_the_last_step(tmp_path: Path) -> None:
+    model = Counters()
+    with Publisher(tmp_path, model, schedule=PublishSchedule(every_seconds=3600)) as publisher:
+        for step in range(1, 6):
+            model.train()
+            publisher.publish_if_due(step, {"loss": step / 2})
+    latest = Store(tmp_path).latest()
+    assert latest is not None
+    assert (latest.step, latest.metrics) == (5, {"loss": 2.5})
+    assert tf.train.load_checkpoint(str(tmp_path)).get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == 5
+    assert publications(publisher) == 2
+
+
+def publications(publisher: Publisher) -> int:
+    """The number of publications that began, including those that a newer one overtook."""
+    return publisher.status().publishes + publisher.status().skipped
+
+
+def test_leaving_the_block_publishes_nothing_twice(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=EVERY_STEP) as publisher:
+        publisher.publish_if_due(1)
+    assert publisher.status().publishes == 1
+    with Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10)) as publisher:
+        publisher.publish_if_due(3)
+        publisher.publish(4)
+    assert (publications(publisher), step_of_latest(tmp_path)) == (1, 4)
+    with Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10, at_start=False)) as publisher:
+        publisher.publish_if_due(5)
+        publisher.finish(6)
+    assert (publisher.status().publishes, step_of_latest(tmp_path)) == (1, 6)
+
+
+def test_an_error_in_the_block_publishes_nothing_more(tmp_path: Path) -> None:
+    def train(publisher: Publisher) -> None:
+        with publisher:
+            publisher.publish_if_due(1)
+            publisher.publish_if_due(2)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(Publisher(tmp_path, Counters(), schedule=PublishSchedule(every_steps=10)))
+    assert step_of_latest(tmp_path) == 1
+
+
+def step_of_latest(store: Path) -> int | None:
+    latest = Store(store).latest()
+    return None if latest is None else latest.step
+
+
+def test_finish_answers_who_asked_and_then_refuses(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=ON_REQUEST) as publisher:
+        future = publisher.request()
+        publisher.finish(5)
+        assert future.result(0).step == 5
+        with pytest.raises(RequestError, match="training has stopped"):
+            publisher.request()
+
+
+def test_close_publishes_nothing_and_answers_who_asked(tmp_path: Path) -> None:
+    publisher = Publisher(tmp_path, Counters(), schedule=EVERY_STEP)
+    future = publisher.request()
+    publisher.close()
+    publisher.close()
+    with pytest.raises(RequestError, match="training has stopped"):
+        future.result(0)
+    assert Store(tmp_path).latest() is None
+
+
+def test_leaving_the_block_publishes_values_that_changed_after_their_step_was_published(tmp_path: Path) -> None:
+    model = Counters()
+    with Publisher(tmp_path, model, schedule=EVERY_STEP) as publisher:
+        publisher.publish(1, wait=True)
+        model.train()
+    assert (publisher.status().publishes, step_of_latest(tmp_path)) == (2, 1)
+    assert tf.train.load_checkpoint(str(tmp_path)).get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == 1

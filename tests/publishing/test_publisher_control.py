@@ -1,4 +1,4 @@
-"""A publisher of one's own that answers an operator: status, publish, and a port that closes with it."""
+"""The control port of a Publisher, and the options that all publishers check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A publication that fails: training goes on, and whoever wants to know is told, once."""
+"""A failed publication does not stop training; with on_error="raise" its error is raised once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values that are not finite are not published, and their names are told, unless they are allowed."""
+"""Parameters that are NaN or infinite are refused by name, unless allow_nan is set."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.support.training import EVERY_STEP, Counters
 
 
 class Precise(tf.Module):
-    """One parameter of every kind of number, and strings."""
+    """A parameter of each floating dtype, of integers and of strings."""
 
     FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
 

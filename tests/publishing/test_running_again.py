@@ -1,4 +1,4 @@
-"""A script that is run again: what serves is not replaced by a model that has learnt nothing, nor by a worse one."""
+"""A training script that runs again does not replace the published model with an untrained one."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_a_loop_that_says_where_it_begins_publishes_what_came_after(
 
 
 def documented(store: Path, backup: Path) -> str:
-    """The script of the documentation, which here publishes every step."""
+    """The documentation's script, changed to publish every step."""
     scripts: list[str] = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs" / "train-with-keras.md").read_text(), re.DOTALL
     )

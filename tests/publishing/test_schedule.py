@@ -1,4 +1,4 @@
-"""PublishSchedule, as tables: it is pure."""
+"""PublishSchedule and step numbers, as tables."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_schedule_of_zero_or_less_is_refused_by_name(value: float) -> None:
 
 
 def counters() -> list[Any]:
-    """Seven, as loops have it."""
+    """The step 7 in each form that a training loop may have."""
     variables = [tf.Variable(7, dtype=tf.int64), keras.Variable(7, dtype="int64", trainable=False)]
     return [7, np.int64(7), np.uint8(7), np.array(7), jnp.array(7), tf.constant(7), *variables]
 

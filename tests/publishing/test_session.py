@@ -3,23 +3,74 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.errors import GraphError, PublishError
+from paramsync.dtypes import Array
+from paramsync.errors import GraphError, PublishError, SettingsError
+from paramsync.following.replica import Replica
 from paramsync.publishing.session_values import SessionValues
-from paramsync.session import SessionPublisher
+from paramsync.session import PublishHook, SessionPublisher
 from paramsync.store.store import Store
 from paramsync.version import Version
 from tests.support.checkpoints import assert_same
-from tests.support.sessions import Counting, Net, assert_computes, kinds
-from tests.support.training import EVERY_STEP
+from tests.support.training import EVERY_STEP, latest
 from tests.support.written import read
 
 v1 = tf.compat.v1
+
+ONES = np.ones((3, 4), np.float32)
+
+kinds = pytest.mark.parametrize("use_resource", [True, False], ids=["resource", "reference"])
+
+
+class Net:
+    """A small network and its training step, in the default graph."""
+
+    def __init__(self, *, use_resource: bool = True, partitioner: Any = None) -> None:
+        self.step = v1.train.get_or_create_global_step()
+        self.x = v1.placeholder_with_default(ONES, [None, 4], name="x")
+        with v1.variable_scope("net", use_resource=use_resource, partitioner=partitioner):
+            self.kernel = v1.get_variable("kernel", [4, 6])
+            self.bias = v1.get_variable("bias", [6], initializer=v1.zeros_initializer())
+        self.y = tf.identity(tf.nn.tanh(tf.matmul(self.x, self.kernel) + self.bias), name="y")
+        self.loss = tf.reduce_mean(tf.square(self.y - 0.5), name="loss")
+        self.train = v1.train.AdamOptimizer(0.05).minimize(self.loss, self.step)
+
+
+class Counting:
+    """Variables that all hold the number of steps taken."""
+
+    def __init__(self, *, use_resource: bool, sparse: bool = False, size: int = 20_000, count: int = 8) -> None:
+        self.step = v1.train.get_or_create_global_step()
+        self.x = v1.placeholder(tf.float32, [], name="x")
+        with v1.variable_scope("counting", use_resource=use_resource, initializer=v1.zeros_initializer()):
+            self.many = [v1.get_variable(f"v{at}", [size]) for at in range(count)]
+        self.y = self.x + tf.add_n([tf.reduce_sum(one) for one in self.many])
+        every = tf.IndexedSlices(tf.ones([size]), tf.range(size))
+        added = [one.scatter_add(every) if sparse else one.assign_add(every.values) for one in self.many]
+        self.train = tf.group(*added, self.step.assign_add(1))
+
+
+def answer(store: Path, inputs: Any = ONES) -> Any:
+    """What a follower of the store computes."""
+
+    def follow() -> Array:
+        (output,) = Replica("net", Store(store)).restore(latest(store)).predict({"x": inputs}).values()
+        return np.asarray(output)
+
+    with ThreadPoolExecutor() as elsewhere:  # a thread has its own default graph: none
+        return elsewhere.submit(follow).result(60)
+
+
+def assert_computes(store: Path, expected: Any) -> None:
+    """The follower's answer equals the session's, up to the rounding of the session's graph optimisations."""
+    np.testing.assert_allclose(answer(store), expected, rtol=1e-6)
 
 
 @pytest.mark.slow
@@ -99,7 +150,7 @@ def test_with_the_scripts_saver_versions_hold_all_that_it_restores(tmp_path: Pat
 
 
 def test_what_was_overtaken_is_let_go_of(tmp_path: Path) -> None:
-    """Whatever is pinned and never written is let go of by what is pinned next, or at the end."""
+    """Values that are pinned and never written are released at the next pin, or at the end."""
     with tf.Graph().as_default():
         net = Counting(use_resource=True)
         values = SessionValues(net.x, net.y)
@@ -177,3 +228,81 @@ def test_a_partial_use_of_a_partitioned_variable_needs_a_saver_of_the_whole(tmp_
         y = x + next(iter(table))
         with pytest.raises(GraphError, match="only some parts of 'net/table', 2 of 4 values"):
             SessionPublisher(tmp_path, x, y, schedule=EVERY_STEP)
+
+
+# PublishHook in monitored sessions ------------------------------------------------------------------------------------
+
+
+def monitored(hook: PublishHook, train: tf.Operation, steps: int, **arguments: Any) -> None:
+    stop = v1.train.StopAtStepHook(last_step=steps)
+    arguments = {"log_step_count_steps": None, "save_summaries_steps": None, "save_summaries_secs": None} | arguments
+    with v1.train.MonitoredTrainingSession(chief_only_hooks=[hook], hooks=[stop], **arguments) as session:
+        while not session.should_stop():
+            session.run(train)
+
+
+def published(store: Path) -> list[int]:
+    return [version.step for version in Store(store).versions()]
+
+
+class Unhurried(PublishHook):
+    """Waits for the publication of the start, and after every `patient`-th run, so that no version is overtaken."""
+
+    patient = 1
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        super().after_create_session(session, coord)
+        self._runs = 0
+        assert self._made.flush(60)
+
+    def after_run(self, run_context: Any, run_values: Any) -> None:
+        super().after_run(run_context, run_values)
+        self._runs += 1
+        assert self._runs % self.patient or self._made.flush(60)
+
+
+@kinds
+def test_a_monitored_session_publishes_its_start_its_schedule_and_its_end(tmp_path: Path, use_resource: bool) -> None:
+    with tf.Graph().as_default():
+        net = Net(use_resource=use_resource)
+        hook = Unhurried(
+            tmp_path, inputs=net.x, outputs=net.y, every_steps=4, keep=100, metrics={"loss": "loss:0"}, on_error="raise"
+        )
+        monitored(hook, net.train, 10)
+    assert published(tmp_path) == [0, 4, 8, 10]
+    metrics = [version.metrics for version in Store(tmp_path).versions()]
+    assert [set(one) for one in metrics] == [set(), {"loss"}, {"loss"}, set()]
+    assert 0 < metrics[2]["loss"] < 1
+
+
+def test_a_session_that_is_lost_and_made_again_goes_on_publishing(tmp_path: Path) -> None:
+    class Lost(v1.train.SessionRunHook):  # type: ignore[name-defined]
+        """Takes the session away once, as a preempted worker does."""
+
+        def __init__(self) -> None:
+            self.at = 0
+
+        def before_run(self, run_context: Any) -> None:
+            self.at += 1
+            if self.at == 7:
+                raise tf.errors.AbortedError(None, None, "preempted")
+
+    store = tmp_path / "store"
+    with tf.Graph().as_default():
+        net = Net()
+        hook = Unhurried(store, inputs=net.x, outputs=net.y, every_steps=2, keep=100, on_error="raise")
+        arguments = {"checkpoint_dir": str(tmp_path / "checkpoints"), "save_checkpoint_steps": 1}
+        with v1.train.MonitoredTrainingSession(
+            chief_only_hooks=[hook, Lost()], log_step_count_steps=None, **arguments
+        ) as session:
+            for _ in range(12):
+                session.run(net.train)
+    assert published(store) == [0, 2, 4, 6, 8, 10, 12]
+
+
+def test_a_graph_without_a_global_step_is_refused(tmp_path: Path) -> None:
+    with tf.Graph().as_default():
+        x = v1.placeholder(tf.float32, [2])
+        hook = PublishHook(tmp_path, inputs=x, outputs=x * v1.get_variable("v", [2]))
+        with pytest.raises(SettingsError, match="no global step"):
+            v1.train.MonitoredTrainingSession(chief_only_hooks=[hook])

@@ -1,4 +1,4 @@
-"""Snapshots of real variables."""
+"""Snapshots share the variables' buffers; values on a device are fetched in pieces."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from paramsync.graphs.capturing import capture
 from paramsync.publishing.live_variables import LiveVariables, VariableReader
-from paramsync.publishing.write_behind import FrozenVariables, Snapshot
+from paramsync.publishing.write_behind import FrozenVariables, Snapshot, device_of, fetch
 from paramsync.version import Version
 
 
@@ -32,7 +32,7 @@ def snapshot(model: tf.Module) -> Snapshot:
 
 
 def written(model: tf.Module, frozen: FrozenVariables, unchanged: set[str]) -> set[str]:
-    """Publish a snapshot of which the store finds these unchanged; returns what was known to be."""
+    """Publish a snapshot; the store finds `unchanged`. Returns the variables already known to be unchanged."""
     taken = snapshot(model)
     tensors = taken.tensors()
     known = frozen.unchanged(tensors)
@@ -64,7 +64,7 @@ def test_a_variable_that_is_trained_is_updated_in_place() -> None:
         assert np.asarray(model.scale.read_value()).ctypes.data == before
 
 
-DTYPES = (tf.float32, tf.bfloat16, tf.float64, tf.int32, tf.int64, tf.bool, tf.complex64, tf.uint8)
+DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64, tf.bool, tf.complex64, tf.uint8)
 
 
 def variables() -> list[tf.Variable]:
@@ -77,13 +77,6 @@ def places(values: Sequence[Any]) -> list[int]:
 
 def one_by_one(some: Sequence[tf.Variable]) -> list[tf.Tensor]:
     return [one.value() for one in some]
-
-
-def test_what_is_read_is_the_variables_own_memory() -> None:
-    some = variables()
-    found = VariableReader(some)(some)
-    assert places(found) == places(one_by_one(some))
-    assert [(one.dtype, one.shape) for one in found] == [(one.dtype, one.shape) for one in some]
 
 
 def test_others_can_be_read_than_before_of_any_dtype_and_any_shape_they_come_to_have() -> None:
@@ -120,3 +113,56 @@ def test_a_table_is_read_where_it_lies(use: Use) -> None:
         before = values[0].numpy().copy()
         tf.function(use)(table)
         assert np.array_equal(values[0], before)
+
+
+# Values of a device, which here is the CPU ----------------------------------------------------------------------------
+
+
+def away(value: Any) -> str | None:
+    """The device of a tensor, also if it is the CPU; None for other values."""
+    found: str | None = getattr(value, "backing_device", None)
+    return found
+
+
+def tensors() -> dict[str, tf.Tensor]:
+    shapes: list[tuple[int, ...]] = [(), (3,), (0, 4), (17, 5), (64, 64), (2, 3, 4)]
+    source = np.random.default_rng(0)
+    return {
+        f"{dtype.name}/{at}": tf.cast(source.integers(0, 100, shape), dtype)
+        for at, shape in enumerate(shapes)
+        for dtype in DTYPES
+    }
+
+
+@pytest.mark.parametrize("piece", [1, 1000, 1 << 20])
+def test_what_is_fetched_is_bit_for_bit_what_was_there(piece: int) -> None:
+    values = tensors()
+    found = fetch(values, away=away, piece=piece)
+    assert list(found) == list(values)
+    for name, value in values.items():
+        here = value.numpy()
+        assert (found[name].dtype, found[name].shape) == (here.dtype, here.shape)
+        assert found[name].tobytes() == here.tobytes()
+
+
+def test_values_are_let_go_of_piece_by_piece() -> None:
+    values = {f"{at}": tf.fill([1000], float(at)) for at in range(5)}
+    left: list[int] = []
+
+    def let_go(name: str) -> None:
+        del values[name]
+        left.append(len(values))
+
+    found = fetch(values, away=away, piece=8000, fetched=let_go)
+    assert left == [4, 3, 2, 1, 0]
+    assert [array[0] for array in found.values()] == [0, 1, 2, 3, 4]
+
+
+def test_what_is_in_the_hosts_memory_stays_where_it_is() -> None:
+    value, other = tf.fill([1000], 1.0), np.array(b"graph", dtype=object)
+    called: list[str] = []
+    found = fetch({"value": value, "other": other}, fetched=called.append)
+    assert device_of(value) is None
+    assert np.shares_memory(found["value"], np.asarray(value))
+    assert found["other"] is other
+    assert called == []

@@ -1,4 +1,4 @@
-"""The ways people train, each with a publisher in it: what is published are the values of one step, to the bit."""
+"""Distribution strategies and mixed precision: published values are those of one step, bit for bit."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def latest(store: Path) -> Version:
 
 
 def answer(store: Path) -> Any:
-    """What an inferencer's copy of the latest version computes of X."""
+    """The answer of a replica of the latest version for X."""
     replica = Replica("model", Store(store))
     (output,) = replica.restore(latest(store)).predict({"x": X}).values()
     return output
 
 
 def mirrored(what: str, store: Path) -> Any:
-    """What a training process with two replicas says: devices can be divided before TensorFlow starts only."""
+    """The output of a training process with two replicas: devices can only be divided before TensorFlow starts."""
     command = [sys.executable, "-m", "tests.support.mirrored", what, str(store)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr

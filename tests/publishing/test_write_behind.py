@@ -1,4 +1,4 @@
-"""WriteBehind, with writers that stop where a test wants them to."""
+"""WriteBehind, with writers that a test can stop."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ import pytest
 from paramsync.errors import PublishError
 from paramsync.publishing.write_behind import WriteBehind
 from paramsync.version import Version
+from tests.support.written import version
 
 TIMEOUT = 30
-
-
-def version(number: int) -> Version:
-    return Version(number=number, step=number, prefix=f"ckpt-{number}", step_done_at=0.0, snapshot_at=0.0)
 
 
 def test_of_those_that_wait_only_the_newest_is_written_and_the_others_are_counted() -> None:

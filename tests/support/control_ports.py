@@ -13,23 +13,12 @@ import grpc
 import tensorflow as tf
 
 from paramsync.publishing.control_port import ControlPort, Training
-from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher
-from paramsync.publishing.schedule import PublishSchedule
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
+from tests.support.training import ON_REQUEST, Counters
 
 TIMEOUT = 30
 STATES = sync_pb2.PublisherStatus
-
-
-class Doubling(tf.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.by = tf.Variable(2.0)
-
-    @tf.function(input_signature=[tf.TensorSpec([], name="x")])
-    def __call__(self, x: tf.Tensor) -> tf.Tensor:
-        return x * self.by
 
 
 @dataclass(frozen=True)
@@ -43,13 +32,9 @@ class Pair:
 
     @contextmanager
     def training(self) -> Iterator[Publisher]:
-        schedule = PublishSchedule(at_start=False, at_end=False)
-        with Publisher(self.store, Doubling(), schedule=schedule) as publisher:
-            meter = Meter(0, time.monotonic())
-            self.control.training_begins(
-                Training(publisher=publisher, meter=meter, device="CPU", total_steps=None, steps_per_epoch=10)
-            )
-            meter.advance(7, tf.constant(0.5), time.monotonic())
+        with Publisher(self.store, Counters(), schedule=ON_REQUEST) as publisher:
+            self.control.training_begins(Training(publisher=publisher, device="CPU", steps_per_epoch=10))
+            publisher.meter.advance(7, tf.constant(0.5), time.monotonic())
             yield publisher
 
 

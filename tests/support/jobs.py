@@ -1,4 +1,4 @@
-"""A job of a few parameters for the training program: its module as text, to be put where a test wants it."""
+"""A small job for the training program, as the text of a module."""
 
 from __future__ import annotations
 
@@ -37,6 +37,6 @@ FIRST_STEP = 1
 
 
 def put(folder: Path, content: str = SMALL, *, name: str = "small_job") -> None:
-    """Make the folder have the module."""
+    """Write the module into the folder."""
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.py").write_text(content)

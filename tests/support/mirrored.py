@@ -1,4 +1,4 @@
-"""Trains on two replicas and publishes: `python -m tests.support.mirrored WHAT STORE`; prints what there was."""
+"""Trains on two replicas and publishes: `python -m tests.support.mirrored WHAT STORE`; prints a JSON object."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def loop(store: Path, strategy: Any) -> dict[str, Any]:
 
 
 class Statistics(tf.Module):
-    """What each replica counts on its own, and what is read of that."""
+    """Variables that each replica counts on its own; a read aggregates them."""
 
     def __init__(self, *aggregations: tf.VariableAggregation) -> None:
         super().__init__()
@@ -74,7 +74,7 @@ class Statistics(tf.Module):
 
 
 def on_read(store: Path, strategy: Any) -> dict[str, Any]:
-    """The values that are read after the last step, by key, what the model computes then, and what is refused."""
+    """After the last step: the values as read, by key; the model's answer; the error for a SUM variable."""
     with strategy.scope():
         model = Statistics(tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA)
         added_up = Statistics(tf.VariableAggregation.SUM)

@@ -38,11 +38,11 @@ def refused(*arguments: str | Path) -> str:
 class Program:
     """One process of `python -m trainer` or `python -m inferencer`; its log goes into a file."""
 
-    def __init__(self, *arguments: str | Path, log: Path) -> None:
+    def __init__(self, *arguments: str | Path, log: Path, folder: Path = ROOT) -> None:
         self._log = log
         with log.open("wb") as file:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", *map(str, arguments)], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT
+                [sys.executable, "-m", *map(str, arguments)], cwd=folder, stdout=file, stderr=subprocess.STDOUT
             )
 
     def __enter__(self) -> Program:
@@ -57,11 +57,16 @@ class Program:
         """Wait until the log matches the pattern."""
 
         def look() -> re.Match[str] | None:
-            text = self._log.read_text(errors="replace")
+            text = self.text
             assert self._process.poll() is None, f"ended with {self._process.returncode}:\n{text}"
             return re.search(pattern, text)
 
-        return eventually(look, lambda: f"{pattern!r} in:\n{self._log.read_text(errors='replace')}")
+        return eventually(look, lambda: f"{pattern!r} in:\n{self.text}")
+
+    @property
+    def text(self) -> str:
+        """The log so far."""
+        return self._log.read_text(errors="replace")
 
     def kill(self) -> None:
         """End the process by SIGKILL."""
@@ -70,7 +75,14 @@ class Program:
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """End the process as an operator would; returns the exit code."""
+        self.send(number)
+        return self.end()
+
+    def send(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
+
+    def end(self) -> int:
+        """Wait for the end of the process; returns the exit code."""
         return self._process.wait(PATIENCE)
 
 

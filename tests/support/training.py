@@ -1,4 +1,4 @@
-"""What tests train, when they publish it, and what they published last."""
+"""A model for tests of publishers, schedules, and the latest version of a store."""
 
 from __future__ import annotations
 

@@ -19,7 +19,6 @@ import pytest
 import tensorflow as tf
 
 from paramsync.publishing.control_port import Training
-from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher as Publishing
 from tests.support.programs import eventually
 from tests.support.prometheus import DEPLOYED, program, queries
@@ -46,12 +45,8 @@ def trainer(folder: Path) -> Iterator[str]:
     """The address of a trainer's page: it has published step 7, and is at step 9."""
     with Publishing(folder, Counters(), schedule=ON_REQUEST) as publisher:
         publisher.publish(7, wait=True)
-        meter = Meter(0, time.monotonic())
-        meter.advance(9, tf.constant(0.5), time.monotonic())
-        meter.stall = 0.001
-        training = Training(
-            publisher=publisher, meter=meter, device="CPU", total_steps=None, steps_per_epoch=None, state=Saved()
-        )
+        publisher.meter.advance(9, tf.constant(0.5), time.monotonic())
+        training = Training(publisher=publisher, device="CPU", state=Saved())
         with closing(MetricsPort("127.0.0.1", 0, TrainerMetrics(lambda: training).registry)) as port:
             yield port.address
 

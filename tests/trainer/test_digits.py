@@ -1,4 +1,4 @@
-"""The digits job: what it draws, what it reads, and that it learns."""
+"""The digits job draws digits, reads mnist.npz, and learns."""
 
 from __future__ import annotations
 

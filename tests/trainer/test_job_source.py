@@ -1,4 +1,4 @@
-"""From `--job MODULE:FUNCTION` to a Job: what is wrong with the module is one line."""
+"""`--job MODULE:FUNCTION`: an error of the module is one line that says where."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from trainer import job_source
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a folder of its own, from which modules are imported anew."""
+    """Run in an empty directory, from which modules are imported again."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "modules", {**sys.modules})

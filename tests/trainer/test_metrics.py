@@ -1,4 +1,4 @@
-"""/metrics of the training program, read by Prometheus' own parser, and what its port bears."""
+"""/metrics of the training program, read by Prometheus' parser; slow, foreign and too many callers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from paramsync.errors import SettingsError
 from paramsync.publishing.control_port import Training
-from paramsync.publishing.metrics import Meter
 from paramsync.publishing.publisher import Publisher
 from tests.inferencer.serving.test_metrics import Samples, parsed
 from tests.support import jobs
@@ -54,14 +53,14 @@ def port() -> Iterator[MetricsPort]:
 def test_metrics_say_how_training_and_publishing_go(tmp_path: Path) -> None:
     model = Counters()
     with Publisher(tmp_path, model, schedule=ON_REQUEST) as publisher:
-        meter = Meter(0, time.monotonic())
-        training = Training(publisher=publisher, meter=meter, device="CPU", total_steps=None, steps_per_epoch=None)
+        training = Training(publisher=publisher, device="CPU")
         begun: list[Training] = []
         exposition = TrainerMetrics(lambda: begun[0] if begun else None, clock=lambda: (version.committed_at or 0) + 60)
         assert not any(name.startswith("paramsync") for name in parsed(exposition.text()))
         begun.append(training)
+        publisher.publish_if_due(0)
         version = publisher.publish(7, wait=True)
-        meter.advance(9, tf.constant(0.5), time.monotonic())
+        publisher.meter.advance(9, tf.constant(0.5), time.monotonic())
         found = parsed(exposition.text())
         model.many[0].assign(tf.fill(model.many[0].shape, float("nan")))
         with pytest.raises(Exception, match="NaN"):

@@ -1,29 +1,30 @@
-"""The training program, from its arguments to its last breath, as real processes where that matters."""
+"""The training program: arguments, errors, signals, TensorBoard and log lines."""
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import re
 import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 import tensorflow as tf
 
 from paramsync.errors import SettingsError
+from paramsync.publishing.metrics import Meter
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
-from tests.support.programs import PATIENCE, ROOT, refused
+from tests.support.programs import PATIENCE, ROOT, Program, refused
+from tests.support.written import version
 from trainer import settings
+from trainer.scalars import Scalars
+from trainer.screen import TrainingScreen
 
 TIMEOUT = 3 * PATIENCE  # ends a trainer that hangs; a busy machine takes minutes to import TensorFlow
 
@@ -65,88 +66,32 @@ def test_the_program_reads_its_settings_without_tensorflow() -> None:
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=TIMEOUT)
 
 
-class Process:
-    """`python -m trainer` and what it has logged so far."""
-
-    def __init__(self, store: Path, *arguments: str, folder: Path = ROOT) -> None:
-        self.lines: list[str] = []
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", "trainer", "--store", str(store), "--control-port", "0", *arguments],
-            cwd=folder,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self._killer = threading.Timer(TIMEOUT, self._popen.kill)
-        self._killer.start()
-
-    def until(self, text: str) -> str:
-        """The first line with this text, when it is there."""
-        assert self._popen.stderr is not None
-        for line in self._popen.stderr:
-            self.lines.append(line)
-            if text in line:
-                return line
-        pytest.fail(f"no {text!r} in what the trainer said:\n{''.join(self.lines)}")
-
-    def send(self, number: signal.Signals) -> None:
-        self._popen.send_signal(number)
-
-    def end(self) -> int:
-        """The exit code, when it has ended."""
-        assert self._popen.stderr is not None
-        self.lines += self._popen.stderr
-        return self._popen.wait()
-
-    def release(self) -> None:
-        self._killer.cancel()
-        self._popen.kill()
-        self._popen.communicate()
-
-    @property
-    def text(self) -> str:
-        return "".join(self.lines)
+def trainer(store: Path, *arguments: str, folder: Path = ROOT) -> Program:
+    log = Path(f"{store}.log")
+    return Program("trainer", "--store", store, "--control-port", "0", *arguments, log=log, folder=folder)
 
 
-@contextlib.contextmanager
-def trainer(store: Path, *arguments: str, folder: Path = ROOT) -> Iterator[Process]:
-    process = Process(store, *arguments, folder=folder)
-    try:
-        yield process
-    finally:
-        process.release()
-
-
-def control_of(process: Process) -> Any:
-    ready = process.until("trainer ready: ")
-    found = re.search(r"trainer ready: control (\S+), device (.+), store (\S+)", ready)
-    assert found is not None
-    return sync_pb2_grpc.PublisherStub(grpc.insecure_channel(found[1]))
+def control_of(process: Program) -> Any:
+    address = process.said(r"trainer ready: control (\S+), device .+, store \S+")[1]
+    return sync_pb2_grpc.PublisherStub(grpc.insecure_channel(address))
 
 
 def versions(stub: Any, count: int) -> list[int]:
-    """The next ones to be published."""
+    """The numbers of the next `count` published versions."""
     call = stub.Watch(sync_pb2.WatchPublisherRequest(), timeout=TIMEOUT)
     numbers = [next(call).number for _ in range(count)]
     call.cancel()
     return numbers
 
 
-def refusal(store: Path, *arguments: str, folder: Path = ROOT) -> str:
-    """The one line that a trainer says before it ends with exit code 2."""
-    with trainer(store, *arguments, folder=folder) as process:
-        assert process.end() == 2
-    assert len(process.lines) == 1, process.text
-    assert process.text.startswith("paramsync train: ")
-    return process.text
-
-
 def test_directories_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert f"{tmp_path}/file is a file; expected a directory" in refusal(tmp_path / "file")
-    text = refusal(tmp_path / "store", "--tensorboard", str(tmp_path / "file" / "board"))
+    assert f"{tmp_path}/file is a file; expected a directory" in refused("trainer", "--store", tmp_path / "file")
+    program = ("trainer", "--store", tmp_path / "store")
+    text = refused(*program, "--tensorboard", tmp_path / "file" / "board")
     assert f"{tmp_path}/file/board cannot be made" in text
     with StoreWriter(tmp_path / "state"):
-        text = refusal(tmp_path / "store", "--state", str(tmp_path / "state"))
+        text = refused(*program, "--state", tmp_path / "state")
     assert f"store {tmp_path / 'state'}: already has a publisher" in text
     tmp_path.chmod(0o500)
     assert f"paramsync train: {tmp_path}/new cannot be made" in refused("trainer", "--store", tmp_path / "new")
@@ -156,32 +101,13 @@ def test_directories_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 def test_a_taken_port_bad_data_and_a_job_that_is_not_there_are_one_line_each(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        text = refusal(tmp_path, "--control-port", str(port))
+        text = refused("trainer", "--store", tmp_path, "--control-port", str(port))
     assert f"port {port} of 127.0.0.1 is taken; choose another with --control-port" in text
-    assert "cannot be read as an .npz file" in refusal(tmp_path, "--data", str(tmp_path / "none.npz"))
+    program = ("trainer", "--store", tmp_path, "--control-port", "0")
+    assert "cannot be read as an .npz file" in refused(*program, "--data", tmp_path / "none.npz")
     with StoreWriter(tmp_path):  # the job is looked for before the store is locked
-        text = refusal(tmp_path, "--job", "nosuch:small", folder=tmp_path)
-    assert f"--job nosuch:small: expected a module nosuch in {tmp_path} or among what is installed" in text
-
-
-@pytest.mark.slow
-def test_the_last_step_is_published_and_the_examples_held_out_are_there(tmp_path: Path) -> None:
-    store, held_out = tmp_path / "store", tmp_path / "held-out.npz"
-    arguments = ["--steps", "700", "--every-steps", "100", "--keep", "100", "--held-out", str(held_out)]
-    with trainer(store, *arguments) as process:
-        assert process.end() == 0, process.text
-    assert "trainer ready: control 127.0.0.1:" in process.text
-    assert "training stopped at step 700, version 700 is the last published" in process.text
-    steps = [version.step for version in Store(store).versions()]
-    assert steps[-1] == 700
-    assert set(steps) <= set(range(0, 701, 100))
-    latest = Store(store).latest()
-    assert latest is not None
-    assert latest.metrics["loss"] > 0
-    reader = tf.train.load_checkpoint(str(store))
-    assert reader.get_variable_to_shape_map()
-    with np.load(held_out) as file:
-        assert file["x"].shape == (2000, 784)
+        text = refused(*program, "--job", "nosuch:small")
+    assert f"--job nosuch:small: expected a module nosuch in {ROOT} or among what is installed" in text
 
 
 @pytest.mark.slow
@@ -208,9 +134,68 @@ def test_a_signal_publishes_the_current_step_saves_it_and_ends_well(tmp_path: Pa
 @pytest.mark.slow
 def test_a_signal_during_tensorflows_import_ends_well(tmp_path: Path) -> None:
     with trainer(tmp_path) as process:
-        process.until("importing TensorFlow")
+        process.said("importing TensorFlow")
         process.send(signal.SIGINT)
         process.send(signal.SIGINT)
         assert process.end() == 0, process.text
     assert "Traceback" not in process.text
     assert "trainer ready" not in process.text
+
+
+# For people -----------------------------------------------------------------------------------------------------------
+
+
+def meter(*, loss: float | None, stall: float | None) -> Meter:
+    made = Meter(41, 0.0)
+    if loss is not None:
+        made.advance(42, tf.constant(loss), 2.0)
+    made.stall = stall
+    return made
+
+
+def points(directory: Path) -> list[tuple[int, str, float]]:
+    (file,) = directory.glob("events.out.tfevents.*")
+    events = [tf.compat.v1.Event.FromString(record.numpy()) for record in tf.data.TFRecordDataset(str(file))]
+    return [
+        (event.step, one.tag, float(tf.make_ndarray(one.tensor))) for event in events for one in event.summary.value
+    ]
+
+
+def test_each_point_is_at_its_step_and_what_there_is_not_has_none(tmp_path: Path) -> None:
+    scalars = Scalars(tmp_path / "board")
+    scalars.write(meter(loss=None, stall=None), None)
+    scalars.write(meter(loss=0.5, stall=0.00025), version(40))
+    written = points(tmp_path / "board")  # at once: a killed trainer leaves no gap
+    assert written == [
+        (41, "steps_per_second", 0.0),
+        (42, "loss", 0.5),
+        (42, "steps_per_second", 0.5),
+        (42, "published_version", 40.0),
+        (42, "stall_ms", 0.25),
+    ]
+    scalars.close()
+    assert points(tmp_path / "board") == written
+
+
+def test_a_folder_that_cannot_be_written_is_told_of_once_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "board").touch()
+    scalars = Scalars(tmp_path / "board")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            scalars.write(meter(loss=0.5, stall=None), None)
+    scalars.close()
+    assert caplog.text.count("nothing more is written for TensorBoard") == 1
+    assert str(tmp_path / "board") in caplog.text
+
+
+def test_without_a_terminal_a_line_names_everything_there_is(caplog: pytest.LogCaptureFixture) -> None:
+    screen = TrainingScreen()
+    with caplog.at_level(logging.INFO):
+        screen.show(meter(loss=None, stall=None), None, out_of=None)
+        screen.show(meter(loss=0.5, stall=0.00025), version(40), out_of=100)
+    assert caplog.messages == [
+        "step=41 steps_per_second=0.0",
+        "step=42 loss=0.5 steps_per_second=0.5 version=40 stall_ms=0.250",
+    ]
