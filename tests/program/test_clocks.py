@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -19,7 +18,6 @@ from paramsync.store.store import record_file
 from tests.support.followers import SILENT, quarantined, serving
 from tests.support.programs import eventually
 from tests.support.published import Publisher, ask, proven
-from tests.support.stores import saved_by_v1
 
 DAY = 86_400.0
 
@@ -95,15 +93,3 @@ def test_an_age_is_told_of_any_time_that_a_record_may_have(
     said = dict(trailers(watched.replica.serving(), time.time()))
     assert int(said[AGE]) >= 0
     assert json.loads(json.dumps(watched.status().lag_seconds)) == 0.0
-
-
-@pytest.mark.parametrize("ahead", [DAY, -DAY, 1000 * 365 * DAY])
-def test_saved_models_with_file_times_of_any_year_are_followed(tmp_path: Path, ahead: float) -> None:
-    with Follower(Replica("m", tmp_path), poll_seconds=0.05) as follower:
-        for number in (1, 2):
-            saved_by_v1(tmp_path / ".tmp" / str(number), number)
-            for one in (tmp_path / ".tmp" / str(number)).rglob("*"):
-                os.utime(one, (time.time() + ahead / number,) * 2)
-            (tmp_path / ".tmp" / str(number)).rename(tmp_path / str(number))
-            comes(follower, lambda number: serving(follower) == number, number)
-        assert int(dict(trailers(follower.replica.serving(), time.time()))[AGE]) >= 0
