@@ -92,7 +92,6 @@ bench: $(READY)  ## every benchmark against all peers, which it installs; the fi
 
 campaign: $(READY) browser  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions, bad requests, workers
 	$(BIN)/pytest tests/page tests/hostile/test_campaigns.py tests/hostile/test_mutated_requests.py tests/hostile/test_serving_campaigns.py --campaign -s $(ARGS)
-	$(BIN)/python -m tests.hostile.campaigns.attacks
 
 mutations: $(READY)  ## breaks each promise on purpose and sees that a test fails; ARGS="damaged --jobs 4" selects
 	$(BIN)/python -m tests.project.mutations $(ARGS)

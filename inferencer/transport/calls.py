@@ -68,10 +68,9 @@ class ReadTimeouts:
     from other callers.
     """
 
-    def __init__(self, most: int, *, patience: float = _PATIENCE) -> None:
-        """A message may take `patience` seconds to come."""
+    def __init__(self, most: int) -> None:
         self._most = most
-        self._patience = patience
+        self._patience = _PATIENCE
         self._is_stopping = False
         self._silent: dict[GrpcCall, float] = {}  # the time at which each call began; the oldest first
         self._looking: asyncio.TimerHandle | None = None

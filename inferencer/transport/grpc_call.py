@@ -246,9 +246,7 @@ class GrpcCall:
     def _send(self, content: bytes) -> bool:
         self._begin()
         self._earn()
-        sent = self._connection.send(self.stream, PREFIX.pack(False, len(content)), content)
-        self._connection.flush_soon()
-        return sent
+        return self._connection.send(self.stream, PREFIX.pack(False, len(content)), content)
 
     def _earn(self) -> None:
         self._connection.earn(self.unanswered)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import socket
 import ssl
 from collections.abc import Callable, Iterable
@@ -14,14 +15,12 @@ from typing import Any
 from paramsync.errors import SettingsError
 from paramsync.rpc.addresses import refused
 
-from .rare_errors import RareErrors
-
 WAITING = 4096  # connections that the kernel keeps until they are accepted
 _AT_ONCE = 4  # connections accepted in one turn of the event loop
-_ABSENT = (
-    errno.EADDRNOTAVAIL,
-    errno.EAFNOSUPPORT,
-)  # a name may have addresses of a family that this machine has switched off
+# a name may have addresses of a family that this machine has switched off
+_ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+_AGAIN = 10.0  # seconds until the same error of an event loop is logged again
+_log = logging.getLogger("paramsync.loop")
 
 
 def listeners_at(host: str, port: int, option: str, *, shared: bool = False) -> list[socket.socket]:
@@ -121,6 +120,30 @@ class Acceptor:
         for listener, _ in self._listeners:
             listener.close()
         self._listeners, self._servers = [], []
+
+
+class RareErrors:
+    """An exception handler: when file descriptors run out, asyncio reports hundreds of errors a second."""
+
+    def __init__(self) -> None:
+        self._logged: dict[tuple[str, str], float] = {}
+        self._left_out = 0
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        key = (str(context.get("message", "")), type(error).__name__)
+        now = loop.time()
+        self._logged = {known: when for known, when in self._logged.items() if now - when < _AGAIN}
+        if key in self._logged:
+            self._left_out += 1
+            return
+        self._logged[key] = now
+        more = f" ({self._left_out} more like this were left out)" if self._left_out else ""
+        self._left_out = 0
+        if isinstance(error, OSError):  # the machine is at fault: a traceback would not help
+            _log.error("%s: %s%s", key[0], error, more)
+        else:
+            _log.error("%s%s", key[0], more, exc_info=error)
 
 
 class _Listener(socket.socket):

@@ -14,22 +14,14 @@ from paramsync.errors import InputError, RequestError
 from paramsync.rpc.wire_fields import SIZED, Fields
 from paramsync.tensorbundle.sstable import varint
 
+from .unfolding import VARINT_BYTES
+
 _M = TypeVar("_M", bound=Message)
 
 PIECE = 1 << 17  # bytes, parsed in a dozen milliseconds at worst
 MOST_FIELDS = 1 << 20
 """The limit of fields in a message above PIECE bytes, nested messages included. Packed values count as one field."""
 _DEEPEST = 64  # levels of nested messages; protobuf itself allows 100
-_VARINTS = {
-    Field.TYPE_INT32,
-    Field.TYPE_INT64,
-    Field.TYPE_UINT32,
-    Field.TYPE_UINT64,
-    Field.TYPE_SINT32,
-    Field.TYPE_SINT64,
-    Field.TYPE_BOOL,
-    Field.TYPE_ENUM,
-}
 _FIRST = 64  # fields that `beginning` looks at
 _BRIEF = 4096  # bytes: `beginning` leaves out longer fields
 
@@ -103,7 +95,7 @@ class _Merge:
         self, message: Message, field: Field | None, at: int, begin: int, body: int, end: int, depth: int
     ) -> bool:
         """Parse the piece before a large field, then the field in parts. False: the field cannot be split."""
-        if field is None or not (field.message_type or field.type in _VARINTS):
+        if field is None or not (field.message_type or field.type in VARINT_BYTES):
             return False
         self._parse(message, begin, at)
         if not field.message_type:
@@ -111,7 +103,9 @@ class _Merge:
             return True
         inner = getattr(message, field.name)
         if field.message_type.GetOptions().map_entry:
-            return self._entry(inner, field.message_type, body, end, depth) or self._whole(message, at, end)
+            if not self._entry(inner, field.message_type, body, end, depth):
+                self._parse(message, at, end)
+            return True
         if field.is_repeated:
             inner = inner.add()
         else:
@@ -149,10 +143,6 @@ class _Merge:
             part = self._content[at:after]
             message.MergeFromString(tag + varint(len(part)) + part)
             at = after
-
-    def _whole(self, message: Message, begin: int, end: int) -> bool:
-        self._parse(message, begin, end)
-        return True
 
     def _parse(self, message: Message, begin: int, end: int) -> None:
         if begin < end:

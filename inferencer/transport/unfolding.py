@@ -17,7 +17,7 @@ _OF_MESSAGE = 224  # bytes that a message or an entry of a map takes by itself
 _OF_STRING = 40
 _TIMES = 25  # bytes in memory for a byte not looked at: measured, at most 22 in messages, 86 in empty entries of maps
 _GROWN = 2  # a growing list is copied, and leaves its old memory behind
-_WIDTHS = {
+VARINT_BYTES = {  # in memory, by type
     FieldDescriptor.TYPE_INT64: 8,
     FieldDescriptor.TYPE_UINT64: 8,
     FieldDescriptor.TYPE_SINT64: 8,
@@ -54,8 +54,9 @@ def _size(reading: Fields, kind: Any, at: int, end: int, depth: int) -> int:
             found += _OF_MESSAGE + inside
         elif field.type in (FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES):
             found += _OF_STRING + size
-        elif field.type in _WIDTHS and reading.sized:
-            found += _GROWN * _WIDTHS[field.type] * (size if size <= _NEAR else _count(reading.content[body:after]))
+        elif field.type in VARINT_BYTES and reading.sized:
+            count = size if size <= _NEAR else _count(reading.content[body:after])
+            found += _GROWN * VARINT_BYTES[field.type] * count
         else:  # a number, or many of a fixed size
             found += _GROWN * max(size, 8)
     return found

@@ -13,7 +13,7 @@ from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
 from paramsync.rpc import tensor_proto
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
 from tests.support.echoes import Echoes
-from tests.support.frames import connected
+from tests.support.http2_client import connected
 from tests.support.inferencers import LONG, Process
 from tests.support.programs import eventually
 

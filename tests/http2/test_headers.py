@@ -24,10 +24,6 @@ def test_a_head_tells_what_is_asked_and_its_fields_in_order() -> None:
     assert (head.length, head.too_large, head.parsed) == (-1, False, None)
 
 
-def test_a_head_that_is_too_large_says_so() -> None:
-    assert _reader().read(HEAD + encoded(b"a", bytes(b"x" * LARGEST))).too_large
-
-
 MALFORMED = {
     "8_3_1 no pseudo-header": [],
     "8_3_1 no method": REQUEST[1:],
@@ -68,14 +64,6 @@ def test_a_head_that_rfc_9113_forbids_is_malformed(fields: list[tuple[bytes, byt
         _reader().read(encoded_fields(fields))
 
 
-def test_a_malformed_head_is_malformed_when_it_comes_again() -> None:
-    reader = _reader()
-    block = HEAD + encoded(b"te", b"gzip")
-    for _ in range(2):
-        with pytest.raises(MalformedHeadError):
-            reader.read(block)
-
-
 @pytest.mark.parametrize(
     "fields", [[(b"te", b"trailers")], [(b"content-length", b"7")], [(b"a", b"")], [(b"a", b"b c\td")]], ids=str
 )
@@ -95,14 +83,6 @@ def test_rfc9113_8_1_trailers_are_checked_too(field: tuple[bytes, bytes]) -> Non
     reader.read_trailers(encoded(b"a", b"b"))
     with pytest.raises(MalformedHeadError):
         reader.read_trailers(encoded(*field))
-
-
-def test_the_same_block_gives_the_same_head_while_the_table_stays() -> None:
-    reader = _reader()
-    first = reader.read(HEAD)
-    reader.read(HEAD + encoded(b"a", b"b"))
-    reader.skip(HEAD)
-    assert reader.read(HEAD) is first
 
 
 def test_the_same_block_is_read_again_once_the_table_changed() -> None:

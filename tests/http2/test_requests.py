@@ -48,19 +48,6 @@ def test_a_request_and_its_response() -> None:
     ]
 
 
-def test_a_request_without_content_ends_with_its_head() -> None:
-    (begun,) = connected().receive(wire.headers(1, end=True), 0.0)
-    assert isinstance(begun, Headers)
-    assert begun.ended
-
-
-def test_a_response_without_content_has_no_data_frame() -> None:
-    server = connected()
-    server.receive(wire.request(1), 0.0)
-    assert server.respond(1, ANSWER, b"", TRAILERS)
-    assert wire.kinds(server) == [frames.HEADERS, frames.HEADERS]
-
-
 def test_a_response_in_parts_has_a_frame_for_each() -> None:
     server = connected()
     server.receive(wire.request(1), 0.0)
@@ -104,33 +91,10 @@ def test_rfc9113_4_3_a_head_may_come_in_several_frames_with_padding_and_a_priori
     assert (begun.ended, begun.head.path) == (True, "/service/Method")
 
 
-def test_content_is_given_out_as_it_comes_and_without_padding() -> None:
-    server = connected()
-    content = wire.headers(1) + frames.frame(frames.DATA, frames.PADDED | END_STREAM, 1, wire.padded(b"question", 200))
-    cut = len(wire.headers(1)) + 9 + 1 + 3
-    assert server.receive(content[:cut], 0.0)[1:] == [Data(1, b"que", False)]
-    assert server.receive(content[cut : cut + 2], 0.0) == [Data(1, b"st", False)]
-    assert server.receive(content[cut + 2 : cut + 100], 0.0) == [Data(1, b"ion", True)]
-    assert server.receive(content[cut + 100 :] + wire.headers(3, end=True), 0.0)[0].stream == 3  # type: ignore[union-attr]
-
-
-def test_an_empty_end_is_an_event() -> None:
-    server = connected()
-    server.receive(wire.headers(1) + wire.data(1, b"question"), 0.0)
-    assert server.receive(wire.data(1, b"", end=True), 0.0) == [Data(1, b"", True)]
-
-
 def test_rfc9113_8_1_trailers_of_a_request_are_its_end() -> None:
     server = connected()
     server.receive(wire.headers(1) + wire.data(1, b"question"), 0.0)
     assert server.receive(wire.headers(1, TRAILERS, end=True), 0.0) == [Data(1, b"", True)]
-
-
-def test_content_as_long_as_promised_is_taken() -> None:
-    server = connected()
-    promise = wire.with_fields(1, [(b"content-length", b"8")])
-    events = server.receive(promise + wire.data(1, b"ques") + wire.data(1, b"tion", end=True), 0.0)
-    assert events[1:] == [Data(1, b"ques", False), Data(1, b"tion", True)]
 
 
 @pytest.mark.parametrize(
@@ -203,24 +167,6 @@ def test_rfc9113_5_4_2_a_stream_that_the_peer_resets_is_over_and_gets_no_reset()
     assert server.output() == b""
 
 
-def test_rfc9113_7_a_code_that_nobody_knows_resets_too() -> None:
-    server = connected()
-    server.receive(wire.request(1), 0.0)
-    reset = frames.frame(frames.RST_STREAM, 0, 1, b"\xff" * 4)
-    assert server.receive(reset, 0.0) == [Reset(1, 0xFFFFFFFF)]
-
-
-def test_what_follows_the_end_of_a_response_is_not_sent() -> None:
-    server = connected(settings={frames.INITIAL_WINDOW_SIZE: 3})
-    server.receive(wire.request(1), 0.0)
-    assert not server.respond(1, ANSWER, b"answer", TRAILERS)
-    assert not server.data(1, b"more")
-    server.headers(1, TRAILERS, end=True)
-    server.output()
-    server.receive(frames.window_update(1, 100), 0.0)
-    assert [frame.payload for frame in wire.written(server)] == [b"wer", TRAILERS]
-
-
 def test_rfc9113_6_7_a_ping_is_answered_and_an_answer_is_not() -> None:
     server = connected()
     assert server.receive(frames.frame(frames.PING, 0, 0, b"12345678"), 0.0) == []
@@ -235,17 +181,3 @@ def test_rfc9113_4_1_unknown_types_flags_and_reserved_bits_are_ignored() -> None
     strange = frames.frame(0xFA, 0xFF, 77, b"strange") + frames.HEADER.pack(8 << 8 | frames.PING, 0xFE, 1 << 31)
     assert server.receive(strange + b"12345678" + wire.request(1), 0.0)[-1] == Data(1, b"question", True)
     assert wire.kinds(server) == [frames.PING]
-
-
-def test_rfc9113_5_3_2_priorities_are_ignored() -> None:
-    server = connected()
-    priority = frames.frame(frames.PRIORITY, 0, 5, bytes(5))
-    assert len(server.receive(priority + wire.request(1) + priority, 0.0)) == 2
-    assert server.output() == b""
-
-
-def test_rfc9113_5_1_a_second_head_of_a_request_that_has_ended_is_for_a_closed_stream() -> None:
-    server = connected()
-    server.receive(wire.headers(1, end=True), 0.0)
-    assert server.receive(wire.headers(1, end=True), 0.0) == [Reset(1, ErrorCode.STREAM_CLOSED)]
-    assert server.output() == frames.rst_stream(1, ErrorCode.STREAM_CLOSED)

@@ -193,11 +193,6 @@ def test_rfc9113_3_4_the_first_frame_is_settings(first: bytes) -> None:
     assert event.error.code == PROTOCOL
 
 
-def test_what_came_before_an_error_is_told_first() -> None:
-    events = connected().receive(ENDED + frame(PING, 0, 1, bytes(8)), 0.0)
-    assert [type(event).__name__ for event in events] == ["Headers", "Data", "Lost"]
-
-
 def test_content_of_a_faulty_stream_is_skipped() -> None:
     server = connected()
     server.receive(wire.with_fields(1, [(b"content-length", b"3")]), 0.0)

@@ -7,27 +7,19 @@ import socket
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from hpack import Decoder
 
-from tests.support.frames import frame
+from paramsync.http2 import frames
+from paramsync.http2.errors import ErrorCode
+from paramsync.http2.frames import ACK, CONTINUATION, DATA, END_HEADERS, END_STREAM, HEADER, HEADER_SIZE, HEADERS
+from tests.http2 import wire
+from tests.http2.wire import Frame
 from tests.support.running import LONG
 
-DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-ACK = END_STREAM = 1
-END_HEADERS = 4
-PADDED = 8
-HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE = range(1, 6)
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+PREDICT = "/tensorflow.serving.PredictionService/Predict"
 LARGEST_WINDOW = 2**31 - 1
-
-
-class Frame(NamedTuple):
-    kind: int
-    flags: int
-    stream: int
-    content: bytes
+_PART = 16_000  # bytes of a message in one frame
 
 
 @dataclass
@@ -84,8 +76,8 @@ class Http2Client:
         self._rest = b""
         self._block = b""
         if preface:
-            self.send(PREFACE + settings({INITIAL_WINDOW_SIZE: window}))
-            self.send(window_update(0, connection_window) if connection_window else b"")
+            self.send(frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: window}))
+            self.send(frames.window_update(0, connection_window) if connection_window else b"")
 
     def __enter__(self) -> Http2Client:
         return self
@@ -146,61 +138,45 @@ class Http2Client:
 
     def _take(self, content: bytes) -> None:
         content, at = self._rest + content, 0
-        while len(content) - at >= 9:
-            head, flags, stream = struct.unpack_from(">IBI", content, at)
-            length = head >> 8
-            if len(content) - at < 9 + length:
+        while len(content) - at >= HEADER_SIZE:
+            end = at + HEADER_SIZE + (HEADER.unpack_from(content, at)[0] >> 8)
+            if len(content) < end:
                 break
-            self._take_frame(Frame(head & 255, flags, stream, content[at + 9 : at + 9 + length]))
-            at += 9 + length
+            [frame] = wire.split(content[at:end])
+            self._take_frame(frame)
+            at = end
         self._rest = content[at:]
 
     def _take_frame(self, frame: Frame) -> None:
         response = self.responses.setdefault(frame.stream, Response())
         if frame.kind == DATA:
-            response.content += frame.content
+            response.content += frame.payload
         elif frame.kind in (HEADERS, CONTINUATION):
-            self._block += frame.content
+            self._block += frame.payload
             if frame.flags & END_HEADERS:
                 response.fields.update((str(name), str(value)) for name, value in self._decoder.decode(self._block))
                 self._block = b""
-        elif frame.kind == RST_STREAM:
-            (code,) = struct.unpack(">I", frame.content)
+        elif frame.kind == frames.RST_STREAM:
+            (code,) = struct.unpack(">I", frame.payload)
             response.code = code if not response.is_over else response.code
             response.is_over = True
-        elif frame.kind == GOAWAY:
-            _, self.code = struct.unpack_from(">II", frame.content)
-            self.text = frame.content[8:]
-        elif frame.kind == PING and frame.flags & ACK:
+        elif frame.kind == frames.GOAWAY:
+            _, self.code = struct.unpack_from(">II", frame.payload)
+            self.text = frame.payload[8:]
+        elif frame.kind == frames.PING and frame.flags & ACK:
             self.pongs += 1
-        elif frame.kind == SETTINGS and not frame.flags & ACK:
-            self.settings |= dict(struct.iter_unpack(">HI", frame.content))
+        elif frame.kind == frames.SETTINGS and not frame.flags & ACK:
+            self.settings |= dict(struct.iter_unpack(">HI", frame.payload))
         if frame.kind in (DATA, HEADERS) and frame.flags & END_STREAM:
             response.is_over = True
 
 
-def settings(values: dict[int, int]) -> bytes:
-    return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", name, value) for name, value in values.items()))
-
-
-def window_update(stream: int, size: int) -> bytes:
-    return frame(WINDOW_UPDATE, 0, stream, struct.pack(">I", size))
-
-
-def rst_stream(stream: int, code: int = 8) -> bytes:
-    return frame(RST_STREAM, 0, stream, struct.pack(">I", code))
+def rst_stream(stream: int) -> bytes:
+    return frames.rst_stream(stream, ErrorCode.CANCEL)
 
 
 def ping(payload: bytes = b"12345678") -> bytes:
-    return frame(PING, 0, 0, payload)
-
-
-def goaway(last: int = 0, code: int = 0) -> bytes:
-    return frame(GOAWAY, 0, 0, struct.pack(">II", last, code))
-
-
-def data(stream: int, content: bytes, *, end: bool = False) -> bytes:
-    return frame(DATA, END_STREAM if end else 0, stream, content)
+    return frames.frame(frames.PING, 0, 0, payload)
 
 
 def prefixed(content: bytes, *, compressed: int = 0, size: int | None = None) -> bytes:
@@ -208,24 +184,18 @@ def prefixed(content: bytes, *, compressed: int = 0, size: int | None = None) ->
     return struct.pack(">BI", compressed, len(content) if size is None else size) + content
 
 
+def message(stream: int, content: bytes, *, most: int | None = None) -> bytes:
+    """The message of a call and its end; with `most`, only the first `most` bytes, without the end."""
+    whole = prefixed(content)
+    if most is not None:
+        return wire.data(stream, whole[:most])
+    parts = [whole[at : at + _PART] for at in range(0, len(whole), _PART)]
+    return b"".join(wire.data(stream, part, end=part is parts[-1]) for part in parts)
+
+
 def literals(fields: Iterable[tuple[str, str]]) -> bytes:
     """A block of headers that adds no entries to HPACK's table."""
-    return b"".join(b"\0" + string(name.encode()) + string(value.encode()) for name, value in fields)
-
-
-def string(content: bytes) -> bytes:
-    return integer(len(content), 7) + content
-
-
-def integer(number: int, bits: int, first: int = 0) -> bytes:
-    most = (1 << bits) - 1
-    if number < most:
-        return bytes([first | number])
-    octets, number = [first | most], number - most
-    while number > 127:
-        octets.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*octets, number])
+    return wire.encoded_fields((name.encode(), value.encode()) for name, value in fields)
 
 
 def request_fields(path: str, **changes: str | None) -> list[tuple[str, str]]:
@@ -239,9 +209,12 @@ def request_fields(path: str, **changes: str | None) -> list[tuple[str, str]]:
     return [(name, value) for name, value in fields.items() if value is not None]
 
 
-def request(stream: int, path: str, *, end: bool = False, **changes: str | None) -> bytes:
-    return headers(stream, literals(request_fields(path, **changes)), end=end)
+def request(stream: int, path: str = PREDICT, *, end: bool = False, **changes: str | None) -> bytes:
+    return wire.headers(stream, literals(request_fields(path, **changes)), end=end)
 
 
-def headers(stream: int, block: bytes, *, end: bool = False) -> bytes:
-    return frame(HEADERS, END_HEADERS | (END_STREAM if end else 0), stream, block)
+def connected(port: int, *, window: int = frames.DEFAULT_WINDOW, address: str = "127.0.0.1") -> socket.socket:
+    """Connect a client at `address` that lets the server send `window` bytes of an answer."""
+    client = socket.create_connection(("127.0.0.1", port), LONG, (address, 0))
+    client.sendall(frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: window}))
+    return client

@@ -18,9 +18,10 @@ from tensorflow_serving.apis import predict_pb2
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from paramsync.rpc import tensor_proto
 from paramsync.v1 import sync_pb2
+from tests.support import http2_client
 from tests.support.confined import charged, confined, peak, peak_from_now
 from tests.support.echoes import Echoes
-from tests.support.frames import PREDICT, connected, headers, message
+from tests.support.http2_client import PREDICT, connected
 from tests.support.inferencers import LONG, Process
 from tests.support.programs import eventually
 
@@ -100,7 +101,7 @@ class Attacked:
         """Callers that read a kilobyte of their answers, by both protocols."""
         clients = [connected(self.port, window=1000) for _ in range(count)]
         for client in clients:
-            client.sendall(headers(1) + message(1, content))
+            client.sendall(http2_client.request(1) + http2_client.message(1, content))
         body = b'{"signature_name": "shaped", "inputs": [%s]}' % b",".join([b"0.25"] * (len(content) // 5))
         for _ in range(count):
             client = socket.create_connection(("127.0.0.1", self.rest), LONG)

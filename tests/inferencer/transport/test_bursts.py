@@ -2,54 +2,19 @@
 
 from __future__ import annotations
 
-import threading
-from collections import Counter
 from pathlib import Path
 
 import grpc
 import numpy as np
 import pytest
-from tensorflow_serving.apis import prediction_service_pb2_grpc
 
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.http import call
 from tests.support.programs import eventually
 from tests.support.published import Gated, Publisher, proven
-from tests.support.running import LONG, OPTIONS, SERVING, LocalRunning, request, seen, synced
+from tests.support.running import LONG, SERVING, LocalRunning, request, seen, synced
 
 Code = grpc.StatusCode
-
-
-def test_calls_that_come_while_the_event_loop_is_held_up_are_answered_or_refused_by_name(
-    running: LocalRunning, publisher: Publisher
-) -> None:
-    publisher.publish(7)
-    synced(running)
-    release, held = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        held.set()
-        release.wait(LONG)
-
-    channels = [
-        grpc.insecure_channel(f"127.0.0.1:{running.port}", [*OPTIONS, ("grpc.use_local_subchannel_pool", 1)])
-        for _ in range(4)
-    ]
-    for one in channels:
-        grpc.channel_ready_future(one).result(LONG)
-    stubs = [prediction_service_pb2_grpc.PredictionServiceStub(one).Predict for one in channels]
-    running._loop.call_soon_threadsafe(hold)
-    assert held.wait(LONG)
-    message = request()
-    calls = [
-        stubs[at % 4].future(message, timeout=LONG) for at in range(2400)
-    ]  # of which gRPC alone would end some beyond 1000
-    release.set()
-    codes = Counter(one.code() for one in calls)
-    assert set(codes) <= {Code.OK, Code.RESOURCE_EXHAUSTED}, codes
-    assert codes[Code.OK]
-    for one in channels:
-        one.close()
 
 
 def test_beyond_the_queue_both_protocols_refuse_at_once_and_others_are_answered(tmp_path: Path, gate: Path) -> None:
@@ -74,13 +39,6 @@ def test_beyond_the_queue_both_protocols_refuse_at_once_and_others_are_answered(
     running.drain()
     running.close()
     publisher.close()
-
-
-def test_callers_of_one_connection_wait_beyond_its_calls_and_none_is_refused(served: LocalRunning) -> None:
-    call = served.predictions.unary_unary("/tensorflow.serving.PredictionService/Predict", bytes, bytes)
-    content = request().SerializeToString()
-    calls = [call.future(content, timeout=2 * LONG) for _ in range(2500)]
-    assert Counter(one.code() for one in calls) == {Code.OK: 2500}
 
 
 @pytest.mark.parametrize("rows", [1, 1000], ids=["small", "large"])

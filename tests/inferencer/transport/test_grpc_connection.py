@@ -21,19 +21,18 @@ from paramsync.http2 import frames
 from paramsync.http2.hpack import Decoder
 from paramsync.rpc.access import Access
 from paramsync.rpc.server import ALIVE_SECONDS, IDLE_SECONDS, SILENT_SECONDS
+from tests.http2 import wire
 from tests.http2.wire import split
 from tests.support import http2_client as http2
-from tests.support.frames import PREDICT, connected, headers
-from tests.support.http2_client import PREFACE, Http2Client
+from tests.support.http2_client import Http2Client
 from tests.support.programs import eventually
-from tests.support.published import proven
-from tests.support.running import LONG, LocalRunning, request, seen
+from tests.support.running import LONG, LocalRunning, request
 from tests.support.wires import Clock, Wire, feed
 
 CANCEL = 8
 HEALTH = "/grpc.health.v1.Health/Watch"
 UNARY, STREAM = "/test/Unary", "/test/Stream"
-CONNECTED = PREFACE + http2.settings({})
+CONNECTED = frames.PREFACE + frames.settings({})
 
 
 class Port(GrpcPort):
@@ -69,11 +68,11 @@ class Client:
         feed(self.protocol, content)
 
     def open(self, stream: int, path: str = UNARY) -> None:
-        self.send(http2.headers(stream, http2.literals(http2.request_fields(path))))
+        self.send(wire.headers(stream, http2.literals(http2.request_fields(path))))
 
     def call(self, stream: int, content: bytes = b"hello") -> None:
         self.open(stream)
-        self.send(http2.data(stream, http2.prefixed(content), end=True))
+        self.send(wire.data(stream, http2.prefixed(content), end=True))
 
     def status(self, stream: int) -> tuple[int, str] | None:
         """What a call ended with, if it has."""
@@ -117,7 +116,7 @@ async def pass_time(loop: Clock, seconds: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "sent", [b"", PREFACE[:1], PREFACE, CONNECTED[:-4]], ids=["nothing", "a byte", "preface", "part"]
+    "sent", [b"", frames.PREFACE[:1], frames.PREFACE, CONNECTED[:-4]], ids=["nothing", "a byte", "preface", "part"]
 )
 def test_a_connection_has_ten_seconds_to_speak_http2_however_little_comes_meanwhile(sent: bytes) -> None:
     @on_a_clock
@@ -171,7 +170,7 @@ async def test_of_too_many_calls_without_a_message_the_one_that_waited_longest_e
     text = "4 calls are open whose messages did not come yet; try again in a moment"
     assert [client.status(stream) for stream in (1, 3)] == [(grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], text)] * 2
     for stream in (5, 7, 9, 11):
-        client.send(http2.data(stream, http2.prefixed(b"hello"), end=True))
+        client.send(wire.data(stream, http2.prefixed(b"hello"), end=True))
     await pass_time(loop, 0.0)
     assert [client.status(stream) for stream in (5, 7, 9, 11)] == [(0, "")] * 4
     assert len(port.calls.read_timeouts) == 0
@@ -182,7 +181,7 @@ async def test_a_message_that_does_not_come_whole_in_a_minute_ends_its_call(port
     client = Client(port)
     client.open(1)
     client.open(3)
-    client.send(http2.data(3, http2.prefixed(b"hello")[:-1]))
+    client.send(wire.data(3, http2.prefixed(b"hello")[:-1]))
     await pass_time(loop, 59.0)
     assert (client.status(1), client.status(3)) == (None, None)
     await pass_time(loop, 16.0)
@@ -196,8 +195,8 @@ async def test_a_deadline_ends_a_call_in_any_state(port: Port, loop: Clock) -> N
     client = Client(port)
     fields = http2.request_fields(UNARY, grpc_timeout="5S")
     for stream in (1, 3):
-        client.send(http2.headers(stream, http2.literals(fields)))
-    client.send(http2.data(3, http2.prefixed(b"hello"), end=True))
+        client.send(wire.headers(stream, http2.literals(fields)))
+    client.send(wire.data(3, http2.prefixed(b"hello"), end=True))
     await pass_time(loop, 5.0)
     expected = (grpc.StatusCode.DEADLINE_EXCEEDED.value[0], "the deadline of the call has passed")
     assert client.status(1) == client.status(3) == expected
@@ -298,19 +297,6 @@ def test_who_holds_most_places_gives_one_up_for_one_who_holds_fewer(
 # Over real sockets ----------------------------------------------------------------------------------------------------
 
 
-def test_any_number_of_silent_calls_takes_no_room_from_others(served: LocalRunning) -> None:
-    clients = [connected(served.port) for _ in range(5)]
-    for client in clients:
-        client.sendall(b"".join(headers(2 * at + 1) for at in range(500)))
-    silent = served.server.predicting.grpc.calls.read_timeouts
-    eventually(lambda: len(silent) == 1024, lambda: f"as many as may be: {len(silent)}")
-    for _ in range(20):
-        assert proven(seen(served.prediction_service.Predict(request(), timeout=LONG)), 7)
-    for client in clients:
-        client.close()
-    eventually(lambda: len(silent) == 0, lambda: f"all to be gone: {len(silent)}")
-
-
 @pytest.mark.parametrize("path", ["/paramsync.v1.Sync/GetStatus", "/paramsync.v1.Sync/Watch"])
 def test_a_call_that_ends_without_a_message_is_refused(served: LocalRunning, path: str) -> None:
     call: Any = served.control.stream_unary(path, bytes, bytes)
@@ -323,7 +309,7 @@ def test_a_caller_that_shuts_its_writing_side_gets_the_answers_to_whole_requests
     content = http2.prefixed(request().SerializeToString())
     with Http2Client(served.port) as client:
         for stream, part in ((1, content), (3, content), (5, content[:-1])):
-            client.send(http2.request(stream, PREDICT) + http2.data(stream, part, end=stream != 5))
+            client.send(http2.request(stream) + wire.data(stream, part, end=stream != 5))
         client.socket.shutdown(socket.SHUT_WR)
         assert [client.response(stream).status for stream in (1, 3)] == [0, 0]
         assert (client.response(5).status, client.response(5).code) == (None, CANCEL)
@@ -335,7 +321,7 @@ def test_the_calls_of_a_caller_that_is_gone_end(served: LocalRunning) -> None:
     """A caller that shuts its writing side and one that is gone look the same until something is written to them."""
     connections = served.server.predicting.grpc.connections
     with Http2Client(served.port) as client:
-        client.send(http2.request(1, HEALTH) + http2.data(1, http2.prefixed(b""), end=True))
+        client.send(http2.request(1, HEALTH) + wire.data(1, http2.prefixed(b""), end=True))
         eventually(lambda: any(connection.calls for connection in connections), lambda: "the call")
         assert client.answers()  # it has read all, so that the kernel ends the connection as if there was more to come
     eventually(lambda: not len(connections), lambda: "no connection to be left")

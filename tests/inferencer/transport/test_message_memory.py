@@ -18,7 +18,9 @@ from inferencer.transport.grpc_port import GrpcPort
 from inferencer.transport.memory_budget import MemoryBudget
 from inferencer.transport.methods import Admission, Call, Method
 from inferencer.transport.streams import until
+from paramsync.http2 import frames
 from paramsync.rpc.access import Access
+from tests.http2 import wire
 from tests.support import http2_client as http2
 from tests.support.wires import Clock, Wire, feed
 
@@ -83,7 +85,7 @@ class Port:
         self.wire = Wire(self.protocol)
         self.protocol.connection_made(self.wire)
         self.streams: list[int] = []
-        self.receive(http2.PREFACE + http2.settings({http2.INITIAL_WINDOW_SIZE: 100_000}))
+        self.receive(frames.PREFACE + frames.settings({frames.INITIAL_WINDOW_SIZE: 100_000}))
 
     def receive(self, content: bytes) -> None:
         if self.wire.is_open:
@@ -93,7 +95,7 @@ class Port:
         self.opened += 1
         self.streams.append(2 * self.opened - 1)
         fields = http2.request_fields(path, grpc_encoding="gzip", grpc_timeout="5S" if timeout else None)
-        self.receive(http2.headers(self.streams[-1], http2.literals(fields)))
+        self.receive(wire.headers(self.streams[-1], http2.literals(fields)))
 
     def send(self, call: int, what: str, end: bool) -> None:
         if not self.streams:
@@ -101,7 +103,7 @@ class Port:
         stream, content = self.streams[call % len(self.streams)], SENT[what]
         parts = [content[at : at + 60_000] for at in range(0, len(content), 60_000)] or [b""]
         for part in parts:
-            self.receive(http2.data(stream, part, end=end and part is parts[-1]))
+            self.receive(wire.data(stream, part, end=end and part is parts[-1]))
         if end:
             self.streams.remove(stream)
 
@@ -118,7 +120,7 @@ class Port:
     def read(self) -> None:
         """The client reads more of all answers."""
         if self.wire.is_open and self.protocol.calls:
-            self.receive(http2.settings({http2.INITIAL_WINDOW_SIZE: 10 << 20}))
+            self.receive(frames.settings({frames.INITIAL_WINDOW_SIZE: 10 << 20}))
 
     def close(self) -> None:
         self.wire.abort()

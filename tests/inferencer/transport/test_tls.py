@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
@@ -298,15 +297,6 @@ def test_handshakes_that_fail_leave_nothing_and_keep_nobody_out(authority: Autho
         for connection in silent:
             assert connection.recv(1) == b""
             connection.close()
-
-
-def test_of_messages_that_were_answered_nothing_counts_as_coming(plainly: Secured) -> None:
-    """Records of TLS are cut elsewhere than messages."""
-    calls = plainly.running.server.predicting.grpc.calls
-    with Predictor(f"127.0.0.1:{plainly.running.port}", Credentials(tls=plainly.tls)) as predictor:
-        for _ in range(20):
-            predictor.predict("m", {"x": np.ones([100_000, 2], np.float32)}, seconds=LONG)
-            assert calls.coming == 0
 
 
 # What cannot be used --------------------------------------------------------------------------------------------------
