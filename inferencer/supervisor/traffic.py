@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, TypeAlias
 
 from ..serving.counts import REQUEST_SECONDS, Histogram
 from ..serving.metrics import OK, OLDER
 
 _Key = tuple[str, str, str, str, str]
+_Series: TypeAlias = "tuple[str, str, bool]"  # model, version, and whether the requests succeeded
 
 
 class Traffic:
     """Differences between two looks at counts that only rise. Belongs to one thread."""
 
     def __init__(self) -> None:
-        self._before: dict[tuple[str, str, bool], list[int]] = {}
+        self._before: Mapping[_Series, Histogram] = {}
         self._at: float | None = None
 
     def look(self, counts: Iterable[Mapping[_Key, Histogram]], now: float) -> dict[str, dict[str, Any]]:
@@ -24,37 +27,32 @@ class Traffic:
         The first look returns nothing, for lack of a look before. Counts that fall, as when a worker is replaced, are
         taken as no traffic.
         """
-        total: dict[tuple[str, str, bool], list[int]] = {}
+        total: defaultdict[_Series, Histogram] = defaultdict(partial(Histogram, REQUEST_SECONDS))
         for requests in counts:
             for (model, _, version, _, code), histogram in requests.items():
-                key = (model, version, code == OK)
-                known = total.get(key)
-                total[key] = _added(known, histogram.buckets) if known else list(histogram.buckets)
+                total[model, version, code == OK].take_in(histogram)
         seconds = None if self._at is None else now - self._at
         before, self._before, self._at = self._before, total, now
         return {} if not seconds or seconds <= 0 else _rates(before, total, seconds)
 
 
 def _rates(
-    before: Mapping[tuple[str, str, bool], list[int]], now: Mapping[tuple[str, str, bool], list[int]], seconds: float
+    before: Mapping[_Series, Histogram], now: Mapping[_Series, Histogram], seconds: float
 ) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-    sums: dict[tuple[str, bool], int] = {}
-    for key, buckets in now.items():
-        model, version, well = key
-        earlier = before.get(key, [0] * len(buckets))
+    sums = Counter[tuple[str, bool]]()
+    for (model, version, well), histogram in now.items():
+        earlier = before.get((model, version, well), Histogram(REQUEST_SECONDS))
         # of all versions together: when a version's counts move to OLDER, that is no traffic
-        more: int = sum(buckets) - sum(earlier)
-        sums[model, well] = sums.get((model, well), 0) + more
-        new = [max(0, one - other) for one, other in zip(buckets, earlier, strict=True)]
+        sums[model, well] += histogram.count - earlier.count
+        new = [max(0, one - other) for one, other in zip(histogram.buckets, earlier.buckets, strict=True)]
         count = sum(new)
         if well and version not in ("", OLDER) and count:
             versions = found.setdefault(model, {}).setdefault("versions", {})
             p50, p99 = quantile(new, 0.5), quantile(new, 0.99)
             versions[version] = [round(count / seconds, 3), round(p50, 6), round(p99, 6)]
     for model, version, well in before.keys() - now.keys():
-        fewer: int = sum(before[model, version, well])
-        sums[model, well] = sums.get((model, well), 0) - fewer
+        sums[model, well] -= before[model, version, well].count
     for (model, well), count in sums.items():
         found.setdefault(model, {})["rate" if well else "failed"] = round(max(0, count) / seconds, 3)
     return found
@@ -70,7 +68,3 @@ def quantile(buckets: Sequence[int], share: float) -> float:
             return low + (high - low) * (wanted - below) / count
         below += count
     return 0.0
-
-
-def _added(one: Sequence[int], other: Sequence[int]) -> list[int]:
-    return [mine + theirs for mine, theirs in zip(one, other, strict=True)]

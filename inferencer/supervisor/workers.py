@@ -7,8 +7,9 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
+from contextlib import suppress
 from typing import Any
 
 from paramsync.errors import SyncError
@@ -47,8 +48,6 @@ class Worker(ChildProcess):
         self.hangs = False
         self.counted: Any = None
         """The last counts that the worker sent."""
-        self.late: Future[Any] | None = None
-        """A question for the counts that the worker did not answer in time."""
         self.computed: frozenset[int] = frozenset()
         """The keys of the versions that the worker was computing when it ended."""
         self.stopped_since: float | None = None
@@ -305,20 +304,15 @@ class Workers:
     def counts(self, *, seconds: float) -> list[tuple[Any, Any, int]]:
         """The counts of each worker, and of workers that are gone: requests, calls, and the number of waiting requests.
 
-        A worker that is stopped, or has not answered the last question, counts with its last answer.
+        A worker that is stopped, or does not answer in time, counts with its last answer.
         """
         leaving = WorkerState.LEAVING  # its last counts are the answer to "leave"
-        asked_now = []
-        for worker in self._workers:
-            is_late = worker.late is not None and not worker.late.done()
-            if worker.state is not leaving and not is_late and not worker.is_stopped:
-                asked_now.append((worker, worker.channel.ask("counts")))
-        wait([answer for _, answer in asked_now], timeout=seconds)
-        for worker, answer in asked_now:
-            if not answer.done():
-                worker.late = answer
-            elif answer.exception() is None and worker.state is not leaving:
-                worker.counted = answer.result()
+        going = [worker for worker in self._workers if worker.state is not leaving and not worker.is_stopped]
+        for worker, answer in asked(going, "counts", seconds=seconds):
+            with suppress(LateError, ClosedError):
+                counts = answer()
+                if worker.state is not leaving:
+                    worker.counted = counts
         with self._lock:
             counted = [worker.counted for worker in self._workers if worker.counted is not None]
             return [(dict(self._left.requests), dict(self._left.calls), 0), *counted]

@@ -1,10 +1,9 @@
-"""A real inferencer that has tokens, its workers among it: what its operator, its callers and its log see of them."""
+"""A real inferencer that has tokens, its workers among it: what its operator and its log see of them."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -22,85 +21,47 @@ pytestmark = pytest.mark.slow
 SECRET = "5ecret-of-the-operators"
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("access")
-
-
-@pytest.fixture(scope="module")
-def file(place: Path) -> Path:
-    file = place / "tokens"
+def token_file(file: Path, content: str) -> Path:
     file.touch(0o600)
-    file.write_text(f"ops:{SECRET}\n")
+    file.write_text(content)
     return file
 
 
-@pytest.fixture(scope="module")
-def inferencer(place: Path, file: Path) -> Iterator[Process]:
-    """Of model `m` in versions 7 and 8, whose trainer takes the same tokens and does not train yet."""
-    publisher = Publisher(place / "m")
-    access = Access(host="127.0.0.1", tokens=Tokens("--token-file", file))
-    with closing(ControlPort("127.0.0.1", 0, store=publisher.path, access=access)) as trainer:
-        arguments = ["--model", f"m={publisher.path}", "--resident", "3", "--workers", "2", "--rest-port", "0"]
-        program = Process(*arguments, "--token-file", str(file), "--trainer", trainer.address)
-        try:
-            program.connect()
-            for number in (7, 8):
-                publisher.publish(number)
-                done = command("sync", "m", program.control_address, file)
-                assert done.returncode == 0, done.stderr
-            yield program
-        finally:
-            program.close()
-            publisher.close()
+def test_an_operator_changes_something_with_the_token_and_reads_without(tmp_path: Path, publisher: Publisher) -> None:
+    right, wrong = token_file(tmp_path / "right", f"ops:{SECRET}\n"), token_file(tmp_path / "wrong", SECRET[:-1])
+    for number in (7, 8):
+        publisher.publish(number)
+    access = Access(host="127.0.0.1", tokens=Tokens("--token-file", right))
+    with closing(ControlPort("127.0.0.1", 0, store=publisher.path, access=access)) as trainer:  # which does not train
+        options = ("--workers", "2", "--rest-port", "0", "--token-file", right, "--trainer", trainer.address)
+        program = Process("--model", f"m={publisher.path}", *options)
+        program.connect()
 
+        def command(*arguments: str, token: Path | None = None) -> subprocess.CompletedProcess[str]:
+            shown = () if token is None else ("--token-file", str(token))
+            command = [sys.executable, "-m", "paramsync.cli", *arguments, "--server", program.control_address, *shown]
+            return subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG)
 
-class Log:
-    """The changes that an inferencer tells of, its workers' among them."""
+        def is_logged(*words: str) -> bool:
+            lines = [line for line in program.lines if "paramsync.audit" in line]
+            return any(all(word in line for word in words) for line in lines)
 
-    def __init__(self, inferencer: Process) -> None:
-        self._inferencer = inferencer
-
-    def lines(self) -> list[str]:
-        return [line for line in self._inferencer.lines if "paramsync.audit" in line]
-
-    def has(self, *words: str) -> None:
-        """A line with all of these, and none with a token."""
-        eventually(lambda: any(all(word in line for word in words) for line in self.lines()), lambda: repr(words))
-        assert not any(SECRET in line for line in self._inferencer.lines)
-
-
-def command(name: str, of: str, address: str, file: Path | None, *more: str) -> subprocess.CompletedProcess[str]:
-    shown = [] if file is None else ["--token-file", str(file)]
-    arguments = [sys.executable, "-m", "paramsync.cli", name, of, *more, "--inferencer", address, *shown]
-    return subprocess.run(arguments, capture_output=True, text=True, check=False, timeout=LONG)
-
-
-def test_the_operator_changes_something_with_the_token_and_reads_without(
-    inferencer: Process, file: Path, place: Path
-) -> None:
-    done = command("pin", "m", inferencer.control_address, None, "7")
-    expected = "paramsync pin: paramsync.v1.Sync/Pin: expected a token that is known here, found none: paramsync sends"
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(expected)
-    assert done.stderr.count("\n") == 1
-    wrong = place / "wrong"
-    wrong.touch(0o600)
-    wrong.write_text(SECRET[:-1])
-    assert "found another one" in command("pin", "m", inferencer.control_address, wrong, "7").stderr
-    assert command("pin", "m", inferencer.control_address, file, "7").stdout.startswith("m: pinned to version 7")
-    assert command("unpin", "m", inferencer.control_address, file).returncode == 0
-    assert command("status", "m", inferencer.control_address, None, "--trainer", "127.0.0.1:1").returncode == 0
-    assert inferencer.predict(of_witness(), timeout=LONG).model_spec.version.value == 8
-    log = Log(inferencer)
-    log.has("Sync/Pin", "version: 7", "who='ops'", "outcome='done'")
-    log.has("Sync/Pin", "outcome='refused'", "found another one")
-    wrong.chmod(0o644)
-    done = command("pin", "m", inferencer.control_address, wrong, "7")
-    assert (done.returncode, "expected mode 0600, found 0644" in done.stderr) == (2, True)
-
-
-def test_a_fresh_sync_shows_the_token_to_the_trainer(inferencer: Process, file: Path) -> None:
-    """Which does not train yet: it says so to who may ask, and to nobody else."""
-    done = command("sync", "m", inferencer.control_address, file, "--fresh")
-    assert "did not publish: training has not begun yet" in done.stderr
+        assert command("sync", "m", token=right).returncode == 0
+        refused = command("pin", "m", "7")
+        said = "paramsync pin: paramsync.v1.Sync/Pin: expected a token that is known here, found none: paramsync sends"
+        assert (refused.returncode, refused.stdout, refused.stderr.count("\n")) == (1, "", 1)
+        assert refused.stderr.startswith(said)
+        assert "found another one" in command("pin", "m", "7", token=wrong).stderr
+        assert command("pin", "m", "7", token=right).stdout.startswith("m: pinned to version 7")
+        assert program.predict(of_witness(), timeout=LONG).model_spec.version.value == 7
+        assert command("unpin", "m", token=right).returncode == 0
+        assert command("status", "m").returncode == 0
+        fresh = command("sync", "m", "--fresh", token=right)
+        assert "did not publish: training has not begun yet" in fresh.stderr  # the trainer takes the token, too
+        eventually(lambda: is_logged("Sync/Pin", "version: 7", "who='ops'", "outcome='done'"), lambda: "the pin")
+        eventually(lambda: is_logged("Sync/Pin", "outcome='refused'", "found another one"), lambda: "the refusal")
+        assert not any(SECRET in line for line in program.lines)
+        wrong.chmod(0o644)
+        readable = command("pin", "m", "7", token=wrong)
+        assert (readable.returncode, "expected mode 0600, found 0644" in readable.stderr) == (2, True)
+        program.close()
