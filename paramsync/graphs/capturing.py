@@ -112,25 +112,22 @@ def _capture_live(
     traced: Callable[[_Tracing], dict[str, Trace]], outputs: Any, root: Any, compare: bool, tracing: _Tracing
 ) -> Capture:
     """Capture a live source; `tracing` traces its functions."""
+
+    def again(other_parts: bool) -> Capture:
+        anew = partial(functions.trace_anew, from_code=other_parts)
+        return _capture_live(traced, outputs, root, compare, anew)
+
     traces = traced(tracing)
     draft, variables = draft_of_traces(traces, None if root is None else variable_keys(root))
     origin = None
     if root is not None:
         draft = replace(draft, called=variable_names(root), object_graph=partial(object_graph, root))
-        again = partial(_capture_again, traced, outputs, root, compare)
         origin = Origin(root, parts(root), KeptValues(root), again)
     graph = finish(draft if outputs is None else only(draft, outputs))
     live = tuple(variables[parameter.name] for parameter in graph.parameters)
     for name, trace in traces.items() if compare else ():
         own_calls.compare(graph, name, trace, [parameter.read_value() for parameter in live])
     return Capture(graph, live, origin)
-
-
-def _capture_again(
-    traced: Callable[[_Tracing], dict[str, Trace]], outputs: Any, root: Any, compare: bool, other_parts: bool
-) -> Capture:
-    tracing = partial(functions.trace_anew, from_code=other_parts)
-    return _capture_live(traced, outputs, root, compare, tracing)
 
 
 def _graph_of_path(path: Path, inputs: Any, outputs: Any, signatures: Any, allowed: Collection[str]) -> Graph:

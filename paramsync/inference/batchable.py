@@ -12,6 +12,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from paramsync.errors import GraphError
+from paramsync.graphdef.reading import every_node
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.made_up import difference, made_up
 from paramsync.graphs.specs import Shape, Signature, TensorSpec
@@ -82,8 +83,7 @@ def examine(resident: Resident) -> None:
 
 def _is_prompt(graph: Graph) -> bool:
     graph_def = tf.compat.v1.GraphDef.FromString(graph.message().graph_def)
-    nodes = [*graph_def.node, *(node for function in graph_def.library.function for node in function.node_def)]
-    return {node.op for node in nodes} <= _PROMPT
+    return {node.op for node in every_node(graph_def)} <= _PROMPT
 
 
 def _takes_any_shape(graph: Graph, signature: str) -> bool:

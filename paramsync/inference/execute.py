@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,8 @@ def answers(questions: Sequence[Question]) -> list[Answer | Exception]:
     If a shared call fails, each question is computed alone, so that a bad question affects no other.
     """
     if len(questions) > 1:
-        try:
+        with suppress(Exception):  # computed alone, the question at fault fails again
             return [*_answer_together(questions)]
-        except Exception:  # noqa: BLE001, computed alone, the question at fault fails again
-            return [_try(question) for question in questions]
     return [_try(question) for question in questions]
 
 

@@ -60,7 +60,7 @@ def _name_ends(function: Any) -> Trace:
     """The trace of a ConcreteFunction: inputs have the names of its arguments, outputs the keys of its result."""
     count = len(function.inputs) - len(function.captured_inputs)
     inputs = [name for path, spec in _arguments(function) for name in components(path, spec)]
-    if len(inputs) != count:  # a function without a structure: use the names of its placeholders
+    if len(inputs) != count:  # a pruned function: use the names of its placeholders
         inputs = [tensor.op.name for tensor in function.inputs[:count]]
     return Trace(function, unique(inputs), result_names(function))
 
@@ -72,10 +72,7 @@ def result_names(function: Any, names: Sequence[str] = ()) -> list[str]:
         names = ["outputs" if len(results) == 1 else f"outputs_{position}" for position in range(len(results))]
     keyed = any(not path.replace("_", "").isdigit() for path, _ in results if path)
     paths = [(path if keyed else name, value) for (path, value), name in zip(results, names, strict=True)]
-    flat = [name for path, value in paths for name in components(path, value)]
-    if len(flat) != len(function.outputs):
-        flat = [f"outputs_{position}" for position in range(len(function.outputs))]
-    return unique(flat)
+    return unique([name for path, value in paths for name in components(path, value)])
 
 
 def reason(error: Exception) -> str:
@@ -90,12 +87,10 @@ def reason(error: Exception) -> str:
 
 def _arguments(function: Any) -> Iterator[tuple[str, tf.TypeSpec]]:
     """Every tensor argument, by the name in its spec or the name of the argument."""
-    structure = getattr(function, "structured_input_signature", None)
-    if structure is None:
+    if function.structured_input_signature is None:  # a pruned function
         return
-    positional, keywords = structure
-    kind = getattr(function, "function_type", None)
-    names = [name for name in kind.parameters if name not in keywords] if kind is not None else []
+    positional, keywords = function.structured_input_signature
+    names = [name for name in function.function_type.parameters if name not in keywords]
     names += [f"args_{position}" for position in range(len(names), len(positional))]
     for name, argument in (*zip(names, positional, strict=False), *sorted(keywords.items())):
         for path, spec in leaves(argument, name):

@@ -86,29 +86,6 @@ def parts(root: Any) -> tuple[Any, ...]:
     return tuple(members.values())
 
 
-def holders(root: Any) -> list[Any]:
-    """The layers and modules under `root`, and `root` itself."""
-    found: dict[int, Any] = {}
-    waiting = [root]
-    kinds: dict[type, Any] = {}
-    while waiting:
-        item = waiting.pop()
-        kind = kinds.get(type(item))
-        if kind is None:  # once per type: there are many items and few types
-            kind = kinds[type(item)] = _CONTAINERS if isinstance(item, _CONTAINERS) else _may_hold(item)
-        if kind is _CONTAINERS:
-            waiting.extend(item.values() if isinstance(item, dict) else item)
-        elif kind and id(item) not in found:
-            found[id(item)] = item
-            waiting.extend(vars(item).values())
-    return list(found.values())
-
-
-def _may_hold(item: Any) -> bool:
-    unheld = keras.optimizers.Optimizer | keras.Variable | tf.Variable
-    return isinstance(item, keras.layers.Layer | _TRACKED) and not isinstance(item, unheld)
-
-
 def _layers(model: keras.layers.Layer) -> list[Any]:
     """The layers of a model, and of models within it."""
     layers = list(getattr(model, "layers", ()))
@@ -189,11 +166,10 @@ class KeptValues:
     """
 
     def __init__(self, root: Any) -> None:
-        self._holders = holders(root)
+        self._holders = [item for item in objects(root) if _may_hold(item)]
         self._sizes = [len(vars(holder)) for holder in self._holders]
-        self._kept: dict[
-            Place, tuple[dict[str, Any], Any, Any]
-        ] = {}  # the holder's attributes, the value, and a copy to compare
+        # by place: the holder's attributes, the value, and a copy to compare
+        self._kept: dict[Place, tuple[dict[str, Any], Any, Any]] = {}
         for holder in self._holders:
             for name, held in _attributes(holder):
                 value = _value(held)
@@ -221,6 +197,11 @@ class KeptValues:
         """The names of these attributes, for a message."""
         holders = {id(holder): getattr(holder, "name", None) or type(holder).__name__ for holder in self._holders}
         return ", ".join(sorted(f"{holders[holder]}.{name}" for holder, name in places))
+
+
+def _may_hold(item: Any) -> bool:
+    valued = keras.optimizers.Optimizer | keras.Variable | tf.Variable
+    return isinstance(item, keras.layers.Layer | _TRACKED) and not isinstance(item, valued)
 
 
 def _attributes(holder: Any) -> Iterator[tuple[str, Any]]:

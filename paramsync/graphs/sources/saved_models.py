@@ -51,7 +51,7 @@ class SavedModel:
         self._keys: dict[str, str] = {}
         self._called: dict[str, str] = {}
         try:
-            if not is_v1(saved):
+            if any(meta.HasField("object_graph_def") for meta in saved.meta_graphs):  # of TensorFlow 2
                 self._keys = _Rewrite(self._meta, directory).keys
                 self._called = _called(self._meta, self._keys.values())
         except (LookupError, ValueError) as error:
@@ -140,11 +140,6 @@ def variables(directory: Path) -> Bundle:
         raise CorruptCheckpointError(folder, expected="the folder of a checkpoint", found=error.strerror) from error
 
 
-def is_v1(saved: Any) -> bool:
-    """True for a SavedModel of TensorFlow 1, which has no object graph."""
-    return not any(meta.HasField("object_graph_def") for meta in saved.meta_graphs)
-
-
 def _endpoints(tensors: Mapping[str, Any], where: str) -> list[graph_pb2.Endpoint]:
     return [part for name in sorted(tensors) for part in _parts(name, tensors[name], where)]
 
@@ -176,11 +171,9 @@ def _assets(directory: Path, meta: Any) -> dict[str, Asset]:
         for content in meta.collection_def["saved_model_assets"].any_list.value:
             listed.append(meta_graph_pb2.AssetFileDef())
             try:
-                readable = content.Unpack(listed[-1])  # False for a message of another type
-            except DecodeError:
-                readable = False
-            if not readable:
-                raise GraphError(f"{directory} lists assets that are not readable")
+                content.Unpack(listed[-1])
+            except DecodeError as error:
+                raise GraphError(f"{directory} lists assets that are not readable: {error}") from error
     return {asset.tensor_info.name: Asset(directory, asset.filename) for asset in listed}
 
 

@@ -34,10 +34,8 @@ def components(name: str, spec: Any) -> list[str]:
     count = len(tf.nest.flatten(spec, expand_composites=True))
     if isinstance(spec, tf.SparseTensorSpec):
         parts = ["indices", "values", "dense_shape"]
-    elif isinstance(spec, tf.RaggedTensorSpec) and count == 2:
-        parts = ["values", "row_splits"]
-    elif isinstance(spec, tf.RaggedTensorSpec) and count == spec.ragged_rank + 1:
-        parts = ["values", *(f"row_splits_{depth}" for depth in range(spec.ragged_rank))]
+    elif isinstance(spec, tf.RaggedTensorSpec) and spec.ragged_rank:
+        parts = ["values", *(f"row_splits_{depth}" if count > 2 else "row_splits" for depth in range(spec.ragged_rank))]
     elif count == 1:
         return [name]
     else:
