@@ -88,9 +88,8 @@ class Follower(Generic[V]):
             self._requests,
             self._report,
             clock=clock,
-            ended=self._draining.is_set,
-            notify=self.notify,
-            notified=self._rung.is_set,
+            ended=self._draining,
+            rung=self._rung,
             serve_damaged=serve_damaged,
         )
 

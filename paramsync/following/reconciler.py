@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
@@ -28,8 +29,8 @@ class _OvertakenError(Exception):
 class Reconciler:
     """The rounds of one replica, on one thread.
 
-    `ended` says whether the rounds are over, `notify` asks for another round, and `notified` says whether a round was
-    asked for since the last one began.
+    `ended` is set once the rounds are over; setting `rung` asks for another round, and each round begins by clearing
+    `rung`.
     """
 
     def __init__(
@@ -39,9 +40,8 @@ class Reconciler:
         report: Report,
         *,
         clock: Callable[[], float],
-        ended: Callable[[], bool],
-        notify: Callable[[], None],
-        notified: Callable[[], bool],
+        ended: threading.Event,
+        rung: threading.Event,
         serve_damaged: bool = False,
     ) -> None:
         self.look_again: float | None = None  # seconds until the next round, if sooner than the poll
@@ -49,9 +49,8 @@ class Reconciler:
         self._requests = requests
         self._report = report
         self._clock = clock
-        self._ended = ended
-        self._notify = notify
-        self._notified = notified
+        self._ended = ended.is_set
+        self._rung = rung
         self._serve_damaged = serve_damaged
         self._serving: Candidate | None = None
         self._files: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()
@@ -157,11 +156,11 @@ class Reconciler:
         except _OvertakenError:
             whole = False
             self._report.set(restoring=None)
-            self._notify()
+            self._rung.set()
         self._requests.settle(self._report.status, look.numbers, whole=whole)
         if self._requests.pinned != pinned:  # a pin that failed
             self._report.set(pinned=self._requests.pinned)
-            self._notify()
+            self._rung.set()
         return swapped
 
     def _advance(self, look: Look, pinned: int | None) -> Version | None:
@@ -350,7 +349,7 @@ class Reconciler:
             if missing is None:
                 return
             # a newer version ends this restore, unless a caller waits for it
-            new = self._restored(missing, until=lambda: self._notified() and not requests.preparing)
+            new = self._restored(missing, until=lambda: self._rung.is_set() and not requests.preparing)
             if new is not None:
                 self._newest.append(new)
                 self._hold(held)
@@ -409,6 +408,6 @@ class Reconciler:
             return
         if is_another:
             _log.debug("%s: version %d was pruned or rewritten while it was read", self._report.name, number)
-            self._notify()
+            self._rung.set()
         elif self._failures.quarantine(candidate, reason, since=self._clock(), own_fault=own_fault):
             self._report.add_quarantined(candidate.version, reason, self._failures.quarantined())

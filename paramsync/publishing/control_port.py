@@ -37,6 +37,7 @@ _GRACE = 2.0  # seconds for calls to end when the port is closed
 _SERVICE = sync_pb2.DESCRIPTOR.services_by_name["Publisher"].full_name
 
 _log = logging.getLogger("paramsync.trainer")
+UnreadVersions = queue.SimpleQueue[Version | BusyError | None]
 
 
 class Resumable(Protocol):
@@ -187,17 +188,17 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
         self, request: sync_pb2.WatchPublisherRequest, context: grpc.ServicerContext
     ) -> Iterator[sync_pb2.Version]:
         with _errors_answered(context):
-            watcher = self._watchers.add()
+            unread = self._watchers.add()
         try:
-            if not context.add_callback(watcher.end):
-                watcher.end()
+            if not context.add_callback(lambda: unread.put(None)):
+                unread.put(None)
             context.send_initial_metadata(())  # tells the caller: from now on no version is missed
-            while (version := watcher.next()) is not None:
+            while (version := unread.get()) is not None:
+                if isinstance(version, BusyError):
+                    _abort_with(context, version)
                 yield of_version(version)
         finally:
-            self._watchers.remove(watcher)
-        if watcher.fell_behind:
-            _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, f"left {MOST_UNREAD} versions unread")
+            self._watchers.remove(unread)
 
     @contextmanager
     def _publishing_place(self) -> Iterator[None]:
@@ -210,63 +211,48 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
             self._publishing.release()
 
 
-class Watcher:
-    """The versions that one caller of Watch has not read yet."""
-
-    def __init__(self) -> None:
-        self._versions: queue.SimpleQueue[Version | None] = queue.SimpleQueue()
-        self.fell_behind = False
-
-    def next(self) -> Version | None:
-        """Wait for the next version; None at the end."""
-        return self._versions.get()
-
-    def end(self) -> None:
-        """End after the versions that are unread."""
-        self._versions.put(None)
-
-    def put(self, version: Version) -> None:
-        """Add a version, or end if too many are unread. Never blocks."""
-        self.fell_behind = self.fell_behind or self._versions.qsize() >= MOST_UNREAD
-        self._versions.put(None if self.fell_behind else version)
-
-
 class Watchers:
-    """All callers of Watch. Used from any thread."""
+    """The callers of Watch, each with a queue of the versions that the caller has not read yet. Used from any thread.
+
+    A queue ends with None, or with the error of a caller that left too many versions unread.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._watchers: set[Watcher] = set()
+        self._queues: set[UnreadVersions] = set()
         self._closed = False
 
-    def add(self) -> Watcher:
-        """Add a watcher. Raises BusyError if there are MOST_WATCHING."""
+    def add(self) -> UnreadVersions:
+        """Add a caller. Raises BusyError if there are MOST_WATCHING."""
         with self._lock:
-            if len(self._watchers) >= MOST_WATCHING:
+            if len(self._queues) >= MOST_WATCHING:
                 raise BusyError(f"{MOST_WATCHING} watch already; one has to leave first")
-            watcher = Watcher()
-            self._watchers.add(watcher)
+            unread: UnreadVersions = queue.SimpleQueue()
+            self._queues.add(unread)
             if self._closed:
-                watcher.end()
-        return watcher
+                unread.put(None)
+        return unread
 
-    def remove(self, watcher: Watcher) -> None:
+    def remove(self, unread: UnreadVersions) -> None:
         with self._lock:
-            self._watchers.discard(watcher)
+            self._queues.discard(unread)
 
     def put(self, version: Version) -> None:
-        """Give a version to all watchers. Never blocks."""
+        """Give a version to all callers. Never blocks."""
         with self._lock:
-            for watcher in self._watchers:
-                watcher.put(version)
-            self._watchers = {watcher for watcher in self._watchers if not watcher.fell_behind}
+            for unread in [*self._queues]:
+                if unread.qsize() < MOST_UNREAD:
+                    unread.put(version)
+                else:
+                    unread.put(BusyError(f"left {MOST_UNREAD} versions unread"))
+                    self._queues.remove(unread)
 
     def close(self) -> None:
-        """End all watchers, also future watchers."""
+        """End all calls, also future ones, after the versions that are unread."""
         with self._lock:
             self._closed = True
-            for watcher in self._watchers:
-                watcher.end()
+            for unread in self._queues:
+                unread.put(None)
 
 
 _HANDLERS = {
