@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from paramsync.following.policy import Failures
 from paramsync.following.report import MOST_UNREAD
 from paramsync.status import EVERY_KIND, EventKind, State
 from paramsync.version import Candidate, Version
-from tests.support.followers import LONG, milestones, quarantined, saver_follower, serving
+from tests.support.followers import milestones, quarantined, saver_follower, serving
 from tests.support.published import Doubled, Publisher, ask, proven, saver_store
 
 
@@ -76,40 +75,6 @@ def test_a_subscriber_that_falls_behind_has_every_event_up_to_there(follower: Fo
     publisher.publish(103)
     follower.run_once()
     assert events.take() == []
-
-
-def test_versions_are_never_mixed_while_they_are_committed_all_the_time(
-    follower: Follower, publisher: Publisher, tmp_path: Path
-) -> None:
-    follower.start()
-    publisher.publish(1)
-    follower.sync(timeout=LONG)
-    stop = threading.Event()
-    wrong: list[tuple[list[float], int]] = []
-    answered: list[set[int]] = [set(), set(), set()]
-
-    def request(mine: set[int]) -> None:
-        while not stop.is_set():
-            seen, number = ask(follower)
-            mine.add(number)
-            if not proven(seen, number):
-                wrong.append((seen, number))
-
-    threads = [threading.Thread(target=request, args=(mine,)) for mine in answered]
-    for one in threads:
-        one.start()
-    for step in range(2, 52):
-        publisher.publish(step)
-        if step % 5 == 0:
-            follower.sync(timeout=LONG)
-    follower.sync(timeout=LONG)
-    stop.set()
-    for one in threads:
-        one.join(LONG)
-    assert wrong == []
-    assert follower.status().swaps >= 10
-    assert all(len(mine) > 2 for mine in answered)
-    assert serving(follower) == 51
 
 
 def test_a_graph_still_being_written_is_waited_for_and_then_a_fault(

@@ -143,13 +143,6 @@ WORDS = np.array([["a b"], ["b c"], ["z"]], object)
 Case = tuple[Any, Callable[[], None], Any]
 
 
-def normalization() -> Case:
-    layer = LAYERS.Normalization()
-    layer.adapt(NUMBERS)
-    model = keras.Sequential([keras.Input((4,)), layer, LAYERS.Dense(2)])
-    return model, lambda: layer.adapt(NUMBERS * 3 + 1), NUMBERS
-
-
 def normalization_within() -> Case:
     class Scaling(LAYERS.Layer):  # type: ignore[name-defined]
         def __init__(self) -> None:
@@ -207,7 +200,6 @@ def with_others_in_its_array(made: Module) -> None:
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    "Normalization": normalization,
     "Normalization in a layer in a model": normalization_within,
     "TextVectorization": text_vectorization,
     "a constant": module(lambda made: setattr(made, "offset", tf.constant(3.0))),
@@ -251,15 +243,3 @@ def test_what_makes_no_difference_is_captured_once(tmp_path: Path, caplog: pytes
         made.offset = tf.constant(7.0)
         assert publisher.publish(5, wait=True).graph != versions[0].graph
         np.testing.assert_allclose(answer(tmp_path, NUMBERS), now(made, NUMBERS), rtol=1e-6)
-
-
-def test_what_could_not_be_captured_is_not_published_when_something_else_changes(tmp_path: Path) -> None:
-    made = Module()
-    concrete = made.__call__.get_concrete_function()
-    with Publisher(tmp_path, capture(concrete, root=made), schedule=EVERY_STEP) as publisher:
-        publisher.publish(1, wait=True)
-        made.more = tf.Variable(1.0)
-        for step in (2, 3):
-            with pytest.raises(PublishError, match="ConcreteFunction"):
-                publisher.publish(step, wait=True)
-            made.noted = tf.constant(float(step))

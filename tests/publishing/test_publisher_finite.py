@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,10 +11,7 @@ import tensorflow as tf
 from paramsync.errors import NotFiniteError
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
-from paramsync.rpc.server import of_version
-from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
-from paramsync.version import Version
 from tests.support.training import EVERY_STEP, Counters
 
 
@@ -68,31 +64,3 @@ def test_not_finite_is_published_where_that_is_allowed(tmp_path: Path) -> None:
         published = publisher.publish(1, wait=True)
         assert (published.number, published.finite) == (1, False)
     assert publisher.status().refused == 0
-
-
-def commit(writer: StoreWriter, tensors: dict[str, Any]) -> Version:
-    number = writer.next_number(0)
-    version = Version(number=number, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0)
-    return writer.commit(version, tensors, finite=True)
-
-
-def commit_unseen(writer: StoreWriter, tensors: dict[str, Any]) -> Version:
-    number = writer.next_number(0)
-    claimed = Version(number=number, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0, finite=True)
-    return writer.commit(claimed, tensors)
-
-
-def test_a_record_says_that_values_are_finite_only_where_all_were_looked_at(tmp_path: Path) -> None:
-    frozen = np.ones(1 << 18)
-    with StoreWriter(tmp_path, keep=9) as writer:
-        made = [
-            commit(writer, {"frozen": frozen, "trained": np.zeros(9)}),
-            commit(writer, {"frozen": frozen, "trained": np.ones(9)}),  # what did not change was looked at before
-            commit_unseen(writer, {"frozen": frozen, "trained": np.zeros(9)}),  # whatever the caller says
-            commit(writer, {"frozen": frozen, "trained": np.ones(9)}),
-        ]
-    assert [one.finite for one in made] == [True, True, False, True]
-    assert [one.finite for one in Store(tmp_path).versions()] == [True, True, False, True]
-    assert [of_version(one).finite for one in made] == [True, True, False, True]
-    assert made[1].bytes_written < frozen.nbytes
-    assert made[3].bytes_written > frozen.nbytes  # nobody had looked at what was there

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -22,12 +21,6 @@ MNIST: dict[str, Any] = {
     "x_test": RANDOM.integers(0, 256, (10, 28, 28)).astype(np.uint8),
     "y_test": np.arange(10, dtype=np.uint8),
 }
-
-
-def npy() -> bytes:
-    file = io.BytesIO()
-    np.save(file, np.zeros(3))
-    return file.getvalue()
 
 
 def spoiled(path: Path) -> None:
@@ -114,13 +107,10 @@ def test_a_file_that_is_not_mnist_is_refused_with_what_is_wrong(
     [
         lambda path: None,
         lambda path: path.mkdir(),
-        lambda path: path.write_bytes(b""),
-        lambda path: path.write_bytes(b"PK\x03\x04 and then nothing"),
         spoiled,
-        lambda path: path.write_bytes(npy()),
         os.mkfifo,
     ],
-    ids=["missing", "directory", "empty", "broken zip", "spoiled", "npy", "fifo"],
+    ids=["missing", "directory", "spoiled", "fifo"],
 )
 def test_a_file_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "mnist.npz"
