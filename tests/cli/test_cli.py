@@ -6,7 +6,6 @@ import argparse
 import json
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +18,7 @@ import pytest
 
 from paramsync.cli.__main__ import main
 from paramsync.cli.arguments import parser
-from paramsync.cli.formatting import duration, plain, size, to_json
+from paramsync.cli.formatting import plain, to_json
 from paramsync.cli.servers import ask_all
 from paramsync.errors import CallError, ParamsyncError
 from paramsync.v1 import sync_pb2 as pb
@@ -258,31 +257,6 @@ def test_a_watch_of_several_servers_tells_which_is_lost_and_that_it_is_back() ->
             assert process.stdout.readline().split()[1] == goes
             process.send_signal(signal.SIGINT)
             assert process.wait(30) == 130
-
-
-@pytest.mark.slow
-def test_a_watch_of_a_server_that_is_stopped_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as stopped:  # the kernel takes the connection, and nobody answers
-        assert main(["watch", "--server", f"127.0.0.1:{stopped.getsockname()[1]}"]) == 1
-    assert "within 5 s" in only_line(capsys.readouterr().err)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (duration(0.0123), "12 ms"),
-        (duration(0.9994), "999 ms"),
-        (duration(9.96), "10.0 s"),
-        (duration(90), "90 s"),
-        (duration(600), "10 min"),
-        (size(999), "999 B"),
-        (size(1000), "1.0 kB"),
-        (size(33_280), "33 kB"),
-        (size(999_600), "1.0 MB"),
-    ],
-)
-def test_durations_and_sizes_are_short(text: str, expected: str) -> None:
-    assert text == expected
 
 
 def test_json_has_a_string_for_what_is_no_number_and_null_for_what_is_absent() -> None:

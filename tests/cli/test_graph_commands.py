@@ -15,8 +15,6 @@ import pytest
 import tensorflow as tf
 
 from paramsync.cli.__main__ import main
-from paramsync.cli.graph_files import Outline
-from paramsync.errors import GraphError
 from paramsync.graphs.capturing import capture
 from paramsync.store.commit import StoreWriter
 from paramsync.v1 import graph_def_pb2 as pb
@@ -266,13 +264,6 @@ def test_a_file_that_is_no_graph_is_one_line(
     (tmp_path / name).write_bytes(content)
     assert main(["graph", "show", str(tmp_path / name)]) == 1
     assert only_line(capsys.readouterr().err).startswith(f"paramsync graph: {tmp_path / name}: expected ")
-
-
-def test_more_nodes_than_can_be_served_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paramsync.cli.graph_files.NODES", 3)
-    content = pb.GraphDef(node=[_packed(name=f"n{at}", op="NoOp") for at in range(4)]).SerializeToString()
-    with pytest.raises(GraphError, match="expected at most 3"):
-        Outline(content, "it")
 
 
 @pytest.mark.slow

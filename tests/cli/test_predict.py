@@ -36,16 +36,6 @@ def test_predict_shows_the_version_and_the_greatest_of_each_row(
     assert [row.split()[:2] for row in rows] == [["0", "3"], ["1", "4"]]
 
 
-def test_predict_into_a_pipe_shows_every_row_and_value_whole(
-    predictions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    image = np.linspace(0, 1, 40 * 50, dtype=np.float32).reshape(40, 50) * 1e-7
-    np.save(tmp_path / "a.npy", image)
-    assert main(["predict", "digits", "--input", f"image=@{tmp_path / 'a.npy'}", "--server", predictions]) == 0
-    _, _, *rows = capsys.readouterr().out.splitlines()
-    np.testing.assert_allclose([list(map(float, row.split()[2:])) for row in rows], image, rtol=1e-3)
-
-
 def test_predict_as_json_gives_every_value(
     predictions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,19 +64,6 @@ def test_whole_json_numbers_become_float32_where_the_model_asks_for_it(
     text = capsys.readouterr().out
     assert "image: float32 [1, 2]" in text
     assert "ids: int64 [1]" in text
-
-
-def test_arrays_from_files_keep_their_dtype(
-    predictions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    np.save(tmp_path / "a.npy", np.zeros((1, 2), np.int64))
-    assert main(["predict", "strict", "--input", f"image=@{tmp_path / 'a.npy'}", "--server", predictions]) == 1
-    assert "expected float32, found another" in only_line(capsys.readouterr().err)
-
-
-def test_predict_says_that_no_version_serves(predictions: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "waiting", "--input", "image=1.0", "--server", predictions]) == 1
-    assert only_line(capsys.readouterr().err).endswith("model 'waiting' is not serving: store /s is empty")
 
 
 @pytest.mark.parametrize(
@@ -148,13 +125,3 @@ def test_what_is_no_value_is_a_wrong_argument(
     np.save("objects.npy", np.array([{}], object))
     with pytest.raises(SettingsError, match=why):
         read_value("x", text)
-
-
-def test_an_input_given_twice_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["predict", "digits", "--input", "image=1", "--input", "image=2"]) == 2
-    assert only_line(capsys.readouterr().err) == "paramsync predict: input 'image': expected it once, found it again"
-
-
-def test_rows_of_a_single_value_are_refused() -> None:
-    with pytest.raises(SettingsError, match="--rows needs an array"):
-        read_value("x", "3", rows=1)

@@ -148,14 +148,6 @@ def server() -> Iterator[str]:
         yield address
 
 
-def test_a_pipe_gets_whole_lines(server: str, trainer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", "--server", server, "--trainer", trainer]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert ["digits", "serving", "420", "421"] in [line.split()[:4] for line in lines]
-    assert "digits: version 421 was refused" in "".join(lines)
-    assert "workers: 1 of 2 answer, 30 MB of their own, 3 restarts" in lines
-
-
 @pytest.mark.parametrize("environment", [{"NO_COLOR": "1"}, {"TERM": "dumb"}], ids=str)
 def test_nothing_is_coloured_if_that_is_not_wanted(server: str, trainer: str, environment: dict[str, str]) -> None:
     words = ["status", "--server", server, "--trainer", trainer]
@@ -164,19 +156,6 @@ def test_nothing_is_coloured_if_that_is_not_wanted(server: str, trainer: str, en
     assert "\x1b[3" not in text
     assert ("\x1b" in text) == ("NO_COLOR" in environment)  # bold is no colour
     assert max(map(len, text.replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines())) <= 50
-
-
-def test_json_is_one_object_with_every_field(server: str, trainer: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["status", "--server", server, "--trainer", trainer, "--json"]) == 0
-    status = json.loads(only_line(capsys.readouterr().out))
-    assert (status["trainer"]["status"]["step"], status["trainer"]["status"]["loss"]) == (7, None)
-    (told,) = status["servers"]
-    (model,) = told["models"]
-    assert (told["address"], told["error"]) == (server, None)
-    assert (model["state"], model["serving"]["number"], model["resident"]) == ("serving", 420, [419, 420])
-    assert (model["lag_seconds"], model["pinned"]) == (12.0, None)
-    workers = [(worker["number"], worker["state"], worker["restarts"]) for worker in told["workers"]]
-    assert workers == [(0, "answering", 0), (1, "ended", 3)]
 
 
 def test_the_absence_of_one_program_leaves_the_status_of_the_other(

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from paramsync.cli.__main__ import main
 from paramsync.cli.programs import Child, end_all
-from paramsync.cli.up import HeldOut, Prober, Summary, UpView, fast_place
+from paramsync.cli.up import HeldOut, Prober, UpView, fast_place
 from paramsync.rpc.client import Inferencer, Predictor, Trainer
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.programs import eventually
@@ -63,10 +63,6 @@ def test_a_request_that_fails_is_counted_and_its_reason_kept(tmp_path: Path, nob
         prober.close()
         prober.run_once()  # was cancelled
         assert prober.failed == 1
-
-
-def test_a_run_that_saw_nothing_has_a_summary_too() -> None:
-    assert Summary().sentences().startswith("0 versions published, 0 served; 0 predictions, 0 failed\naccuracy –")  # noqa: RUF001
 
 
 @pytest.mark.parametrize("width", [40, 80])

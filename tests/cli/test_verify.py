@@ -14,8 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tensorflow as tf
-from rich.cells import cell_len
 
 from paramsync.checkpoint.reader import Bundle
 from paramsync.cli.__main__ import main
@@ -24,10 +22,8 @@ from paramsync.store.store import Store, add_checksum
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, Index, data_file, index_file
 from paramsync.v1 import graph_pb2
-from tests.support import checkpoints
 from tests.support.commands import NAMES, cut, json_of, only_line, three_versions
 from tests.support.keys import Keys, keys, rewritten
-from tests.support.terminals import on_terminal
 from tests.support.written import tensors, version
 
 FLOAT32 = 1  # as TensorFlow counts dtypes
@@ -49,15 +45,6 @@ def test_verify_shows_every_tensor_of_the_version_asked_for(store: Path, capsys:
     for words, numbers in (["10"], [10]), (["--all"], [10, 20, 30]):
         told = json_of(["verify", str(store), *words], capsys)
         assert [verdict["number"] for verdict in told["versions"]] == numbers
-
-
-def test_verify_looks_at_what_is_large_piece_by_piece(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    tf.train.Checkpoint(v=[tf.Variable(tf.ones([16])) for _ in range(5)]).save(tmp_path / "ckpt")
-    whole = json_of(["verify", str(tmp_path)], capsys)
-    monkeypatch.setattr("paramsync.checkpoint.reader.PORTION", 5)  # bytes
-    assert json_of(["verify", str(tmp_path)], capsys) == whole
 
 
 @pytest.mark.slow
@@ -87,16 +74,6 @@ def test_verify_of_a_sparse_terabyte_takes_little_memory_and_shows_a_bar(tmp_pat
     os.close(screen)
     (largest,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
     assert int(largest) < 300_000
-
-
-def test_verify_of_names_meant_to_harm_stays_within_80_columns(tmp_path: Path) -> None:
-    harm = ["\u6f22" * 300, "e\u0301" * 300, "a" * 1000, "[bold]x[/]", "\x1b[31mred", "a\nb", "\u202eevil", " " * 99]
-    checkpoints.write(tmp_path / f"ckpt-{'9' * 18}", {name: np.zeros((1,) * 60) for name in harm}, shards=8)
-    (tmp_path / "checkpoint").write_text(f'model_checkpoint_path: "ckpt-{"9" * 18}"')
-    code, text = on_terminal("verify", str(tmp_path), columns=80, TERM="dumb")
-    assert code == 0
-    assert "\x1b" not in text
-    assert max(map(cell_len, text.splitlines())) <= 80
 
 
 def test_verify_looks_at_bytes_that_several_names_share_once(
@@ -143,14 +120,6 @@ def test_verify_refuses_the_values_that_serving_refuses(
     head, *_, last = capsys.readouterr().out.splitlines()
     assert head == "version 2, step 2: 1 of 2 tensors, 6.0 kB wrong: not ok"
     assert last.endswith("expected finite values in 'kernel', found NaN or infinity")
-
-
-def test_verify_lets_tensors_be_infinite_that_no_graph_needs(tmp_path: Path) -> None:
-    graph = graph_pb2.Graph(digest=GRAPH, parameters=[graph_pb2.Parameter(name="kernel")])
-    with StoreWriter(tmp_path) as writer:
-        writer.add_graph(GRAPH, add_checksum(graph.SerializeToString()))
-        writer.commit(version(1, graph=GRAPH), {"kernel": np.ones(3), "slot/of/an/optimizer": np.full(3, np.inf)})
-    assert main(["verify", str(tmp_path)]) == 0
 
 
 def _mix_up(store: Path) -> None:
@@ -224,17 +193,6 @@ def test_verify_with_a_trusted_key_tells_which_versions_it_signed(
     assert json_of(["verify", str(signed), "1"], capsys)["versions"][0]["signed_by"] is None  # no key was given
     assert main(["verify", str(signed), "--trust", str(signed / "none.pub")]) == 2
     assert "cannot be read: No such file or directory" in only_line(capsys.readouterr().err)
-
-
-def test_versions_names_the_key_of_each_record(signed: Path, pair: Keys, capsys: pytest.CaptureFixture[str]) -> None:
-    assert [row["signed_by"] for row in json_of(["versions", str(signed)], capsys)["versions"]] == [pair.id, None]
-    assert main(["versions", str(signed)]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == f"signed by key {pair.id}: 1"
-    rewritten(signed, Store(signed).find(1), signed_by="\x1b[31mforged")
-    assert main(["versions", str(signed)]) == 0
-    text = capsys.readouterr().out
-    assert "forged" in text
-    assert "\x1b" not in text
 
 
 def test_verify_tells_of_a_record_that_was_changed_and_of_other_bytes(

@@ -12,15 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from bench import settings
 from bench.__main__ import main
-from bench.model import Subject
 from bench.timing import Contestant, measure
-from paramsync.errors import SettingsError
 
 TINY = ["--mb", "1", "--runs", "1"]
 
@@ -77,11 +73,6 @@ def test_settings_that_cannot_work_are_refused_before_anything_runs(
     assert capsys.readouterr().err.startswith(expected)
 
 
-def test_a_folder_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="no such folder"):
-        settings.folder(tmp_path / "nosuch", 1)
-
-
 # How contestants are timed --------------------------------------------------------------------------------------------
 
 
@@ -112,17 +103,6 @@ def test_a_peer_that_fails_is_absent_with_its_reason() -> None:
     assert "peer_ms" not in figures
 
 
-def test_ours_that_fails_ends_the_run() -> None:
-    with pytest.raises(OSError, match="out of tape"):
-        measure([Contestant(name="ours", run=_fail)], runs=1, order=random.Random(0), track=_track)
-
-
-def test_frozen_parameters_do_not_change() -> None:
-    subject = Subject([np.zeros((2, 2), np.float32) for _ in range(3)], frozen=2)
-    subject.train()
-    assert [value.any() for value in subject.module.values()] == [False, False, True]
-
-
 # Each benchmark -------------------------------------------------------------------------------------------------------
 
 
@@ -140,16 +120,6 @@ def test_without_peers_ours_is_compared_with_a_copy(tmp_path: Path, capsys: pyte
     assert conditions["versions"]["numpy"]
     assert len(conditions["load_average_before"]) == len(conditions["load_average_after"]) == 3
     assert list(tmp_path.iterdir()) == []
-
-
-def test_with_a_file_the_table_is_on_the_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["restore", *TINY, "--no-peers", "--folder", str(tmp_path), "--json", str(tmp_path / "restore.json")]
-    assert main(arguments) == 0
-    figures = json.loads((tmp_path / "restore.json").read_text())
-    _check_quotients(
-        figures, ours_over_memcpy=("ours", "memcpy"), trusted_over_replica=("ours_trusted", "ours_replica")
-    )
-    assert f"{figures['ours_ms']:.2f}" in capsys.readouterr().out
 
 
 # Keras hands variables to numpy in a way that numpy 2 warns about
@@ -177,13 +147,6 @@ def test_stall_reports_ours_and_its_peers(tmp_path: Path, capsys: pytest.Capture
         assert figures[f"{name}_over_ours"] == figures[f"{name}_stall_ms_p50"] / figures["ours_stall_ms_p50"]
     assert f"{figures['ours_stall_ms_p50']:.2f}" in text
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU here")
-def test_stall_on_a_gpu_is_refused_if_there_is_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stall", "--mb", "1", "--device", "gpu"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line == "bench: --device gpu: expected a GPU that TensorFlow can use, found none; use --device cpu"
 
 
 @pytest.mark.slow
