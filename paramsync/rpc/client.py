@@ -200,13 +200,8 @@ class Inferencer(_Client):
         """
         request = pb.SyncRequest(model=model, version=version, fresh=fresh)
         last = pb.SyncProgress()
-        try:
-            for last in self._open("/paramsync.v1.Sync/Sync", request, pb.SyncProgress, seconds=seconds):
-                progress(last)
-        except errors.NotReachableError:
-            raise
-        except errors.CallError as error:
-            raise errors.SyncError(str(error)) from error
+        for last in self._steps("Sync", request, pb.SyncProgress, seconds):
+            progress(last)
         if last.phase != pb.SyncProgress.DONE:
             raise errors.SyncError(f"inferencer at {self.address} ended the sync without saying that it is done")
         return last.status
@@ -241,11 +236,12 @@ class Inferencer(_Client):
         Raises SyncError if a new process does not come up, or if a worker takes longer than `seconds` on average.
         """
         most = seconds * max(1, len(self.report().workers))  # this call also fails fast if no server answers
-        stream = self._open(
-            "/paramsync.v1.Sync/ReplaceWorkers", pb.ReplaceWorkersRequest(), pb.ReplacedWorker, seconds=most
-        )
+        yield from self._steps("ReplaceWorkers", pb.ReplaceWorkersRequest(), pb.ReplacedWorker, most)
+
+    def _steps(self, method: str, request: Message, answer: type[_Answer], seconds: float) -> Iterator[_Answer]:
+        """The steps of a long change as they are done. Raises SyncError if the change fails."""
         try:
-            yield from stream
+            yield from self._open(f"/paramsync.v1.Sync/{method}", request, answer, seconds=seconds)
         except errors.NotReachableError:
             raise
         except errors.CallError as error:

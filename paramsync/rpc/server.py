@@ -102,17 +102,5 @@ def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
 
 
 def of_version(version: Version) -> pb.Version:
-    return pb.Version(
-        number=version.number,
-        step=version.step,
-        prefix=version.prefix,
-        graph=version.graph,
-        step_done_at=version.step_done_at,
-        snapshot_at=version.snapshot_at,
-        committed_at=version.committed_at or 0.0,
-        bytes=version.bytes,
-        bytes_written=version.bytes_written,
-        checksum=version.checksum,
-        finite=version.finite,
-        metrics=version.metrics,
-    )
+    """The message of a version: its fields are the record's fields of the same names."""
+    return pb.Version(**{name: getattr(version, name) for name in pb.Version.DESCRIPTOR.fields_by_name})

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     import grpc  # imported in functions: gRPC reads the environment when it is imported
 
 _LOOK_SECONDS = 2.0  # for a handshake only made to learn why it fails
-_EXPIRED, _MISMATCHES = 10, (62, 64)  # X509_V_ERR_CERT_HAS_EXPIRED, _HOSTNAME_MISMATCH, _IP_ADDRESS_MISMATCH
+_REMEDIES = {  # by X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+    10: "give it a new one",
+    **dict.fromkeys((62, 64), "call it by a name that stands in its certificate"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +174,8 @@ class ClientTls:
                 return None
             reason = "it hangs up"
         except ssl.SSLCertVerificationError as error:
-            why = error.verify_message.rstrip(".")
-            if error.verify_code == _EXPIRED:
-                return f"its certificate is not taken: {why}; give it a new one"
-            if error.verify_code in _MISMATCHES:
-                return f"its certificate is not taken: {why}; call it by a name that stands in its certificate"
-            return f"its certificate is not taken: {why}; name who signed it with --tls-ca FILE"
+            remedy = _REMEDIES.get(error.verify_code, "name who signed it with --tls-ca FILE")
+            return f"its certificate is not taken: {error.verify_message.rstrip('.')}; {remedy}"
         except ssl.SSLError as error:
             reason = (error.reason or str(error)).replace("_", " ").lower()
             if "alert" not in reason:
@@ -190,22 +189,16 @@ class ClientTls:
 
 def advise_tls(address: str) -> str | None:
     """Advice about a server that was called in plaintext but speaks TLS; None if it does not speak TLS."""
-    return "it speaks TLS: name who signed its certificate with --tls-ca FILE" if _speaks_tls(address) else None
-
-
-def _speaks_tls(address: str) -> bool:
-    """Whether a server at this address answers a handshake."""
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing but the handshake is sent
     context.set_alpn_protocols(["h2", "http/1.1"])
     try:
         _shake(context, host.strip("[]"), int(port))
-    except ssl.SSLError as error:
-        return "ALERT" in (error.reason or "")
-    except OSError:
-        return False
-    return True
+    except OSError as error:
+        if not (isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or "")):
+            return None
+    return "it speaks TLS: name who signed its certificate with --tls-ca FILE"
 
 
 def _shake(context: ssl.SSLContext, host: str, port: int) -> bool:

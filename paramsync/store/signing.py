@@ -13,7 +13,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,26 +28,10 @@ if TYPE_CHECKING:
 
     from paramsync.checkpoint.reader import Bundle
 
-SIGNED = (
-    "number",
-    "step",
-    "prefix",
-    "graph",
-    "step_done_at",
-    "snapshot_at",
-    "committed_at",
-    "bytes",
-    "bytes_written",
-    "checksum",
-    "finite",
-    "seal",
-    "digest",
-    "graph_file",
-    "signed_by",
-    "metrics",
-)
-"""The fields of a record that its signature covers: all but the signature, `publications` and `traceparent`. A reader
-that does not know a field would refuse signatures that cover the field."""
+_UNSIGNED = {"signature", "publications", "traceparent"}
+SIGNED = tuple(field.name for field in fields(Version) if field.name not in _UNSIGNED)
+"""The fields of a record that its signature covers. A reader that does not know a field refuses signatures that cover
+the field."""
 
 _STATEMENT = b"paramsync: the record of a version, 1\n"  # so that a signature of other data does not fit a record
 _EXPECTED_PRIVATE = "expected an Ed25519 private key in PEM, as paramsync keys new makes it"

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from paramsync.errors import CorruptCheckpointError, SettingsError, StoreError, UnreadableError
 from paramsync.host import files
@@ -20,6 +19,7 @@ MARK = ".unlisted-"
 MOST_BY_AGE = 1000  # versions kept by age: every look at the store and every publication reads their names
 
 _log = logging.getLogger("paramsync.store")
+_BROKEN = Version(number=0, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0)  # in place of a broken record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,17 +60,6 @@ class Retention:
         return {name for name, _ in older}.difference([*stay.values()][-MOST_BY_AGE:])
 
 
-class _Record(NamedTuple):
-    """The remembered part of a record; a broken record has the defaults."""
-
-    graph: str = ""
-    committed_at: float = 0.0
-
-    @classmethod
-    def of(cls, version: Version) -> _Record:
-        return cls(version.graph, version.committed_at or 0.0)
-
-
 class StateFile:
     """The publisher's view of `checkpoint`, which lists versions, oldest first. The publisher's thread owns it.
 
@@ -89,7 +78,7 @@ class StateFile:
         self._state: store.CheckpointState | None = None  # the last content of `checkpoint`
         self._names: tuple[str, ...] | None = None  # listed names, and our unlisted ones; None before the first look
         self._text: str | None = None  # the text that this object wrote: parsing a thousand names takes a while
-        self._records: dict[str, _Record | None] = {}  # by version; None without a record
+        self._records: dict[str, Version | None] = {}  # by name; None without a record
 
     def read_names(self) -> tuple[str, ...]:
         """The listed names, and our unlisted ones. Raises StoreError."""
@@ -109,7 +98,7 @@ class StateFile:
         """Rename a `checkpoint` into place that lists these names, with the version as the latest. Raises OSError."""
         self._write(names)
         self._records = {name: self._records[name] for name in names if name in self._records}
-        self._records[version.prefix] = _Record.of(version)
+        self._records[version.prefix] = version
 
     def keep(self, names: Collection[str], retention: Retention, *, now: float) -> list[str]:
         """The names to list beside a new version; the retention decides about our versions."""
@@ -118,7 +107,7 @@ class StateFile:
         for name in (name for name in names if name not in gone):
             with suppress(UnreadableError):  # its writer is unknown now: the version stays
                 if (record := self._known(name)) is not None:
-                    ours[name] = record.committed_at
+                    ours[name] = record.committed_at or 0.0
         dropped = {*retention.drop([*ours.items()], now=now), *gone}
         return [name for name in names if name not in dropped]
 
@@ -145,14 +134,13 @@ class StateFile:
         record = self._known(name)
         return None if record is None else record.graph
 
-    def _known(self, name: str) -> _Record | None:
-        """The remembered part of a version's record; None if it has no record. Raises UnreadableError."""
+    def _known(self, name: str) -> Version | None:
+        """The remembered record of a version; None if it has no record. Raises UnreadableError."""
         if name not in self._records:
             try:
-                record = self._record(name)
-                self._records[name] = None if record is None else _Record.of(record)
+                self._records[name] = self._record(name)
             except CorruptCheckpointError:
-                self._records[name] = _Record()
+                self._records[name] = _BROKEN
         return self._records[name]
 
     def _heal(self, error: CorruptCheckpointError) -> tuple[str, ...]:

@@ -57,15 +57,6 @@ def test_a_spare_of_no_use_goes_after_a_while(spares: FilePool, tmp_path: Path) 
     assert listing(tmp_path) == [".spare-ckpt-9.data"]
 
 
-def test_there_are_few_spares_and_the_oldest_go_first(spares: FilePool, tmp_path: Path) -> None:
-    for number in range(10):
-        write(spares, tmp_path / f"ckpt-{number}.data", number)
-    for number in range(10):
-        spares.retire(tmp_path / f"ckpt-{number}.data")
-        spares.trim()
-    assert listing(tmp_path) == [f".spare-ckpt-{number}.data" for number in range(10 - SPARES, 10)]
-
-
 def test_spares_that_are_taken_over_are_used_again_the_oldest_first(memory: Path) -> None:
     numbers = [9, 10, 11]
     first = FilePool(memory)
@@ -87,19 +78,6 @@ def test_a_spare_with_holes_gets_its_pages_before_it_is_written(tmp_path: Path) 
         file.put(0, np.ones(SIZE, np.uint8))
         assert (tmp_path / ".spare-x").stat().st_blocks * 512 >= SIZE
     spares.close()
-
-
-def test_an_empty_file_is_no_spare(spares: FilePool, tmp_path: Path) -> None:
-    with spares.writing(tmp_path / "ckpt-1.data", 0) as file:
-        assert not file.content.size
-    spares.retire(tmp_path / "ckpt-1.data")
-    assert listing(tmp_path) == []
-
-
-def test_a_new_file_that_fails_is_gone(spares: FilePool, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="broadcast"), spares.writing(tmp_path / "ckpt-1.data", SIZE) as file:
-        file.content[:10] = (1, 2)
-    assert listing(tmp_path) == []
 
 
 def test_a_spare_that_fails_is_still_one(spares: FilePool, tmp_path: Path) -> None:
@@ -160,14 +138,6 @@ def test_a_file_that_is_held_is_not_overwritten(spares: FilePool, tmp_path: Path
         assert second != first
         assert (tmp_path / ".spare-ckpt-1.data").read_bytes() == bytes([1]) * SIZE
     assert write(spares, tmp_path / "ckpt-3.data", 3) == first
-
-
-def test_a_spare_that_is_held_does_not_hide_another(spares: FilePool, tmp_path: Path) -> None:
-    inodes = [write(spares, tmp_path / f"ckpt-{number}.data", number) for number in (1, 2)]
-    with held(tmp_path / "ckpt-1.data"):
-        for number in (1, 2):
-            spares.retire(tmp_path / f"ckpt-{number}.data")
-        assert write(spares, tmp_path / "ckpt-3.data", 3) == inodes[1]
 
 
 def test_whoever_opened_a_file_before_it_was_retired_cannot_lock_it_while_it_is_written(

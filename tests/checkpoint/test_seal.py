@@ -21,7 +21,7 @@ from paramsync.sources.source import Progress, Verification
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from paramsync.version import Version
-from tests.support.published import Publisher, captured, values
+from tests.support.published import Publisher
 
 X = {"x": np.ones([3, 2], np.float32)}
 
@@ -53,23 +53,8 @@ def test_what_nobody_wrote_to_is_not_read_again(publisher: Publisher) -> None:
     assert restored(publisher.path, version) == {"mapping"}
 
 
-def test_nor_where_the_version_before_has_the_same_file(publisher: Publisher) -> None:
-    tensors = values(2, captured())
-    publisher.publish(1, tensors=tensors, finite=True)
-    version = publisher.publish(2, tensors=tensors, finite=True)
-    assert version.bytes_written == 0
-    assert restored(publisher.path, version) == {"mapping"}
-
-
 def test_told_to_it_reads_all_in_any_case(publisher: Publisher) -> None:
     assert restored(publisher.path, publisher.publish(1, finite=True), "checksums") == {"verifying"}
-
-
-def test_values_at_which_nobody_looked_are_looked_at(publisher: Publisher) -> None:
-    assert restored(publisher.path, publisher.publish(1)) == {"verifying"}
-    bad = publisher.publish_bad(2)
-    with pytest.raises(ParameterError, match="found NaN or infinity"):
-        restored(publisher.path, bad)
 
 
 def test_files_on_a_disk_have_no_seal(tmp_path: Path) -> None:

@@ -56,17 +56,6 @@ def test_it_is_held_as_long_as_one_of_the_versions_is_in_memory(halves: Store) -
     assert not is_held(frozen(halves, 3))
 
 
-def test_one_that_somebody_wrote_to_is_not_the_same(halves: Store) -> None:
-    replica = Replica("m", halves.path)
-    begin(halves, replica)
-    before = places(frozen(halves, 3))
-    version = halves.publish(4)
-    frozen(halves, 4).touch()
-    replica.swap(replica.restore(version))
-    assert len(places(frozen(halves, 4)) - before) == 1
-    assert answers(replica, 4)
-
-
 @pytest.fixture
 def store(disk: Path) -> Iterator[Store]:
     """Not in memory."""
@@ -108,16 +97,6 @@ def test_what_was_verified_and_is_held_is_not_verified_again(
     found = [verified(replica, halves.publish(1)), *(verified(replica, unsealed(halves, one)) for one in (2, 3, 4))]
     assert found == [one * SIZE for one in expected]
     assert answers(replica, 4)
-
-
-def test_what_nobody_has_held_since_is_verified_again(halves: Store) -> None:
-    replica = Replica("m", halves.path)
-    halves.publish(1)
-    assert [verified(replica, unsealed(halves, one)) for one in (2, 3)] == [2 * SIZE, SIZE]
-    replica.release()
-    while replica.leaving:
-        replica.tend()
-    assert verified(replica, unsealed(halves, 4)) == 2 * SIZE
 
 
 def test_what_the_kernel_dropped_is_verified_again(store: Store) -> None:

@@ -19,20 +19,13 @@ from crc32c import crc32c
 
 from paramsync.checkpoint import tensor_bytes
 from paramsync.checkpoint.file_pool import FilePool, PooledFile
-from paramsync.checkpoint.tensor_bytes import PORTION, DType, Finding, Region, combine, examine
+from paramsync.checkpoint.tensor_bytes import DType, Finding, Region, combine, examine
 from paramsync.checkpoint.writer import arrange
 from paramsync.dtypes import Array
 from tests.support.arrays import any_bits
 from tests.support.programs import eventually
 
 _LONG = 10.0
-
-
-@pytest.mark.parametrize("threads", [1, 2, 8])
-def test_every_item_is_worked_on_once(threads: int) -> None:
-    done: list[int] = []
-    tensor_bytes.each(done.append, range(1, 1000), threads=threads)
-    assert sorted(done) == list(range(1, 1000))
 
 
 def test_the_threads_work_at_the_same_time() -> None:
@@ -170,14 +163,6 @@ def test_a_bool_is_0_or_1() -> None:
     assert sound(np.array([0, 1, 0], np.uint8).view(np.bool_))
     assert not sound(np.array([0, 1, 2], np.uint8).view(np.bool_))
     assert not sound(np.array([255], np.uint8).view(np.bool_))
-
-
-def test_what_is_looked_at_is_checked_first_and_only_once() -> None:
-    content = np.zeros(17 * MIB + 3, np.uint8)
-    seen: list[tuple[int, int]] = []
-    examine([Region(content.data, check=lambda start, size: seen.append((start, size)))])
-    starts = range(0, len(content), PORTION)
-    assert sorted(seen) == [(start, min(PORTION, len(content) - start)) for start in starts]
 
 
 @pytest.mark.parametrize("cut", [0, 1, 7, 64, 4095, 4096, 100_000])

@@ -62,15 +62,6 @@ def test_a_numbered_directory_that_cannot_be_looked_into_keeps_no_other_from_ser
     assert (serving(follower), follower.status().reason) == (3, "")
 
 
-def test_where_the_newest_directory_cannot_be_looked_into_the_one_before_serves(tmp_path: Path) -> None:
-    saved_by_v1(tmp_path / "1", 1.0)
-    saved_by_v1(tmp_path / "2", 1.0)
-    variables_lead_to_themselves(tmp_path / "2")
-    follower = Follower(Replica("m", tmp_path))
-    follower.run_once()
-    assert (serving(follower), follower.status().in_store) == (1, (1, 2))
-
-
 def test_a_store_that_cannot_be_asked_for_is_a_problem_that_is_told(tmp_path: Path) -> None:
     store = tmp_path / ("m" * 300)  # no such name can be: looking for it is an error as a missing permission is
     source = open_source(store)

@@ -265,10 +265,3 @@ def test_a_directory_and_a_missing_file_are_refused(tmp_path: Path) -> None:
         read_file("--file", tmp_path)
     with pytest.raises(SettingsError, match=r"cannot be read: No such file"):
         read_secret("--file", tmp_path / "none")
-
-
-def test_a_link_is_followed_as_secrets_are_mounted(tmp_path: Path) -> None:
-    (tmp_path / "data").write_bytes(b"token")
-    (tmp_path / "data").chmod(0o600)
-    (tmp_path / "link").symlink_to("data")
-    assert read_secret("--file", tmp_path / "link") == b"token"

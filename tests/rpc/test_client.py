@@ -49,10 +49,6 @@ def predictor() -> Iterator[Predictor]:
         yield client
 
 
-def test_status_tells_of_every_model(inferencer: Inferencer) -> None:
-    assert inferencer.status() == (SERVING,)
-
-
 def test_sync_returns_the_status_and_passes_its_progress_on(inferencer: Inferencer) -> None:
     phases: list[int] = []
     status = inferencer.sync("digits", progress=lambda progress: phases.append(progress.phase))
@@ -117,13 +113,6 @@ def test_nobody_at_the_address_is_said_with_the_address() -> None:
         client.status()
     assert str(found.value).startswith(f"inferencer not reachable at {address} (Connection refused)")
     assert "\n" not in str(found.value)
-
-
-def test_sync_with_nobody_there_is_not_a_failed_sync() -> None:
-    with serving() as address:
-        pass
-    with Inferencer(address) as client, pytest.raises(errors.NotReachableError):
-        client.sync()
 
 
 def test_a_silent_server_is_given_up_on() -> None:

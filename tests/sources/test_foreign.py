@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import keras
 import ml_dtypes
 import numpy as np
 import pytest
@@ -120,36 +116,6 @@ def test_a_checkpoint_managers_directory(tmp_path: Path) -> None:
     assert_same_as_tensorflow(tmp_path, [2, 3])
 
 
-def digits() -> keras.Model:
-    layers = [keras.Input((6,)), keras.layers.Dense(5), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
-    model = keras.Sequential(layers)
-    model.compile("adam", "mse")
-    return model
-
-
-def fit(model: keras.Model, *callbacks: keras.callbacks.Callback) -> None:
-    chance = np.random.default_rng(0)
-    model.fit(chance.random((8, 6)), chance.random((8, 2)), epochs=3, batch_size=4, callbacks=[*callbacks], verbose=0)
-
-
-def test_a_checkpoint_of_a_keras_model_and_its_optimizer(tmp_path: Path) -> None:
-    model = digits()
-    manager = tf.train.CheckpointManager(tf.train.Checkpoint(model=model), str(tmp_path), max_to_keep=None)
-    saving = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, _: manager.save(epoch + 1))
-    fit(model, saving)
-    assert_same_as_tensorflow(tmp_path, [1, 2, 3])
-    found = [array.tobytes() for array in read(Store(tmp_path), Store(tmp_path).find(3)).values()]
-    for weight in model.get_weights():
-        assert weight.tobytes() in found
-
-
-v1 = tf.compat.v1
-
-VALUE = "weights/.ATTRIBUTES/VARIABLE_VALUE"
-
-AGAIN = "again/.ATTRIBUTES/VARIABLE_VALUE"
-
-
 @pytest.fixture
 def half(tmp_path: Path) -> Path:
     """A store of two versions of TensorFlow's."""
@@ -164,21 +130,6 @@ def saved(directory: Path, values: list[float]) -> None:
         manager.save(number)
 
 
-def test_an_index_without_data_is_refused(half: Path) -> None:
-    (half / "ckpt-2.data-00000-of-00001").unlink()
-    store = Store(half)
-    with pytest.raises(CorruptCheckpointError, match=r"ckpt-2\.data.*expected a data file, found No such file"):
-        store.open(store.find(2))
-    assert read(store, store.find(1))[VALUE].tolist() == [1.0, 2.0]
-
-
-def test_data_without_an_index_is_no_version(half: Path) -> None:
-    (half / "ckpt-2.index").unlink()
-    assert [version.number for version in Store(half).versions()] == [1]
-    with pytest.raises(CorruptCheckpointError, match="expected the files of ckpt-2, found no such files"):
-        Store(half).latest()
-
-
 def test_a_version_of_which_nothing_is_left_is_swept_away(half: Path) -> None:
     store = Store(half)
     versions = store.versions()
@@ -190,86 +141,3 @@ def test_a_version_of_which_nothing_is_left_is_swept_away(half: Path) -> None:
     for version in versions:  # still listed: whoever sweeps has not come to say so
         with pytest.raises(UnknownVersionError, match="there are: none"):
             store.open(version)
-
-
-def test_data_of_another_save_under_the_same_name_is_refused(half: Path) -> None:
-    saved(half / "other", [3.0, 4.0])
-    shutil.move(half / "other" / "ckpt-2.data-00000-of-00001", half / "ckpt-2.data-00000-of-00001")
-    store = Store(half)
-    with pytest.raises(CorruptCheckpointError, match=f"of '{VALUE}'"):
-        read(store, store.find(2))
-
-
-class Pair(tf.train.Checkpoint):
-    """Two tensors that have the number of the save as their values."""
-
-    def __init__(self) -> None:
-        super().__init__(weights=tf.Variable(tf.zeros(5000, tf.int64)), again=tf.Variable(tf.zeros(5000, tf.int64)))
-
-    def fill(self, number: int) -> None:
-        for one in (self.weights, self.again):
-            one.assign(tf.fill((5000,), tf.cast(number, tf.int64)))
-
-
-def manager_that_keeps_one(directory: Path, number: int, pair: Pair) -> None:
-    """Each save has a name of its own, and the one before is taken away."""
-    manager = tf.train.CheckpointManager(pair, str(directory), max_to_keep=1)
-    manager.save(number)
-
-
-def one_name_for_all(directory: Path, number: int, pair: Pair) -> None:
-    pair.write(str(directory / "model"))
-    v1.train.update_checkpoint_state(str(directory), "model")
-
-
-class Follower(threading.Thread):
-    """Restores the latest again and again; notes what it sees, and what it must not see."""
-
-    def __init__(self, directory: Path) -> None:
-        super().__init__()
-        self.stop = threading.Event()
-        self.seen: list[int] = []
-        self.wrong: list[object] = []
-        self._store = Store(directory)
-
-    def run(self) -> None:
-        while not self.stop.is_set():
-            try:
-                self._look()
-            except (CorruptCheckpointError, UnknownVersionError):
-                continue  # refused, which is what is to happen to half a save
-            except BaseException as error:  # noqa: BLE001, shown by the test
-                self.wrong.append(error)
-                return
-
-    def _look(self) -> None:
-        version = self._store.latest()
-        if version is None:
-            return
-        found = read(self._store, version)
-        values = {one for name in (VALUE, AGAIN) for one in found[name].tolist()}
-        if len(values) != 1 or min(values) < max(self.seen[-1:], default=0):
-            self.wrong.append((values, self.seen[-1:]))
-        self.seen.extend(values)
-
-
-@pytest.mark.parametrize("save", [manager_that_keeps_one, one_name_for_all])
-def test_what_is_read_while_tensorflow_writes_is_one_save_or_refused(
-    tmp_path: Path, save: Callable[[Path, int, Pair], None]
-) -> None:
-    pair = Pair()
-    follower = Follower(tmp_path)
-    follower.start()
-    number = 0
-    while len(set(follower.seen)) < 50 and not follower.wrong and number < 5000:
-        number += 1
-        pair.fill(number)
-        save(tmp_path, number, pair)
-    follower.stop.set()
-    follower.join()
-    assert follower.wrong == []
-    assert len(set(follower.seen)) >= 50
-    store = Store(tmp_path)
-    latest = store.latest()
-    assert latest is not None
-    assert set(read(store, latest)[VALUE].tolist()) == {number}

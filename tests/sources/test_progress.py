@@ -91,21 +91,6 @@ def test_a_short_restore_tells_its_progress_once_when_it_is_done(
     assert found[EventKind.RESTORED].restore_seconds > 0.0
 
 
-def test_a_long_restore_tells_its_progress_now_and_then(
-    follower: Follower, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("paramsync.following.report._BETWEEN", 0.0)
-    events = follower.subscribe(lambda: None)
-    publisher.publish(1)
-    follower.run_once()
-    told = [one.progress for one in events.take() if one.kind is EventKind.RESTORING]
-    assert told[0] is None
-    phases = [one.phase for one in told[1:] if one is not None]
-    assert list(dict.fromkeys(phases)) == ["mapping", "verifying", "warming"]
-    assert told[-1] is not None
-    assert told[-1].bytes_total == PARAMETERS * BYTES  # also while it is warmed
-
-
 def test_progress_is_left_out_before_a_subscriber_falls_behind() -> None:
     member = Subscription(lambda: None, lambda _: None, EVERY_KIND)
     version = Version(number=1, step=1, prefix="ckpt-1", step_done_at=0.0, snapshot_at=0.0)

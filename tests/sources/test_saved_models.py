@@ -22,7 +22,6 @@ from tests.support.stores import (
     X,
     answer,
     following,
-    quarantined,
     saved_by_v1,
     saved_by_v2,
     saved_with_words,
@@ -71,14 +70,6 @@ def test_names_are_numbers_as_they_are_for_tensorflow_serving(base: Path) -> Non
     assert numbers(base) == [42]
     shutil.copytree(base / "00042", base / "0")
     assert numbers(base) == [0, 42]
-
-
-def test_of_two_directories_with_one_number_the_last_by_name_counts(base: Path) -> None:
-    saved_by_v1(base / "007", 1.0)
-    saved_by_v1(base / "7", 2.0)
-    follower = Follower(Replica("m", base))
-    follower.run_once()
-    assert np.array_equal(answer(follower), 2 * X)
 
 
 @pytest.mark.parametrize("write", WRITERS)
@@ -136,13 +127,6 @@ def test_values_that_are_not_finite_are_not_served_and_the_next_best_is(base: Pa
 def version_of(base: Path, number: int) -> Version | None:
     look = open_source(base).look()
     return next((one.version for one in look.published or [] if one.number == number), None)
-
-
-def test_one_as_text_is_said_not_to_be_readable(base: Path) -> None:
-    saved_by_v1(base / "1", 1.0)
-    (base / "1" / "saved_model.pb").rename(base / "1" / "saved_model.pbtxt")
-    with following(base) as follower:
-        assert "saved_model.pb" in quarantined(follower, 1)
 
 
 def test_tables_and_their_files_come_with_each_version(base: Path, tmp_path: Path) -> None:

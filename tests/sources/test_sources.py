@@ -17,14 +17,13 @@ import tensorflow as tf
 
 from paramsync.errors import CorruptCheckpointError, ParameterError, SettingsError
 from paramsync.following.follower import Follower
-from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import capture
 from paramsync.sources.opening import open_source
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from tests.support.followers import saver_follower, serving
-from tests.support.published import Publisher, follower_of, saver_store
-from tests.support.stores import Scaled, X, answer, digits, following, quarantined, saved_by_v1, serves, train
+from tests.support.published import follower_of, saver_store
+from tests.support.stores import Scaled, X, answer, digits, following, quarantined, serves, train
 from tests.support.written import publish
 
 
@@ -85,21 +84,6 @@ def test_a_graph_that_comes_later_ends_the_wait_and_another_one_in_its_place_is_
         assert np.array_equal(answer(follower), 4 * X)
 
 
-def test_the_same_version_is_taken_again_with_another_graph(tmp_path: Path) -> None:
-    scaled = Scaled()
-    scaled.fill(3)
-    tf.train.CheckpointManager(tf.train.Checkpoint(net=scaled), str(tmp_path / "store"), None).save(1)
-    graph = tmp_path / "graph"
-    capture(scaled).graph.save(graph)
-    follower = Follower(Replica("m", tmp_path / "store", graph=graph))
-    assert follower.run_once() is not None
-    assert follower.run_once() is None
-    once_more = tf.function(lambda x: {"y": scaled(x)["y"] + 1}, [tf.TensorSpec([None, 6], tf.float32, name="x")])
-    capture(scaled, signatures={"serving_default": once_more}).graph.save(graph)
-    assert follower.run_once() is not None
-    assert np.array_equal(answer(follower), 3 * X + 1)
-
-
 def restored(store: Path, graph: Path) -> Any:
     source = open_source(store, graph=graph)
     (one,) = source.look().published or []
@@ -123,14 +107,6 @@ def test_names_that_lead_nowhere_are_told_with_those_that_are_there(tmp_path: Pa
     other = tf.train.Checkpoint(net=tf.train.Checkpoint(bias=tf.Variable([1.0])))
     tf.train.CheckpointManager(other, str(tmp_path / "other"), None).save(1)
     with pytest.raises(ParameterError, match=r"version 1: expected weight/.* .1 missing., found .*net/bias"):
-        restored(tmp_path / "other", tmp_path / "graph")
-
-
-def test_a_variable_of_another_shape_is_refused_with_both_sides(tmp_path: Path) -> None:
-    saved(tmp_path / "store", tmp_path / "graph", net=Scaled())
-    other = tf.train.Checkpoint(net=tf.train.Checkpoint(weight=tf.Variable([1.0, 2.0])))
-    tf.train.CheckpointManager(other, str(tmp_path / "other"), None).save(1)
-    with pytest.raises(ParameterError, match=r"expected weight/.* float32 \[6\], found float32 \[2\]"):
         restored(tmp_path / "other", tmp_path / "graph")
 
 
@@ -229,15 +205,6 @@ def test_models_of_other_kinds(tmp_path: Path, where: str, name: str) -> None:
     assert str(tmp_path / where / "saved_model.pb") in text
 
 
-def test_what_can_be_served_is_and_nothing_is_said_of_what_lies_beside_it(tmp_path: Path) -> None:
-    saved_by_v1(tmp_path / "1", 1.0)
-    (tmp_path / "2").mkdir()
-    (tmp_path / "2" / "model.tflite").touch()
-    follower = follower_of(tmp_path)
-    follower.run_once()
-    assert (serving(follower), follower.status().reason) == (1, "")
-
-
 def test_nothing_is_said_of_what_may_still_become_something(tmp_path: Path) -> None:
     for name in ("3", "4/variables"):
         (tmp_path / name).mkdir(parents=True)
@@ -301,16 +268,3 @@ def test_a_follower_says_what_it_waits_for_and_why(
             follower.run_once()
     assert follower.status().reason == expected
     assert [record.getMessage() for record in caplog.records] == [f"m: waits for a version: {expected}"]
-
-
-def test_nothing_is_waited_for_once_a_version_is_there_and_again_when_it_is_gone(
-    follower: Follower, publisher: Publisher, tmp_path: Path
-) -> None:
-    publisher.publish(7)
-    follower.run_once()
-    assert follower.status().reason == ""
-    publisher.close()
-    shutil.rmtree(tmp_path / "m")
-    follower.run_once()
-    assert follower.status().reason == f"{tmp_path / 'm'}: no such directory, {tmp_path} is there"
-    assert follower.status().serving is not None

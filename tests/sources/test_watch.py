@@ -38,14 +38,6 @@ def test_other_files_do_not_ring(store: Path, watch: Watch, bell: Bell) -> None:
     assert bell.rings == 1
 
 
-def test_a_checkpoint_written_in_place_rings_when_it_is_closed(store: Path, watch: Watch, bell: Bell) -> None:
-    store.mkdir(parents=True)
-    commit(store)
-    watch.arm()
-    (store / "checkpoint").write_text("y")
-    assert bell.rang()
-
-
 def test_the_graph_that_a_saver_writes_after_its_commit_rings(store: Path, watch: Watch, bell: Bell) -> None:
     store.mkdir(parents=True)
     watch.arm()
@@ -64,17 +56,6 @@ def test_a_link_to_a_store_is_watched(tmp_path: Path, store: Path, bell: Bell) -
     commit(store)
     assert bell.rang()
     watch.close()
-
-
-def test_arming_again_changes_nothing_while_the_store_is_the_same(store: Path, watch: Watch, bell: Bell) -> None:
-    store.mkdir(parents=True)
-    watch.arm()
-    running = threading.active_count()
-    watch.arm()
-    assert threading.active_count() == running
-    commit(store)
-    assert bell.rang()
-    assert bell.rings == 1
 
 
 def test_a_saved_model_rings_when_it_is_complete_however_deep_that_shows(store: Path, bell: Bell) -> None:

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.checkpoint.file_pool import SPARES
 from paramsync.store.commit import StoreWriter
 from tests.support.disks import run_on_small_disk
 from tests.support.whole import assert_whole
-from tests.support.written import files_of, is_spare, names, tensors, version
+from tests.support.written import tensors, version
 
 FULL = """
 import os, sys
@@ -73,14 +72,3 @@ def test_a_file_system_without_links_gets_everything_written_again(tmp_path: Pat
         assert committed.bytes_written == committed.bytes
     (tmp_path / "ckpt-1.index").unlink()
     assert assert_whole(tmp_path) == 2
-
-
-def test_what_cannot_be_removed_keeps_nothing_else(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path, keep=1) as writer:
-        writer.commit(version(1), tensors(1))
-        (tmp_path / "ckpt-1.data-more").mkdir()  # which unlink cannot remove
-        for number in range(2, 10):
-            writer.commit(version(number), tensors(number))
-        left = {name for name in names(tmp_path) if not is_spare(name) and not name.startswith("ckpt-1.data")}
-        assert left == files_of(9) | {".unlisted-ckpt-1"}
-        assert sum(map(is_spare, names(tmp_path))) <= SPARES

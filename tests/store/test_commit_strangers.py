@@ -44,12 +44,6 @@ def test_a_store_that_was_replaced_has_one_publisher_all_the_same(tmp_path: Path
     assert assert_whole(path) == 8
 
 
-def test_a_store_above_which_there_is_no_number_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "model-999999999999999999"')
-    with pytest.raises(StoreError, match="no number; publish to another store"):
-        StoreWriter(tmp_path)
-
-
 def test_a_checkpoint_of_another_writer_is_found_though_the_state_was_remembered(tmp_path: Path) -> None:
     with StoreWriter(tmp_path) as writer:
         writer.commit(version(1), tensors(1))
@@ -113,14 +107,3 @@ def test_what_lies_under_a_temporary_name_is_replaced_and_never_followed(tmp_pat
         writer.commit(version(1), tensors(1))
     assert victim.read_text() == "safe"
     assert assert_whole(store) == 1
-
-
-def test_a_mark_without_a_name_removes_nothing_outside(tmp_path: Path) -> None:
-    store = tmp_path / "store"
-    outside = tmp_path / "store.index"
-    outside.write_text("safe")
-    with StoreWriter(store) as writer:
-        (store / ".unlisted-").touch()
-        writer.commit(version(1), tensors(1))
-    assert outside.read_text() == "safe"
-    assert not (store / ".unlisted-").exists()

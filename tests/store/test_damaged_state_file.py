@@ -21,8 +21,6 @@ from tests.support.troubles import as_nobody
 from tests.support.whole import assert_whole
 from tests.support.written import names, publish, tensors, version
 
-State = Path
-
 
 def other(content: Callable[[bytes], bytes]) -> Callable[[Path], object]:
     return lambda state: state.write_bytes(content(state.read_bytes()))

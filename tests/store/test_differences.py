@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from paramsync.dtypes import Array
-from paramsync.errors import CorruptCheckpointError
 from paramsync.store import differences as module
 from paramsync.store.commit import StoreWriter
 from paramsync.store.differences import EDGES, Difference, differences
@@ -146,11 +145,3 @@ def test_parts_are_compared_one_by_one(tmp_path: Path) -> None:
     store = Store(tmp_path)
     (found,) = differences(store, store.find(1), store.find(2))
     assert (found.kind, found.changed, found.norm, found.largest) == ("changed", 1, 3.0, 3.0)
-
-
-def test_damage_is_told_in_place_of_differences(tmp_path: Path) -> None:
-    first, second = publish(tmp_path, 1, 2)
-    for data in tmp_path.glob("ckpt-2.data-*"):
-        data.write_bytes(b"\1" * data.stat().st_size)
-    with pytest.raises(CorruptCheckpointError, match="expected checksum"):
-        differences(Store(tmp_path), first, second)

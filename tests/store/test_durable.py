@@ -16,7 +16,6 @@ from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.commit import StoreWriter
 from tests.support.written import tensors, version
-from trainer import settings
 
 
 @pytest.fixture
@@ -92,8 +91,3 @@ def test_a_publisher_and_a_callback_sync_if_they_are_asked_to(tmp_path: Path, st
     callback = PublishCallback(tmp_path / "b", every_steps=1, durable=durable)
     model.fit(np.ones((4, 2)), np.ones(4), verbose=0, callbacks=[callback])
     assert ("sync .tmp-checkpoint" in steps) is durable
-
-
-def test_the_program_has_a_switch_for_it() -> None:
-    assert settings.parse(["--store", "here", "--durable"]).durable
-    assert not settings.parse(["--store", "here"]).durable

@@ -16,8 +16,6 @@ from tests.support import published
 from tests.support.published import ask, follower_of
 from tests.support.written import tensors, version
 
-v1 = tf.compat.v1
-
 VALUE = "weights/.ATTRIBUTES/VARIABLE_VALUE"
 
 
@@ -48,20 +46,6 @@ def checkpoint() -> tf.train.Checkpoint:
     return tf.train.Checkpoint(weights=tf.Variable([1.0, 2.0]))
 
 
-def test_a_checkpoint_saved_among_our_versions_is_the_latest_until_we_publish_again(tmp_path: Path) -> None:
-    publish(tmp_path, 10, 20)
-    saved = checkpoint()
-    saved.save(str(tmp_path / "theirs"))
-    assert listed(tmp_path) == ["theirs-1"]  # TensorFlow lists nobody else's
-    publish(tmp_path, 30)
-    assert listed(tmp_path) == ["theirs-1", "ckpt-10", "ckpt-20", "ckpt-30"]
-    saved.save(str(tmp_path / "theirs"))
-    publish(tmp_path, 40, keep=1)
-    # of theirs, the first was listed by nobody but the second; of ours, one is kept
-    assert listed(tmp_path) == ["theirs-2", "ckpt-40"]
-    assert not any(name.startswith(("ckpt-1", "ckpt-2", "ckpt-3")) for name in names(tmp_path))
-
-
 def test_a_manager_and_a_publisher_take_turns_and_neither_takes_the_others_away(tmp_path: Path) -> None:
     saved = checkpoint()
     for turn in range(1, 6):
@@ -72,26 +56,6 @@ def test_a_manager_and_a_publisher_take_turns_and_neither_takes_the_others_away(
     assert [name for name in found if name.startswith("ckpt")] == ["ckpt-45", "ckpt-55"]
     assert [name for name in found if name.startswith("theirs")][-1] == "theirs-50"
     assert {name.split(".")[0] for name in names(tmp_path) if name.startswith("ckpt")} == {"ckpt-45", "ckpt-55"}
-
-
-@pytest.mark.parametrize("numbers", [(1000,), (1000, 1001)])
-def test_numbers_rise_above_ours_though_tensorflow_begins_at_one(tmp_path: Path, numbers: tuple[int, ...]) -> None:
-    publish(tmp_path, *numbers)
-    checkpoint().save(str(tmp_path / "ckpt"))
-    with StoreWriter(tmp_path) as writer:
-        assert writer.next_number(5) == numbers[-1] + 1
-        writer.commit(version(2000), tensors(2000))
-    assert listed(tmp_path)[-1] == "ckpt-2000"
-
-
-def test_a_publisher_that_is_open_while_tensorflow_saves_goes_on(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path, keep=2) as writer:
-        for number in (10, 20):
-            writer.commit(version(number), tensors(number))
-        checkpoint().save(str(tmp_path / "theirs"))
-        writer.commit(version(30), tensors(30))
-        assert listed(tmp_path) == ["theirs-1", "ckpt-20", "ckpt-30"]
-    assert not any(name.startswith("ckpt-10") for name in names(tmp_path))
 
 
 def test_a_checkpoint_of_tensorflow_over_one_of_ours_is_never_served_as_ours_and_never_removed(tmp_path: Path) -> None:
@@ -121,15 +85,6 @@ def test_an_emptied_state_file_costs_no_version_and_no_number(tmp_path: Path) ->
             number = writer.next_number(0)
             writer.commit(version(number), tensors(number))
     assert listed(tmp_path) == ["ckpt-5", "ckpt-6", "ckpt-7", "ckpt-8", "ckpt-9"]
-
-
-def test_an_emptied_state_file_is_noticed_by_the_publisher_that_is_open(tmp_path: Path) -> None:
-    with StoreWriter(tmp_path, keep=2) as writer:
-        for number in (5, 6):
-            writer.commit(version(number), tensors(number))
-        os.truncate(tmp_path / "checkpoint", 0)
-        writer.commit(version(7), tensors(7))
-        assert listed(tmp_path) == ["ckpt-6", "ckpt-7"]
 
 
 def test_what_is_left_of_a_version_without_its_index_is_cleared_away(tmp_path: Path) -> None:

@@ -17,15 +17,6 @@ from tests.support.whole import assert_serves
 from tests.support.written import changing, files_of, names, publish_changing, version
 
 
-def test_only_the_newest_versions_are_kept(tmp_path: Path) -> None:
-    publish_changing(tmp_path, 1, 2, 3, 4, keep=2)
-    assert names(tmp_path, spares=False) == files_of(3, 4, data=1)
-    assert [one.number for one in Store(tmp_path).versions()] == [3, 4]
-    publish_changing(tmp_path, 5, keep=1)
-    assert names(tmp_path, spares=False) == files_of(5, data=1)
-    assert_serves(tmp_path, 5)
-
-
 def test_a_graph_goes_with_the_last_version_that_has_it(tmp_path: Path) -> None:
     publish_changing(tmp_path, 1, 2, keep=2, graph="aa")
     publish_changing(tmp_path, 3, keep=2, graph="bb")
@@ -113,14 +104,6 @@ def test_what_stays(case: Case) -> None:
     listed = [(str(at), at) for at in case.times]
     dropped = case.retention.drop(listed, now=case.now)
     assert [at for name, at in listed if name not in dropped] == case.stay
-
-
-def test_a_day_of_publications_twice_a_minute_leaves_one_an_hour() -> None:
-    listed: list[tuple[str, float]] = []
-    for at in range(0, int(2 * DAY), 30):
-        dropped = ONE_AN_HOUR.drop(listed, now=at)
-        listed = [(name, time) for name, time in listed if name not in dropped] + [(str(at), float(at))]
-    assert [time for _, time in listed] == [*(DAY + HOUR * hour for hour in range(24)), 2 * DAY - 60, 2 * DAY - 30]
 
 
 def test_no_more_than_some_stay_for_their_age() -> None:

@@ -107,28 +107,3 @@ def test_a_killed_trainer_resumes_and_its_versions_keep_rising(tmp_path: Path) -
         with Inferencer(control) as operator:
             assert operator.sync("digits").serving.number == last
         assert serving.stop() == 0
-
-
-SAVER_SCRIPT = """
-import sys
-import numpy as np
-import tensorflow.compat.v1 as tf
-tf.disable_eager_execution()
-
-x = tf.placeholder(tf.float32, (None, 4), name="x")
-target = tf.placeholder(tf.float32, (None, 1), name="target")
-hidden = tf.nn.relu(tf.matmul(x, tf.get_variable("w1", (4, 8))) + tf.get_variable("b1", (8,)))
-y = tf.add(tf.matmul(hidden, tf.get_variable("w2", (8, 1))), 0.0, name="y")
-loss = tf.reduce_mean(tf.square(y - target))
-step = tf.train.get_or_create_global_step()
-train = tf.train.AdamOptimizer(0.01).minimize(loss, global_step=step)
-saver = tf.train.Saver()
-ones = np.ones((1, 4), np.float32)
-with tf.Session() as session:
-    session.run(tf.global_variables_initializer())
-    for _ in range(int(sys.argv[2])):
-        for _ in range(100):
-            session.run(train, {x: ones, target: [[7.0]]})
-        saver.save(session, sys.argv[1] + "/model.ckpt", global_step=step)
-        print(session.run(y, {x: ones})[0, 0], flush=True)
-"""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +60,6 @@ def test_a_signed_version_is_trusted_and_its_values_are_those_of_the_store(tmp_p
     assert found == published[1]
     assert (found.signed_by, len(found.digest), len(found.graph_file)) == (pair.id, 64, 64)
     np.testing.assert_array_equal(Store(tmp_path / "store").open(found).array("kernel"), tensors(2)["kernel"])
-
-
-def test_a_signature_covers_every_field_of_a_record_but_itself_its_count_and_its_trace() -> None:
-    assert {*SIGNED} == {field.name for field in fields(Version)} - {"signature", "publications", "traceparent"}
 
 
 @pytest.mark.parametrize("name", sorted({*SIGNED} - {"signed_by"}))
@@ -124,14 +120,6 @@ def _multiple_of_the_polynomial() -> bytes:
     polynomial = 1 << 32 | 0x1EDC6F41
     bits = [polynomial >> 32 - at & 1 for at in range(33)]
     return bytes(sum(bit << at for at, bit in enumerate(bits[start : start + 8])) for start in range(0, 40, 8))
-
-
-def test_values_under_other_names_or_in_another_shape_are_not_trusted(tmp_path: Path, pair: Keys) -> None:
-    first, second = np.ones(4, np.float32), np.zeros(4, np.float32)
-    (one,) = signed(tmp_path / "a", pair.private, 1, of=lambda value: {"a": first, "b": second})
-    (swapped,) = signed(tmp_path / "b", pair.private, 1, of=lambda value: {"a": second, "b": first})
-    (shaped,) = signed(tmp_path / "c", pair.private, 1, of=lambda value: {"a": first.reshape(2, 2), "b": second})
-    assert len({one.digest, swapped.digest, shaped.digest}) == 3
 
 
 def test_another_graph_is_not_trusted(tmp_path: Path, pair: Keys) -> None:

@@ -13,7 +13,6 @@ from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
-from tests.support.keys import keys
 from tests.support.written import version
 
 
@@ -80,12 +79,3 @@ def test_saver_restores_a_version_whose_parameters_are_named_as_its_variables(tm
             saver.restore(session, str(Store(tmp_path).prefix(Store(tmp_path).find(number))))
             np.testing.assert_array_equal(session.run(first), frozen)
             assert set(np.unique(session.run(second))) == {number}
-
-
-def test_checkpoint_reads_a_signed_version_and_consumes_all_of_it(tmp_path: Path) -> None:
-    model, other = Affine(1.0), Affine(9.0)
-    key, store = keys(tmp_path).private, tmp_path / "store"
-    with Publisher(store, model, schedule=PublishSchedule(every_steps=1), signing_key=key) as publisher:
-        assert publisher.publish(1, wait=True).signature
-    tf.train.Checkpoint(other).read(tf.train.latest_checkpoint(str(store))).assert_consumed()
-    np.testing.assert_array_equal(other.scale.numpy(), model.scale.numpy())

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as some
 
 from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError
-from paramsync.store.store import CheckpointState, Store, problem, read_record, read_state, record_file, state_file
+from paramsync.store.store import Store, problem, read_record, read_state, record_file, state_file
 from paramsync.v1 import bundle_pb2
 from paramsync.version import Version
 from tests.support import rewritten
@@ -47,24 +47,12 @@ def test_a_version_whose_files_are_gone_is_not_listed(tmp_path: Path) -> None:
         Store(tmp_path).find(2)
 
 
-def test_a_store_that_goes_while_it_is_read_lists_nothing(tmp_path: Path) -> None:
-    assert Store(tmp_path / "gone").listed(CheckpointState("ckpt-1", ("ckpt-1",))) == []
-
-
 def test_a_latest_version_whose_files_are_gone_is_a_fault(tmp_path: Path) -> None:
     publish_changing(tmp_path, 1, 2)
     (tmp_path / "ckpt-2.index").unlink()
     with pytest.raises(CorruptCheckpointError, match=r"checkpoint: expected the files of ckpt-2, found no such files"):
         Store(tmp_path).latest()
     assert [one.number for one in Store(tmp_path).versions()] == [1]
-
-
-def test_a_listed_version_whose_data_is_gone_is_a_fault(tmp_path: Path) -> None:
-    publish_changing(tmp_path, 1)
-    (tmp_path / "ckpt-1.data-00000-of-00001").unlink()
-    store = Store(tmp_path)
-    with pytest.raises(CorruptCheckpointError, match="expected a data file, found No such file"):
-        store.open(store.find(1))
 
 
 @pytest.mark.parametrize(
@@ -193,18 +181,6 @@ def attempt(work: Callable[[], T]) -> T | None:
     assert said.isprintable()
     assert len(said) < 1000
     return None
-
-
-@quick
-@given(some.binary())
-@example(b"\x1b[2J")
-@example(b'model_checkpoint_path: "\\377"')
-@example(b'model_checkpoint_path: "\\355\\240\\200"')
-@example(b"a {" * 10_000)
-@example(b"all_model_checkpoint_timestamps: 1e999999")
-def test_a_state_file_of_arbitrary_bytes_is_refused_or_names_nothing(directory: Path, content: bytes) -> None:
-    state_file(directory).write_bytes(content)
-    assert attempt(lambda: read_state(directory)) is None
 
 
 @quick

@@ -74,20 +74,6 @@ def test_entries_are_encoded_as_protobuf_does(made: Index) -> None:
 
 
 @quick
-@given(some.dictionaries(some.binary(), some.binary(max_size=300)))
-def test_any_records_are_read_as_they_were_written(records: dict[bytes, bytes]) -> None:
-    ordered = sorted(records.items())
-    assert list(sstable.read(sstable.write(ordered), path=WHERE)) == ordered
-
-
-@quick
-@given(some.integers(0, (1 << 64) - 1), some.binary())
-def test_varints_are_read_as_they_were_written(value: int, behind: bytes) -> None:
-    encoded = sstable.varint(value)
-    assert sstable.read_varint(encoded + behind, 0) == (value, len(encoded))
-
-
-@quick
 @given(some.lists(some.binary(max_size=300)))
 def test_strings_are_read_as_they_were_written(values: list[bytes]) -> None:
     array = np.array([*values, None], object)[:-1]

@@ -145,8 +145,3 @@ SMALL = b"\0\1\0a\0\0\0\0"
 def test_what_snappy_would_not_write_is_refused(block: bytes, message: str) -> None:
     with pytest.raises(CorruptCheckpointError, match=message):
         read(assembled_compressed([block]))
-
-
-def test_a_checksum_is_masked_as_the_format_says() -> None:
-    assert mask(0) == 0xA282EAD8
-    assert mask(0xFFFFFFFF) == 0xA282EAD7
