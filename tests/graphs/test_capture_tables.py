@@ -160,13 +160,6 @@ def test_an_asset_outside_the_assets_is_refused(tmp_path: Path, name: str) -> No
         SavedModel(directory).draft()
 
 
-def test_an_asset_that_is_not_there_is_named(tmp_path: Path) -> None:
-    directory = saved_with_file(tmp_path)
-    (directory / "assets" / "vocabulary.txt").unlink()
-    with pytest.raises(GraphError, match=r"vocabulary\.txt: expected a file"):
-        saved_graph(directory)
-
-
 def test_a_table_that_only_a_saver_fills_is_refused_in_one_line() -> None:
     with tf.Graph().as_default():
         text = v1.placeholder(tf.string, (None,), name="text")

@@ -17,6 +17,7 @@ from paramsync.errors import GraphError, UnfinishedMetaError, UnsafeGraphError
 from paramsync.graphs.draft import finish
 from paramsync.graphs.sources.meta_graphs import draft_of_meta
 from paramsync.graphs.sources.v1_graphs import draft_of_tensors
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from tests.support.captured import ONES, answer, meta_graph, names, two_layers
 from tests.support.control_flow import control_flow
 
@@ -27,21 +28,10 @@ def test_sparse_and_ragged_inputs_are_several() -> None:
     with tf.Graph().as_default():
         sparse = v1.sparse_placeholder(tf.float32, (None, 4), name="s")
         ragged = v1.ragged.placeholder(tf.float32, 1, (), name="r")
-        y = tf.sparse.to_dense(sparse) * v1.get_variable("w", (4,)), tf.reduce_sum(ragged, 1)
-        draft = draft_of_tensors({"s": sparse, "r": ragged}, {"dense": y[0], "sums": y[1]})
-    graph = finish(draft)
-    found = graph(
-        [tf.constant([1.0, 2.0, 3.0, 4.0])],
-        {
-            "s_indices": tf.constant([[0, 1], [1, 3]], tf.int64),
-            "s_values": tf.constant([1.0, 2.0]),
-            "s_dense_shape": tf.constant([2, 4], tf.int64),
-            "r_values": tf.constant([1.0, 2.0, 3.0]),
-            "r_row_splits": tf.constant([0, 2, 3], tf.int64),
-        },
-    )
-    np.testing.assert_array_equal(found["dense"], [[0, 2, 0, 0], [0, 0, 0, 8]])
-    np.testing.assert_array_equal(found["sums"], [3, 3])
+        y = tf.sparse.reduce_sum(sparse, 1) + tf.reduce_sum(ragged, 1)
+        graph = finish(draft_of_tensors({"s": sparse, "r": ragged}, y))
+    sparse_parts = ["s_indices", "s_values", "s_dense_shape"]
+    assert [*graph.signatures[DEFAULT_SIGNATURE].inputs] == [*sparse_parts, "r_values", "r_row_splits"]
 
 
 def test_what_are_no_tensors_of_one_graph_is_refused() -> None:
@@ -150,35 +140,14 @@ def test_ops_that_only_training_needs_need_not_be_known_here(tmp_path: Path) -> 
 # Names of parameters --------------------------------------------------------------------------------------------------
 
 
-def averaged(directory: Path) -> None:
-    """A graph that is trained with its variables, and served with their moving averages, which another Saver saves."""
-    with tf.Graph().as_default(), v1.Session() as session:
+def test_names_are_those_of_the_saver_that_is_given_or_that_the_meta_graph_has() -> None:
+    with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, (None, 4), name="x")
         weights = v1.get_variable("weights", (4, 2))
-        tf.matmul(x, weights, name="y")
-        average = tf.train.ExponentialMovingAverage(0.5)
-        average.apply([weights])
-        session.run(v1.global_variables_initializer())
-        session.run(weights.assign(tf.ones((4, 2))))
-        v1.train.Saver().save(session, str(directory / "own"))
-        v1.train.Saver(average.variables_to_restore([weights])).save(session, str(directory / "averages"))
-
-
-def test_names_are_those_that_the_saver_of_the_meta_file_writes(tmp_path: Path) -> None:
-    averaged(tmp_path)
-    own = meta_graph(tmp_path / "own.meta", inputs=["x"], outputs=["y"])
-    averages = meta_graph(tmp_path / "averages.meta", inputs=["x"], outputs=["y"])
-    assert names(own) == ["weights"]
-    assert names(averages) == ["weights/ExponentialMovingAverage"]
-    np.testing.assert_array_equal(answer(averages, tmp_path / "averages", {"x": ONES})["y"], [[4.0, 4.0]])
-
-
-def test_names_of_live_tensors_are_those_of_the_saver_that_is_given() -> None:
-    with tf.Graph().as_default():
-        x = v1.placeholder(tf.float32, (None, 4), name="x")
-        weights = v1.get_variable("weights", (4, 2))
-        y = tf.matmul(x, weights)
+        y = tf.matmul(x, weights, name="y")
         saver = v1.train.Saver({"old/w": weights})
+        meta = v1.train.export_meta_graph(graph=graph, saver_def=saver.saver_def)
+    assert names(finish(draft_of_meta(meta, ["x"], ["y"]))) == ["old/w"]
     assert names(finish(draft_of_tensors([x], [y]))) == ["weights"]
     assert names(finish(draft_of_tensors([x], [y], saver=saver))) == ["old/w"]
 

@@ -97,20 +97,6 @@ def middle(resource: bool) -> tuple[Tensors, Tensors]:
     return {"features": features}, {"logits": dense(features, "head", 3, resource)}
 
 
-def trained(resource: bool) -> tuple[Tensors, Tensors]:
-    """A loop in a branch, with gradients; the number of turns is fed, in place of a default."""
-    x = v1.placeholder(tf.float32, (None, 4), name="x")
-    times = v1.placeholder_with_default(3, (), name="times")
-    weights = variable("weights", (4, 4), resource)
-
-    def repeated() -> Any:
-        return tf.while_loop(lambda at, _: at < times, lambda at, y: (at + 1, tf.tanh(y @ weights)), [0, x])[1]
-
-    y = tf.cond(tf.reduce_mean(x) > 0, repeated, lambda: x @ weights)
-    v1.train.AdamOptimizer().minimize(tf.reduce_mean(y))
-    return {"x": x, "times": times}, {"y": y}
-
-
 def made(spec: Any, rows: int) -> Any:
     random = np.random.default_rng(rows)
     shape = [rows if size is None else size for size in spec.shape or ()]
@@ -176,6 +162,6 @@ def test_a_v1_graph(build: Any, kind: bool, handed: str, tmp_path: Path) -> None
     assert_bit_for_bit(build, kind, handed, tmp_path)
 
 
-@pytest.mark.parametrize("build", [looping, trained])
+@pytest.mark.parametrize("build", [looping])
 def test_a_v1_graph_with_control_flow(build: Any, kind: bool, handed: str, version: None, tmp_path: Path) -> None:
     assert_bit_for_bit(build, kind, handed, tmp_path)

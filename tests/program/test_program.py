@@ -148,11 +148,6 @@ def test_every_public_name_of_the_library_is_imported(package: ModuleType) -> No
     assert [getattr(package, name).__name__ for name in package.__all__] == package.__all__
 
 
-def test_an_import_that_fails_for_another_reason_is_left_as_it_is() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"^No module named 'mine'$"), with_tensorflow("paramsync.keras"):
-        raise ModuleNotFoundError("No module named 'mine'", name="mine")
-
-
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
