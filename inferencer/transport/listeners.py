@@ -111,15 +111,25 @@ class Acceptor:
     def stop(self, *, handed_on: bool = False) -> None:
         """Refuse connections that wait to be accepted, unless another process goes on with the same listeners. A UNIX
         socket refuses its waiting connections only once all processes have closed it."""
-        for listener, _ in self._listeners:
-            with suppress(OSError):
-                if not handed_on:
-                    listener.shutdown(socket.SHUT_RDWR)
-        for server in self._servers:
-            server.close()
-        for listener, _ in self._listeners:
-            listener.close()
+        listeners, servers = self._listeners, self._servers
         self._listeners, self._servers = [], []
+
+        def close() -> None:
+            for server in servers:
+                server.close()
+            for listener, _ in listeners:
+                listener.close()
+
+        if handed_on:
+            loop = asyncio.get_running_loop()
+            for listener, _ in listeners:
+                loop.remove_reader(listener)
+            loop.call_soon(close)  # not now: asyncio would drop connections that it accepted in this turn
+            return
+        for listener, _ in listeners:
+            with suppress(OSError):
+                listener.shutdown(socket.SHUT_RDWR)
+        close()
 
 
 class RareErrors:
