@@ -60,21 +60,20 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.began = self.heard = calls.loop.time()
         self.waits = False
         """Whether input waits for its turn."""
-        self.is_ending = False
-        self.will_flush = False
-        """Whether a flush is due in this turn of the event loop."""
         self.transport: asyncio.Transport | None = None
+        self._calls = calls
+        self._connections = connections
+        self._turns = turns
+        self._loop = calls.loop
+        self._input = b""  # received, not yet handled
+        self._will_flush = False  # in this turn of the event loop
+        self._is_ending = False
         self._is_deaf = False  # the client sends nothing more
         self._pinged: float | None = None
         self._behind = 0  # bytes of frames other than answers that the kernel has not taken
         self._unsent: dict[int, MemoryShare] = {}  # shares of answers that wait for the client's windows
         self._unwritten: list[MemoryShare] = []  # shares of answers that the kernel has not taken
         self._farewell = _Farewell.NONE
-        self._calls = calls
-        self._connections = connections
-        self._turns = turns
-        self._loop = calls.loop
-        self._input = b""  # received, not yet handled
 
     @property
     def unread(self) -> int:
@@ -127,7 +126,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Answer calls whose request is complete before the connection closes; close a TLS connection at once."""
         assert self.transport is not None
         self.flush()
-        if not self.transport.can_write_eof() or self.is_ending or not self.http2.streams:
+        if not self.transport.can_write_eof() or self._is_ending or not self.http2.streams:
             return False
         self._is_deaf = True
         for call in [*self.calls.values()]:
@@ -143,13 +142,13 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         self._behind = 0
         self._read_on()
-        self.will_flush = True
+        self._will_flush = True
         for event in self.http2.release():
             _TAKERS[type(event)](self, event)
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.is_ending, self.transport, self._input = True, None, b""
+        self._is_ending, self.transport, self._input = True, None, b""
         for share in (*self._unsent.values(), *self._unwritten):
             share.leave()
         self._unsent, self._unwritten = {}, []
@@ -161,7 +160,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     def _take(self, now: float) -> None:
         """Handle as much input as one turn allows, and add its time to the connection's cost."""
         content, self._input = self._input, b""
-        self.will_flush = True
+        self._will_flush = True
         for event in self.http2.receive(content, now):
             _TAKERS[type(event)](self, event)
         self.flush()
@@ -261,24 +260,24 @@ class GrpcConnection(asyncio.BufferedProtocol):
             share.leave()
         elif stream in self.http2.streams:
             self._unsent[stream] = share
-        elif self.http2.held or self.will_flush:
+        elif self.http2.held or self._will_flush:
             self._unwritten.append(share)
         else:
             share.leave()
 
     def flush_soon(self) -> None:
         """Flush at the end of this turn of the event loop, with other answers; at once if no call is open."""
-        if self.will_flush:
+        if self._will_flush:
             return
         if self.calls:
-            self.will_flush = True
+            self._will_flush = True
             self._loop.call_soon(self.flush)
         else:
             self.flush()
 
     def flush(self) -> None:
-        self.will_flush = False
-        if self.transport is None or self.is_ending:
+        self._will_flush = False
+        if self.transport is None or self._is_ending:
             return
         if output := self.http2.output():
             if self.http2.held:
@@ -318,7 +317,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if self.cost > NEWCOMER_SECONDS:
             self.cost = max(self.cost / 2, NEWCOMER_SECONDS)
         silent = now - self.heard
-        if self.is_ending:
+        if self._is_ending:
             return
         if not self.http2.has_begun:
             if now - self.began >= SILENT_SECONDS:
@@ -355,7 +354,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.flush()
 
     def abort(self) -> None:
-        self.is_ending = True
+        self._is_ending = True
         if self.transport is not None:
             self.transport.abort()
 
@@ -367,7 +366,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def _end(self) -> None:
         """Let the client read all answers before the end: closing a socket at once may drop unread bytes."""
-        self.is_ending = True
+        self._is_ending = True
         assert self.transport is not None
         if self.transport.can_write_eof() and not self._is_deaf:
             with suppress(OSError):  # the client has gone

@@ -30,7 +30,7 @@ from .methods import Method
 _MOST_LEAVING = 20.0  # seconds that a replaced worker has for its open calls
 
 
-class GrpcioPort:
+class GrpcioPort(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # no class that can be subscripted
     """Has the interface of GrpcPort. Lives on the event loop on which it is made."""
 
     def __init__(
@@ -46,7 +46,8 @@ class GrpcioPort:
         if connection_seconds is not None:
             chosen["grpc.max_connection_age_ms"] = int(1000 * connection_seconds)
         self._server = grpc.aio.server(options=[*chosen.items()])
-        self._server.add_generic_rpc_handlers([_Handlers(self, methods)])
+        self._server.add_generic_rpc_handlers([self])
+        self._methods = methods
         self._stopping: asyncio.Future[None] | None = None
         self.open = 0
         """The number of open calls."""
@@ -102,11 +103,7 @@ class GrpcioPort:
         """End at once."""
         await self._server.stop(None)
 
-
-class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # no class that can be subscripted
-    def __init__(self, port: GrpcioPort, methods: Mapping[str, Method]) -> None:
-        self._port = port
-        self._methods = methods
+    # Calls ------------------------------------------------------------------------------------------------------------
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
         method = self._methods.get(handler_call_details.method)
@@ -128,9 +125,8 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # no class t
             await context.write(call.response)
 
     async def _run(self, method: Method, call: GrpcioCall) -> None:
-        port = self._port
-        port.open += 1
-        port.came += 1
+        self.open += 1
+        self.came += 1
         try:
             if method.admission.looks:
                 call.caller = method.admission.admit(call)
@@ -140,7 +136,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # no class t
         except Exception as error:  # noqa: BLE001, the last place before grpcio
             await call.context.abort(*logged_status(error))
         finally:
-            port.open -= 1
+            self.open -= 1
             if call.share is not None:
                 call.share.leave()
 

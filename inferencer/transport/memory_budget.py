@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 from paramsync.errors import BusyError, TooLargeError
 from paramsync.host import memory
-
-_log = logging.getLogger("paramsync.services")
 
 SHARES = 12  # the budget divided by the size of the largest message
 _STRING = 40  # bytes that a string takes in addition to its content
@@ -22,9 +18,8 @@ BRIEF = 4096  # bytes: smaller requests need no share, because their number is l
 
 
 class MemoryBudget:
-    """Lives on one event loop; any thread may call `left` and `dropped`. Every request above BRIEF bytes has a share,
-    and so has every message while it is received. The memory taken is the sum of all shares: no share is below zero,
-    and a garbage-collected share gives its size back."""
+    """Lives on one event loop; any thread may call `left`. Every request above BRIEF bytes has a share, and so
+    has every message while it is received. The memory taken is the sum of all shares."""
 
     def __init__(self, most: int, all_taken: memoryview | None = None, slot: int = 0) -> None:
         """The processes of one server share a budget: in the shared memory `all_taken`, each process writes the bytes
@@ -36,8 +31,6 @@ class MemoryBudget:
         self._all_taken[slot] = 0  # an earlier process may have used the slot
         self._freed = 0
         self._trimming = False
-        self._dropped: deque[int] = deque()  # sizes of shares that were garbage-collected, by whichever thread
-        self._said = False
 
     def share(self) -> MemoryShare:
         return MemoryShare(self)
@@ -62,30 +55,12 @@ class MemoryBudget:
     @property
     def used(self) -> int:
         """Bytes that requests and messages take, in all processes."""
-        if self._dropped:
-            self._give_back()
         return sum(self._all_taken)
 
     def take(self, size: int) -> None:
         """Add to the memory taken; `size` may be negative. Only shares call this."""
         self.taken += size
         self._all_taken[self._slot] = self.taken
-
-    def dropped(self, size: int) -> None:
-        """A share of this size was garbage-collected. Any thread."""
-        self._dropped.append(size)
-
-    def _give_back(self) -> None:
-        while self._dropped:
-            size = self._dropped.popleft()
-            self.take(-size)
-            self.mended(f"{size} bytes belonged to a request that is gone")
-
-    def mended(self, found: str) -> None:
-        """Log an error in this process's count of memory, only the first time."""
-        if not self._said:
-            self._said = True
-            _log.error("the memory of requests was counted wrong, and is put right: %s; please report this", found)
 
 
 class MemoryShare:
@@ -122,9 +97,7 @@ class MemoryShare:
 
     def keep(self, size: int) -> None:
         """Set the size even over budget, for memory that is already taken."""
-        if size < 0:
-            self._budget.mended(f"a request was to have {size} bytes")
-            size = 0
+        assert size >= 0, f"a request was to have {size} bytes"
         self._budget.take(size - self.size)
         self.size = size
 
@@ -132,10 +105,6 @@ class MemoryShare:
         if self.size >= LARGE:
             self._budget.left(self.size)
         self.keep(0)
-
-    def __del__(self) -> None:
-        if self.size:
-            self._budget.dropped(self.size)
 
 
 def weight(arrays: Mapping[str, Any]) -> int:

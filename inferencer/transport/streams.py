@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
@@ -29,8 +30,7 @@ class Slots:
         """`what` names the places in errors, such as "streams"."""
         self._most = most
         self._what = what
-        self._taken = 0
-        self._held: dict[str, dict[str, list[_Place]]] = {}  # by address and connection
+        self._places: dict[_Place, None] = {}  # the newest last
 
     @contextmanager
     def one(self, connection: str) -> Iterator[None]:
@@ -39,44 +39,33 @@ class Slots:
 
         `connection` is the caller's address in gRPC's form, such as ipv4:127.0.0.1:1234.
         """
-        if self._taken >= self._most:
-            self._make_room(connection)
-        place = _Place(asyncio.current_task())
-        self._held.setdefault(_address(connection), {}).setdefault(connection, []).append(place)
-        self._taken += 1
+        place = _Place(connection, connection.rpartition(":")[0], asyncio.current_task())
+        if len(self._places) >= self._most:
+            self._make_room(place)
+        self._places[place] = None
         try:
             yield
         except asyncio.CancelledError:
-            if place.lost:
+            if place not in self._places:
                 raise BusyError(f"{self._full()}; this one was given to another caller") from None
             raise
         finally:
-            if not place.lost:
-                self._leave(connection, place)
+            self._places.pop(place, None)
 
-    def _make_room(self, connection: str) -> None:
-        mine, counts = _address(connection), {address: _count(these) for address, these in self._held.items()}
-        address = max(counts, key=counts.__getitem__)
-        if counts[address] <= counts.get(mine, 0) + 1:
-            address = mine
-        these = self._held.get(address, {})
-        largest = max(these, key=lambda peer: len(these[peer]), default=connection)
-        if address == mine and len(these.get(largest, ())) <= len(these.get(connection, ())) + 1:
+    def _make_room(self, newcomer: _Place) -> None:
+        """Take a place from the address or, within the newcomer's address, from the connection that holds most."""
+        addresses = Counter(place.address for place in self._places)
+        [(address, most)] = addresses.most_common(1)
+        if most <= addresses[newcomer.address] + 1:
+            address = newcomer.address
+        connections = Counter(place.connection for place in self._places if place.address == address)
+        largest = max(connections, key=connections.__getitem__, default=newcomer.connection)
+        if address == newcomer.address and connections[largest] <= connections[newcomer.connection] + 1:
             raise BusyError(f"{self._full()}; try again once one was closed")
-        place = these[largest][-1]
-        place.lost = True
-        self._leave(largest, place)
-        if place.task is not None:
-            place.task.cancel()
-
-    def _leave(self, connection: str, place: _Place) -> None:
-        self._taken -= 1
-        these = self._held[address := _address(connection)]
-        these[connection].remove(place)
-        if not these[connection]:
-            del these[connection]
-        if not these:
-            del self._held[address]
+        lost = next(place for place in reversed(self._places) if place.connection == largest)
+        del self._places[lost]
+        if lost.task is not None:
+            lost.task.cancel()
 
     def _full(self) -> str:
         return f"{self._most} {self._what} are open already"
@@ -84,16 +73,9 @@ class Slots:
 
 @dataclass(eq=False, slots=True)
 class _Place:
+    connection: str
+    address: str
     task: asyncio.Task[Any] | None
-    lost: bool = False
-
-
-def _address(connection: str) -> str:
-    return connection.rpartition(":")[0]
-
-
-def _count(held: dict[str, list[_Place]]) -> int:
-    return sum([len(places) for places in held.values()])
 
 
 class PredictionStream(Protocol):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from paramsync.http2 import frames
 from paramsync.http2.connection import ServerConnection
 from paramsync.http2.errors import ErrorCode
@@ -122,35 +120,6 @@ def test_headers_go_out_at_the_release_also_where_windows_are_shut() -> None:
     server.headers(5, TRAILERS, end=True)
     assert server.release() == []
     assert [(frame.stream, frame.payload) for frame in wire.written(server)] == [(3, ANSWER), (5, TRAILERS)]
-
-
-@pytest.mark.parametrize("stream", [0, 1])
-def test_rfc9113_6_9_1_a_window_may_grow_to_its_most_and_no_further(stream: int) -> None:
-    server = _asked(1)
-    assert server.receive(frames.window_update(stream, MANY - 65_535), 0.0) == []
-    (event,) = server.receive(frames.window_update(stream, 1), 0.0)
-    if stream:
-        assert event == Reset(1, ErrorCode.FLOW_CONTROL_ERROR)
-        assert server.output() == frames.rst_stream(1, ErrorCode.FLOW_CONTROL_ERROR)
-    else:
-        assert isinstance(event, Lost)
-        assert event.error.code == ErrorCode.FLOW_CONTROL_ERROR
-
-
-def test_rfc9113_6_9_2_settings_that_take_a_window_beyond_its_most_end_the_connection() -> None:
-    server = _asked(1)
-    server.receive(frames.window_update(1, MANY - 65_535), 0.0)
-    (event,) = server.receive(frames.settings({INITIAL_WINDOW_SIZE: 65_536}), 0.0)
-    assert isinstance(event, Lost)
-    assert event.error.code == ErrorCode.FLOW_CONTROL_ERROR
-
-
-def test_rfc9113_6_9_a_window_that_grows_by_nothing_is_a_fault() -> None:
-    server = _asked(1)
-    assert server.receive(frames.window_update(1, 0), 0.0) == [Reset(1, ErrorCode.PROTOCOL_ERROR)]
-    (event,) = server.receive(frames.window_update(0, 0), 0.0)
-    assert isinstance(event, Lost)
-    assert event.error.code == ErrorCode.PROTOCOL_ERROR
 
 
 def test_rfc9113_6_9_1_more_content_than_the_window_of_its_stream_resets_it() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from paramsync.http2 import frames
 from paramsync.http2.connection import ServerConnection
 from paramsync.http2.errors import ErrorCode
@@ -95,29 +93,6 @@ def test_rfc9113_8_1_trailers_of_a_request_are_its_end() -> None:
     server = connected()
     server.receive(wire.headers(1) + wire.data(1, b"question"), 0.0)
     assert server.receive(wire.headers(1, TRAILERS, end=True), 0.0) == [Data(1, b"", True)]
-
-
-@pytest.mark.parametrize(
-    "rest",
-    [
-        wire.data(1, b"questions"),
-        wire.data(1, b"quest", end=True),
-        wire.data(1, b"", end=True),
-        wire.headers(1, TRAILERS, end=True),
-    ],
-    ids=["more", "less", "nothing", "trailers instead"],
-)
-def test_rfc9113_8_1_1_content_not_as_long_as_promised_is_a_fault(rest: bytes) -> None:
-    server = connected()
-    server.receive(wire.with_fields(1, [(b"content-length", b"8")]), 0.0)
-    assert server.receive(rest, 0.0) == [Reset(1, ErrorCode.PROTOCOL_ERROR)]
-    assert server.output() == frames.rst_stream(1, ErrorCode.PROTOCOL_ERROR)
-
-
-def test_rfc9113_8_1_1_a_head_that_promises_content_and_ends_is_a_fault() -> None:
-    server = connected()
-    assert server.receive(wire.with_fields(1, [(b"content-length", b"8")], end=True), 0.0) == []
-    assert server.output() == frames.rst_stream(1, ErrorCode.PROTOCOL_ERROR)
 
 
 def test_rfc9113_8_1_a_response_before_the_end_of_the_request_tells_the_peer_to_stop() -> None:

@@ -37,6 +37,8 @@ from tests.http2.wire import ANSWER, HEAD, TRAILERS, connected
 PROTOCOL, SIZE, FLOW = ErrorCode.PROTOCOL_ERROR, ErrorCode.FRAME_SIZE_ERROR, ErrorCode.FLOW_CONTROL_ERROR
 CLOSED, COMPRESSION = ErrorCode.STREAM_CLOSED, ErrorCode.COMPRESSION_ERROR
 OPEN = wire.headers(1)
+PROMISED = wire.with_fields(1, [(b"content-length", b"8")])
+MOST_OF_WINDOW = [frames.window_update(stream, frames.LARGEST_NUMBER - frames.DEFAULT_WINDOW) for stream in (0, 1)]
 ENDED = wire.request(1)
 RESET = OPEN + frames.rst_stream(1, ErrorCode.CANCEL)
 _BEGUN = frame(HEADERS, 0, 1, HEAD[:3])
@@ -94,6 +96,12 @@ CONNECTION_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
     "4_2 GOAWAY of seven octets": (frame(GOAWAY, 0, 0, bytes(7)), SIZE),
     "6_9 WINDOW_UPDATE of three octets": (frame(WINDOW_UPDATE, 0, 0, bytes(3)), SIZE),
     "5_1 WINDOW_UPDATE of an idle stream": (frames.window_update(1, 1), PROTOCOL),
+    "6_9 the connection's window grows by nothing": (frames.window_update(0, 0), PROTOCOL),
+    "6_9_1 the connection's window grows beyond its most": (MOST_OF_WINDOW[0] + frames.window_update(0, 1), FLOW),
+    "6_9_2 settings that take a stream's window beyond its most": (
+        OPEN + MOST_OF_WINDOW[1] + frames.settings({frames.INITIAL_WINDOW_SIZE: frames.DEFAULT_WINDOW + 1}),
+        FLOW,
+    ),
 }
 
 STREAM_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
@@ -102,11 +110,21 @@ STREAM_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
     "5_1 a request after the end": (ENDED + wire.headers(1), CLOSED),
     "8_1 trailers that are not the end": (OPEN + wire.headers(1, TRAILERS), PROTOCOL),
     "8_1 a pseudo-header in trailers": (OPEN + wire.headers(1, encoded(b":path", b"/"), end=True), PROTOCOL),
+    "6_9 a window grows by nothing": (OPEN + frames.window_update(1, 0), PROTOCOL),
+    "6_9_1 a window grows beyond its most": (OPEN + MOST_OF_WINDOW[1] + frames.window_update(1, 1), FLOW),
+    "8_1_1 more content than promised": (PROMISED + wire.data(1, b"questions"), PROTOCOL),
+    "8_1_1 less content than promised": (PROMISED + wire.data(1, b"quest", end=True), PROTOCOL),
+    "8_1_1 no content, though promised": (PROMISED + wire.data(1, b"", end=True), PROTOCOL),
+    "8_1_1 trailers in place of promised content": (PROMISED + wire.headers(1, TRAILERS, end=True), PROTOCOL),
     "8_2_2 a field of connections in trailers": (OPEN + wire.headers(1, encoded(b"upgrade", b"h"), end=True), PROTOCOL),
 }
 
 UNTOLD_STREAM_ERRORS: dict[str, tuple[bytes, ErrorCode]] = {
     "8_1_1 a malformed head": (wire.headers(1, TRAILERS), PROTOCOL),
+    "8_1_1 a head that promises content and ends": (
+        wire.with_fields(1, [(b"content-length", b"8")], end=True),
+        PROTOCOL,
+    ),
     "5_1 DATA of a stream that was reset": (RESET + wire.data(1, b"x"), CLOSED),
 }
 

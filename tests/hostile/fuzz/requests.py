@@ -11,21 +11,9 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
 _NUMBERS = [
-    0,
-    1,
-    -1,
-    2,
-    3,
-    127,
-    255,
-    65_536,
-    (1 << 31) - 1,
-    -(1 << 31),
-    1 << 32,
-    (1 << 63) - 1,
-    -(1 << 63),
-    (1 << 64) - 1,
-]
+    0, 1, -1, 2, 3, 127, 255, 65_536,
+    (1 << 31) - 1, -(1 << 31), 1 << 32, (1 << 63) - 1, -(1 << 63), (1 << 64) - 1,
+]  # fmt: skip
 _FLOATS = [0.0, -0.0, 1.5, float("nan"), float("inf"), -1e308, 5e-324]
 _TEXTS = ["", "m", "x", "serving_default", "nobody", "\0", "a" * 5000, "\N{SNOWMAN}", "../..", "FP32", "%s{}"]
 _JSON: list[Any] = [None, True, 0, -1, 1e400, 10**40, "", "x", [], {}, [[]], {"b64": "AA=="}, {"b64": "?"}, [1, [2]]]

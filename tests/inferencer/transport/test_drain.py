@@ -20,8 +20,6 @@ from tests.support.programs import ROOT, eventually
 from tests.support.published import Gated, Publisher
 from tests.support.running import LONG, NOT_SERVING, LocalRunning, request, synced
 
-_OURS = ("follower", "predict", "messages", "answer")
-
 
 @pytest.mark.parametrize("rows", [1 << 19, 3 << 17])  # 4 MB there and back; 3, which are on their way in one piece
 def test_what_was_taken_up_before_the_end_is_answered_to_the_last_byte(
@@ -62,21 +60,6 @@ def test_calls_that_come_after_it_said_so_are_answered_while_others_are_under_wa
         assert predict(at_once, timeout=LONG).model_spec.version.value == 7
         gate.touch()
         assert first.result().model_spec.version.value == 7
-
-
-def test_a_server_that_is_drained_leaves_no_thread_of_its_own(publisher: Publisher, tmp_path: Path) -> None:
-    publisher.publish(7)
-    others = {*threading.enumerate()}
-    running = LocalRunning(tmp_path / "m")
-    synced(running)
-    running.prediction_service.Predict(request(), timeout=LONG)
-    running.close()
-    left = {thread for thread in threading.enumerate() if thread.ident is not None} - others
-
-    def ended() -> bool:
-        return not any(thread.is_alive() and thread.name.startswith(_OURS) for thread in left)
-
-    eventually(ended, lambda: f"threads to end: {[thread.name for thread in left if thread.is_alive()]}")
 
 
 @contextmanager
