@@ -68,31 +68,32 @@ class Option:
 
 
 # fmt: off
-_TENSORS = "tensors, for stores that TensorFlow's Saver writes"
+_TENSORS = "names of tensors, for stores that TensorFlow's Saver writes"
 OF_MODELS = (
     Option("--inputs", readers.tensors, "x:0,...", _TENSORS, Kind.TEXTS, read_in_file=readers.tensor),
     Option("--outputs", readers.tensors, "y:0,...", _TENSORS, Kind.TEXTS, read_in_file=readers.tensor),
     Option("--graph", readers.path, "PATH",
         "a graph file or the directory of a SavedModel, for checkpoints that come without a graph"),
     Option("--verify", readers.one_of("auto", "checksums"), "auto|checksums",
-        "what is checked of a version before it serves: every byte, and every value at which the publisher did not look"
-        " (checksums); or that as well, unless its files are in this machine's memory as our publisher left them, or"
-        " were verified for the version that serves (auto, the default); what TensorFlow itself wrote is always checked"
-        " in full"),
+        "checksums: before a version serves, check all its bytes, and that its values are finite unless the publisher"
+        " checked them; auto (the default): the same, but skip files that our publisher left unchanged in this"
+        " machine's memory, and files that were verified for the serving version; checkpoints that TensorFlow wrote are"
+        " always checked in full"),
     Option("--serve-damaged", str, "",
-        "a version whose files were damaged after they were checked goes on answering where there is no other one;"
-        " without it answers fail with the reason", Kind.SWITCH),
+        "if the files of the serving version are damaged and no other version can serve, go on answering from the"
+        " damaged version; without this flag requests fail and the error says why", Kind.SWITCH),
     Option("--resident", whole(1, 1000), "N",
-        "versions that stay in memory, the serving one among them: going back to one of them is immediate (default: 2)",
+        "versions kept in memory, including the serving version; a rollback to such a version is immediate"
+        " (default: 2)",
         Kind.WHOLE),
     Option("--allow-op", readers.op, "NAME",
-        "an op that a graph may use although it does more than compute, such as ReadFile; may be repeated",
+        "allow this op in graphs although it does more than compute, such as ReadFile; may be repeated",
         Kind.TEXTS, names=("allowed", "allow_op")),
     Option("--trust", readers.path, "KEYFILE",
-        "serve nothing but versions that one of the public keys in this file signed; may be repeated", Kind.TEXTS),
+        "serve only versions that one of the public keys in this file signed; may be repeated", Kind.TEXTS),
 )
 TRAINER = Option("--trainer", readers.trainer, "[MODEL=]HOST:PORT",
-    "the trainer that a fresh sync asks to publish first; repeated where models have trainers of their own",
+    "the trainer that publishes first on `paramsync sync --fresh`; may be repeated, once for each MODEL",
     Kind.TEXTS, names=("trainers", "trainer"))
 """In the file each model has a `trainer` of its own."""
 
@@ -105,42 +106,44 @@ OF_SERVER = (
     Option("--control-port", read_port, "N",
         f"status, sync and pins (default: {CONTROL_PORT}; 0: any free)", Kind.WHOLE),
     Option("--poll-seconds", read_poll, "S",
-        "how often to look for new versions where the file system does not report them (default: 5)", Kind.NUMBER),
+        "seconds between two looks for new versions, if the file system does not report them (default: 5)",
+        Kind.NUMBER),
     Option("--state", readers.path, "DIR",
-        "where pins and labels are remembered (default: paramsync/CONTROL_PORT in $XDG_STATE_HOME or ~/.local/state)"),
+        "keep pins and labels in this folder (default: paramsync/CONTROL_PORT in $XDG_STATE_HOME or ~/.local/state)"),
     Option("--reload-root", readers.path, "DIR",
-        "callers may have models served (HandleReloadConfigRequest) whose stores are below this folder; may be repeated"
-        " (default: any folder where --host is a loopback address, else none)",
+        "clients may add models (HandleReloadConfigRequest) whose stores are below this folder; may be repeated"
+        " (default: any folder if --host is a loopback address, else none)",
         Kind.TEXTS, names=("reload_roots", "reload_roots")),
     Option("--allow-host", readers.host, "NAME",
-        "a name that requests by HTTP may be for, such as a proxy's, where --host is a loopback address and no token is"
-        " configured; may be repeated (default: localhost and loopback addresses alone)",
+        "accept HTTP requests with this Host header, such as a proxy's name, if --host is a loopback address and no"
+        " token is configured; may be repeated (default: only localhost and loopback addresses)",
         Kind.TEXTS, names=("allowed_hosts", "allow_hosts")),
     Option("--token-file", readers.path, "FILE", TOKEN_FILE_HELP),
     Option("--auth-reads", str, "",
-        "calls that read, predictions among them, need a token too; health does not", Kind.SWITCH),
-    Option("--tls-cert", readers.path, "FILE", "the certificate of this server, and those it is signed by"),
-    Option("--tls-key", readers.path, "FILE", "its key; with both every port speaks TLS"),
+        "require a token for calls that only read, too, predictions included; health checks need none", Kind.SWITCH),
+    Option("--tls-cert", readers.path, "FILE",
+        "the server's certificate, followed by the certificates of the authorities that signed it"),
+    Option("--tls-key", readers.path, "FILE",
+        "the key of the server's certificate; with --tls-cert and --tls-key every port speaks TLS"),
     Option("--tls-client-ca", readers.path, "FILE",
-        "the authority that signs callers' certificates: every gRPC caller shows one; by HTTP a caller that changes"
-        " something shows one, or a token"),
+        "the authority that signs client certificates: every gRPC client needs one; an HTTP client that changes"
+        " something needs one, or a token"),
     Option("--trainer-tls-ca", readers.path, "FILE",
-        "the authority that signs trainers' certificates; with it trainers are called by TLS"),
+        "the authority that signs trainers' certificates; if given, the inferencer calls trainers by TLS"),
     Option("--workers", whole(1, MOST_WORKERS), "N",
-        "processes that answer, beside the one that follows the stores (default: the processors it may use)",
+        "worker processes, in addition to the supervisor (default: one for each processor that it may use)",
         Kind.WHOLE),
     Option("--queue", whole(1, 1_000_000), "N",
-        "predictions that may wait or be computed in each worker; more are refused at once (default: 1024)",
+        "predictions that may be pending in each worker; a worker refuses more at once (default: 1024)",
         Kind.WHOLE),
     Option("--batch-rows", read_rows, "N",
-        "rows that go into one call when requests wait together; 1: each goes alone (default: 256)", Kind.WHOLE),
+        "the most rows in a batch of waiting requests; 1: no batches (default: 256)", Kind.WHOLE),
     Option("--max-message-mb", _megabytes, "N",
         "the largest request or answer (default: 64)", Kind.WHOLE, names=("message_bytes", "max_message_mb")),
     Option("--grpc-server", readers.one_of("own", "grpcio"), "own|grpcio",
-        "what answers predictions by gRPC: our own server, or grpcio's, which is slower and bounds less"
-        " (default: own)"),
+        "the gRPC server for predictions: own, or grpcio's, which is slower and enforces fewer limits (default: own)"),
     Option("--log-format", readers.one_of(*LOG_FORMATS), "|".join(LOG_FORMATS),
-        "json: one object on each line, for programs (default: text)"),
+        "json: one JSON object a line, for programs (default: text)"),
 )
 # fmt: on
 
@@ -172,7 +175,7 @@ def parser() -> argparse.ArgumentParser:
         "--config",
         type=Path,
         metavar="FILE.toml",
-        help="models, connected ones among them, and everything else, from a file, instead of --model",
+        help="read models, joined models included, and all other settings from this file, instead of --model",
     )
     server = parser.add_argument_group("how it is served")
     for group, options in ((models, (*OF_MODELS, TRAINER)), (server, OF_SERVER)):

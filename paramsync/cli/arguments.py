@@ -164,7 +164,7 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
     which.add_argument("--version", type=_number, metavar="N", help="this version instead of the newest")
     which.add_argument("--fresh", action="store_true", help="ask the trainer to publish first, and serve that version")
     sync.add_argument("--all", action="store_true", help="every model of every server")
-    text = "give up after S seconds (default 30)"
+    text = "stop waiting after S seconds (default 30)"
     sync.add_argument("--timeout", type=seconds(below=1e9), default=30.0, metavar="S", help=text)
     text = "end after S seconds"
     top.add_argument("--seconds", type=seconds(below=1e9), metavar="S", help=text)
@@ -217,7 +217,7 @@ def _add_looking(commands: _Commands[argparse.ArgumentParser]) -> None:
         command.add_argument("store", metavar="STORE", help="the directory that is published to")
     diff.add_argument("old", nargs="?", type=_number, metavar="V1", help="default: the version before V2")
     diff.add_argument("new", nargs="?", type=_number, metavar="V2", help="default: the newest")
-    text = "also check that a key in this file of public keys signed it; may be repeated"
+    text = "also check that one of the public keys in this file signed the version; may be repeated"
     verify.add_argument("--trust", action="append", default=[], metavar="KEYFILE", help=text)
     text = "show only the N parameters that changed most"
     diff.add_argument("--top", type=_number, metavar="N", help=text)
@@ -257,11 +257,8 @@ def _add_looking(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 def _add_programs(commands: _Commands[argparse.ArgumentParser]) -> None:
     """Everything after the command is passed on, --help too."""
-    serving = "serve predictions; with --tf-serving first, by tensorflow_model_server's flags"
-    for name, program, summary in (
-        ("serve", "inferencer", serving),
-        ("train", "trainer", "train and publish"),
-    ):
+    serving = "serve predictions; --tf-serving as first argument: take tensorflow_model_server's flags"
+    for name, program, summary in (("serve", "inferencer", serving), ("train", "trainer", "train and publish")):
         command = commands.add_parser(name, help=summary, add_help=False, prefix_chars="\0")
         command.set_defaults(module="programs", program=program)
         command.add_argument("arguments", nargs="*")
@@ -296,7 +293,7 @@ def _add_tls(command: argparse.ArgumentParser) -> None:
             "use TLS, and trust servers whose certificates this CA signed (default: PARAMSYNC_TLS_CA, else no TLS)",
         ),
         ("--tls-cert", "the client certificate (default: PARAMSYNC_TLS_CERT)"),
-        ("--tls-key", "its key (default: PARAMSYNC_TLS_KEY)"),
+        ("--tls-key", "the key of the client certificate (default: PARAMSYNC_TLS_KEY)"),
     ):
         command.add_argument(option, type=Path, metavar="FILE", help=text)
 
@@ -316,19 +313,19 @@ def _named_value(text: str) -> tuple[str, str]:
 
 _EXAMPLES = """\
 examples:
-  paramsync up                          see it work, on this machine
+  paramsync up                          train and serve an example here
   paramsync status                      what is trained, published and served
   paramsync status --watch              the same, whenever it changes
-  paramsync open                        its page, in a browser
+  paramsync open                        the inferencer's page, in a browser
   paramsync top                         rates, latencies, versions and workers
   paramsync sync digits                 serve the newest version now
   paramsync sync digits --fresh         have the trainer publish first
-  paramsync rollback digits             serve the version before, and stay there
+  paramsync rollback digits             serve the version before, and keep it
   paramsync predict digits --input image=@held_out.npz:x --rows 3
   paramsync versions /dev/shm/digits    what is in a store, and who uses it
   paramsync diff /dev/shm/digits        what the newest version changed
-  paramsync verify /dev/shm/digits      whether it is what was published
-  paramsync graph show /dev/shm/digits  what its graph takes and gives
+  paramsync verify /dev/shm/digits      check its newest version
+  paramsync graph show /dev/shm/digits  inputs, outputs and ops of its graph
   paramsync train --store /dev/shm/digits --job MODULE:FUNCTION
   paramsync serve --model digits=/dev/shm/digits
   paramsync serve --tf-serving --port=8500 --model_base_path=/models/digits

@@ -31,11 +31,11 @@ def console(*, stderr: bool = False) -> Console:
     return made
 
 
-def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = (), show_header: bool = True) -> Table:
+def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = ()) -> Table:
     """A table without lines. Long texts go on below, except in `whole` columns. Numbers are aligned `right`."""
     from rich.table import Table
 
-    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=show_header)
+    made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
         made.add_column(
             column, justify="right" if column in right else "left", overflow="fold", no_wrap=column in whole

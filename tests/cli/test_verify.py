@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import os
-import pty
-import re
-import signal
-import subprocess
-import sys
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -45,35 +39,6 @@ def test_verify_shows_every_tensor_of_the_version_asked_for(store: Path, capsys:
     for words, numbers in (["10"], [10]), (["--all"], [10, 20, 30]):
         told = json_of(["verify", str(store), *words], capsys)
         assert [verdict["number"] for verdict in told["versions"]] == numbers
-
-
-@pytest.mark.slow
-def test_verify_of_a_sparse_terabyte_takes_little_memory_and_shows_a_bar(tmp_path: Path) -> None:
-    entry = Entry(FLOAT32, (1 << 38,), 0, 0, 1 << 40, 1)
-    index_file(tmp_path / "ckpt-1").write_bytes(index.encode(Index(1, {"large": entry})))
-    (tmp_path / "checkpoint").write_text('model_checkpoint_path: "ckpt-1"')
-    data = data_file(tmp_path / "ckpt-1", 0, 1)
-    data.touch()
-    os.truncate(data, 1 << 40)
-    screen, terminal = pty.openpty()
-    command = [sys.executable, "-m", "paramsync.cli", "verify", str(tmp_path)]
-    with subprocess.Popen(command, stderr=terminal, stdout=subprocess.PIPE, env=os.environ) as verifying:
-        os.close(terminal)
-        shown = ""
-        try:
-            while not re.search(r"/1\.1 TB.* [GM]B/s", shown):
-                shown += os.read(screen, 1 << 16).decode()
-            status = Path(f"/proc/{verifying.pid}/status").read_text()
-            verifying.send_signal(signal.SIGINT)
-            with suppress(OSError):  # the end of what it shows, for which it would wait
-                while os.read(screen, 1 << 16):
-                    pass
-            assert verifying.wait(60) == 130
-        finally:
-            verifying.kill()
-    os.close(screen)
-    (largest,) = re.findall(r"VmHWM:\s+(\d+) kB", status)
-    assert int(largest) < 300_000
 
 
 def test_verify_looks_at_bytes_that_several_names_share_once(
