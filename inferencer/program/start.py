@@ -6,7 +6,6 @@ import asyncio
 import logging
 import resource
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from paramsync.errors import SettingsError
 from paramsync.program import traces
@@ -18,9 +17,6 @@ from paramsync.rpc.addresses import address
 from ..serving.access import access_of
 from ..settings.settings import Settings, prepare_environment
 from ..supervisor.template import Template
-
-if TYPE_CHECKING:
-    from ..supervisor.server import Server
 
 _DESCRIPTORS = 64
 _OF_MODEL = 3  # descriptors: a graph, and a version's file twice, for checking and for sending
@@ -51,20 +47,36 @@ def _check_descriptors(models: int, workers: int) -> None:
 
 
 async def _serve(settings: Settings, template: Template, stop: Stop, manager: ServiceManager, *, tracing: bool) -> None:
+    """Serve until told to stop. Raises SettingsError if a port is taken."""
     from ..supervisor.server import Server
 
-    loop = asyncio.get_running_loop()
-    stopping = asyncio.Event()
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
     server = Server(settings, template, tracing=tracing)
     names = ", ".join(model.name for model in settings.models)
     _log.info("inferencer starts: %s; workers: %d", names, settings.workers)
-    stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(stopping.set))
+    stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(told.set))
+    _warn(settings)
     with closing(template):  # closed here, too: threads that wait for its import would keep the event loop from ending
-        await serve(server, settings, stopping, manager)
+        starting, stopping = asyncio.ensure_future(server.start()), asyncio.ensure_future(told.wait())
+        await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():
+            starting.cancel()  # no caller has asked for predictions yet
+            await asyncio.wait({starting})
+            return
+        ports = await starting
+        predictions, rest = (address(settings.host, port) if port else "none" for port in ports[:2])
+        control = address(settings.control_host or settings.host, ports.control)
+        _log.info("inferencer ready: predictions %s, control %s, HTTP %s", predictions, control, rest)
+        manager.ready(f"predictions {predictions}, control {control}, HTTP {rest}")
+        await stopping
+        _log.info("inferencer stops: answering what is in flight")
+        manager.stopping("answering what is in flight")
+        await server.drain()
+        _log.info("inferencer stopped")
 
 
-async def serve(server: Server, settings: Settings, stop: asyncio.Event, manager: ServiceManager) -> None:
-    """Serve until `stop` is set. Raises SettingsError if a port is taken."""
+def _warn(settings: Settings) -> None:
+    """Warn of flags without effect, and of ports that others can call without a token or in plain."""
     tf_serving = settings.tf_serving
     if tf_serving is not None and tf_serving.changing_nothing:
         _log.warning("flags that change nothing here: %s", ", ".join(tf_serving.changing_nothing))
@@ -72,19 +84,3 @@ async def serve(server: Server, settings: Settings, stop: asyncio.Event, manager
         access = access_of(settings, host)
         if advice := access.advice or access.in_plain(tls=settings.tls is not None):
             _log.warning("port for %s: %s", port, advice)
-    starting, stopping = asyncio.ensure_future(server.start()), asyncio.ensure_future(stop.wait())
-    await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    if not starting.done():
-        starting.cancel()  # no caller has asked for predictions yet
-        await asyncio.wait({starting})
-        return
-    ports = await starting
-    predictions, rest = (address(settings.host, port) if port else "none" for port in (ports.predictions, ports.rest))
-    control = address(settings.control_host or settings.host, ports.control)
-    _log.info("inferencer ready: predictions %s, control %s, HTTP %s", predictions, control, rest)
-    manager.ready(f"predictions {predictions}, control {control}, HTTP {rest}")
-    await stopping
-    _log.info("inferencer stops: answering what is in flight")
-    manager.stopping("answering what is in flight")
-    await server.drain()
-    _log.info("inferencer stopped")

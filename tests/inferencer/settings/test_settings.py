@@ -75,27 +75,6 @@ def test_a_trainer_of_a_model_that_is_not_there_or_has_one_is_refused(given: lis
         parse(["--model", "a=/s", "--model", "b=/t", *(word for one in given for word in ("--trainer", one))])
 
 
-def test_every_flag_of_the_server(tmp_path: Path) -> None:
-    ports = ["--host", "::1", "--port", "1", "--rest-port", "2", "--control-port", "3", "--poll-seconds", "0.5"]
-    limits = ["--queue", "9", "--batch-rows", "1", "--max-message-mb", "8", "--log-format", "json"]
-    roots = ["--reload-root", "/stores", "--reload-root", "more", "--allow-host", "models.example"]
-    assert parse(["--model", "a=/s", *ports, *limits, *roots, "--state", str(tmp_path)]) == Settings(
-        models=(ModelSettings(name="a", store=Path("/s")),),
-        host="::1",
-        port=1,
-        rest_port=2,
-        control_port=3,
-        poll_seconds=0.5,
-        state=tmp_path,
-        reload_roots=(Path("/stores"), Path("more")),
-        allowed_hosts=("models.example",),
-        queue=9,
-        batch_rows=1,
-        message_bytes=8 << 20,
-        log_format="json",
-    )
-
-
 def test_where_any_port_will_do_pins_are_remembered_only_where_that_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
