@@ -48,7 +48,8 @@ class MappedFiles:
         mapping = self._mappings.get(file_id)
         if mapping is None or mapping.size != size:
             mapping = self._mappings[file_id] = _Mapping(descriptor, size)
-        lease.take(mapping)
+        lease.mapping = mapping
+        mapping.users.add(id(lease))
         for start, stop in ranges:
             mapping.bring_in(start, stop)
         return np.asarray(lease)
@@ -110,21 +111,17 @@ class _Lease:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._mapping: _Mapping | None = None
-
-    def take(self, mapping: _Mapping) -> None:
-        self._mapping = mapping
-        mapping.users.add(id(self))
+        self.mapping: _Mapping | None = None
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
         """The bytes, declared writable: dlpack does not export read-only arrays."""
-        mapping = self._mapping
+        mapping = self.mapping
         assert mapping is not None
         return {"shape": (mapping.size,), "typestr": "|u1", "data": (mapping.address, False), "version": 3}
 
     def __del__(self) -> None:
         os.close(self._descriptor)
-        if self._mapping is not None:
-            self._mapping.used_at = time.monotonic()
-            self._mapping.users.discard(id(self))
+        if self.mapping is not None:
+            self.mapping.used_at = time.monotonic()
+            self.mapping.users.discard(id(self))
