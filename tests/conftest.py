@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from paramsync.sources.watch import Watch
     from tests.support.bells import Bell
     from tests.support.control_ports import Pair
+    from tests.support.in_process import InProcess
     from tests.support.inferencers import Process
     from tests.support.published import Publisher
     from tests.support.rewritten import Checkpoints
@@ -227,6 +228,17 @@ def served(publisher: Publisher, running: Running) -> Running:
     publisher.publish(7)
     synced(running)
     return running
+
+
+@pytest.fixture
+def in_process(publisher: Publisher, tmp_path: Path) -> Iterator[InProcess]:
+    """A worker's ports in this process, of model `m` with version 7."""
+    from tests.support.in_process import InProcess
+
+    running = InProcess(tmp_path / "m")
+    running.restore(publisher.publish(7))
+    yield running
+    running.close()
 
 
 @pytest.fixture

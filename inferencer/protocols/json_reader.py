@@ -25,13 +25,13 @@ _NO_MARKS = bytes(set(range(256)) - set(b':"'))
 _CONSTANTS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
-class JsonTooLargeError(TooLargeError):
-    """JSON beyond the limit."""
+class BodyTooLargeError(TooLargeError):
+    """A body, or JSON in a body, beyond the limit."""
 
     http_status = 413
 
-    def __init__(self, most: str, found: int) -> None:
-        ParamsyncError.__init__(self, f"body: expected at most {most}, found {found}; larger inputs by gRPC")
+    def __init__(self, most: str, found: str) -> None:
+        ParamsyncError.__init__(self, f"body: expected at most {most}, found {found}")
 
 
 class Body:
@@ -66,7 +66,7 @@ class Body:
 
     def _parse_slowly(self, content: bytes) -> Any:
         if len(content) > _MOST_SLOWLY:
-            raise JsonTooLargeError(f"{_MOST_SLOWLY} bytes of JSON with {_SLOW}", len(content))
+            raise BodyTooLargeError(f"{_MOST_SLOWLY} bytes of JSON with {_SLOW}", _larger(content))
         decoder = json.JSONDecoder(object_pairs_hook=_once, parse_constant=self._constant)
         try:
             return decoder.decode(content.decode())
@@ -98,9 +98,9 @@ class Body:
 
 
 def parsed_bytes(content: bytes) -> int:
-    """How many bytes a Body and its arrays take at most, beside the content. Raises JsonTooLargeError."""
+    """How many bytes a Body and its arrays take at most, beside the content. Raises BodyTooLargeError."""
     if len(content) > MOST_BYTES:
-        raise JsonTooLargeError(f"{MOST_BYTES} bytes of JSON", len(content))
+        raise BodyTooLargeError(f"{MOST_BYTES} bytes of JSON", _larger(content))
     containers = content.count(b"[") * _LIST + content.count(b"{") * _OBJECT
     strings = content.count(b'"') // 2 * _TEXT + content.count(b":") * _KEY
     return 2 * len(content) + containers + strings + (content.count(b",") + 1) * _VALUE
@@ -155,6 +155,10 @@ def _count_colons(content: bytes) -> int:
 
 def _is_for_standard_library(content: bytes, problem: str) -> bool:
     return "infinity" in problem or "surrogate" in problem or b"NaN" in content or b"Infinity" in content
+
+
+def _larger(content: bytes) -> str:
+    return f"{len(content)}; larger inputs by gRPC"
 
 
 def _malformed(found: str) -> RequestError:

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paramsync.errors import ParamsyncError, UnknownModelError
 
@@ -113,7 +113,7 @@ class Metrics:
     def _known(self, model: str, signature: str, version: str) -> _Called:
         """The labels, leaving out names that exist only in the request. Makes room for a new version."""
         try:
-            served = None if self.models is None else self.models.find(model)
+            served: Any = None if self.models is None else self.models.find(model)  # of a worker: only workers count
         except UnknownModelError:
             served = None
         if served is None:

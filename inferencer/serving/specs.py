@@ -10,7 +10,7 @@ from tensorflow_serving.apis import model_pb2
 from paramsync.errors import InputError, NotServingError, UnknownModelError, UnknownVersionError
 from paramsync.inference.resident import Resident
 
-from .served import Models
+from .served import ServedModels
 
 _MOST_NAMES = 4096
 _NO_SERVABLE = "Servable not found"  # TensorFlow Serving's clients look for these words to see that a server is up
@@ -29,7 +29,7 @@ def model_name(spec: model_pb2.ModelSpec) -> str:
     return str(spec.name)
 
 
-def take_resident(models: Models, spec: model_pb2.ModelSpec) -> Resident:
+def take_resident(models: ServedModels, spec: model_pb2.ModelSpec) -> Resident:
     """The version that a request names by number or label; without both, the version that serves.
 
     Number 0 means the version that serves, unless there is a version 0: some clients send 0 for any version.
@@ -51,7 +51,7 @@ def take_resident(models: Models, spec: model_pb2.ModelSpec) -> Resident:
         raise
 
 
-def latest(models: Models, spec: model_pb2.ModelSpec) -> Callable[[], Resident] | None:
+def latest(models: ServedModels, spec: model_pb2.ModelSpec) -> Callable[[], Resident] | None:
     """Question.latest: for a request that names no version, a function that returns the version that serves."""
     if spec.HasField("version") or spec.version_label:
         return None

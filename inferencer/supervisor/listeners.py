@@ -33,14 +33,14 @@ class Listeners:
         tf_serving = settings.tf_serving or TfServing()
         self._host = settings.host
         self._path = tf_serving.socket
+        self._lock = threading.Lock()
+        self._listening: dict[int, Listening] = {}
         self._reserved: list[socket.socket] = []
+        self._inode = 0  # of the UNIX socket
+        self._is_closed = False
         self.port = self._reserve(settings.port, "--port") if tf_serving.port else 0
         """The port for gRPC; 0 if there is none."""
         self.rest_port = self._reserve(settings.rest_port, "--rest-port") if tf_serving.http else 0
-        self._lock = threading.Lock()
-        self._listening: dict[int, Listening] = {}
-        self._inode = 0  # of the UNIX socket
-        self._is_closed = False
 
     def of(self, number: int) -> Listening:
         """The sockets of a worker number; they stay open here. Raises SettingsError; OSError when the server ends."""
@@ -79,12 +79,19 @@ class Listeners:
         return grpc, http
 
     def _reserve(self, port: int, option: str) -> int:
-        family, kind, protocol, _, where = socket.getaddrinfo(self._host, port, type=socket.SOCK_STREAM)[0]
-        reserved = socket.socket(family, kind, protocol)
-        self._reserved.append(reserved)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
-            reserved.bind(where)
-        except OSError as error:
-            raise refused(self._host, port, option) from error
-        return listeners.port_of([reserved])
+        """Reserve the port at the host's first address that this machine has."""
+        absent: OSError | None = None
+        for family, kind, protocol, _, where in socket.getaddrinfo(self._host, port, type=socket.SOCK_STREAM):
+            try:
+                reserved = socket.socket(family, kind, protocol)
+                self._reserved.append(reserved)
+                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                reserved.bind(where)
+            except OSError as error:
+                if error.errno not in listeners.ABSENT:
+                    raise refused(self._host, port, option) from error
+                absent = error
+            else:
+                return listeners.port_of([reserved])
+        self.close()
+        raise refused(self._host, port, option) from absent

@@ -29,7 +29,6 @@ from ..protocols.tfs.reload import Configuring
 from ..serving.access import ReloadRoots, access_of
 from ..serving.metrics import Load, Metrics, Statistics
 from ..serving.prometheus import Exposition
-from ..serving.registry import Registry
 from ..settings.settings import AnySettings, Ports, Settings, TfServing, trainer_tls
 from ..transport.dispatch import methods_of
 from ..transport.grpc_port import QUIET_SECONDS, GrpcPort
@@ -40,8 +39,9 @@ from .comparing import Comparing
 from .epochs import Shown
 from .fleet import Fleet
 from .listeners import Listeners
-from .maker import SharedJoined, SharedMaker, message_of, parts_of
+from .maker import JoinedModel, Maker, message_of, parts_of
 from .overview import Overview
+from .registry import Registry
 from .scrub import Scrub
 from .shared import SharedVersion
 from .template import Template
@@ -80,7 +80,7 @@ class Server:
             "statistics": partial(self._aside, self._statistics),
         }
         self._fleet = Fleet(settings.workers, (settings,), handlers, self._shown, self._listeners, template)
-        maker = SharedMaker(self._fleet, poll_seconds=settings.poll_seconds, state=settings.state, tracing=tracing)
+        maker = Maker(self._fleet, poll_seconds=settings.poll_seconds, state=settings.state, tracing=tracing)
         self.models = Registry(settings.models, maker)
         self.models.trouble = lambda: self._fleet.workers.trouble
         self._fleet.workers.on_trouble = self._on_trouble
@@ -191,7 +191,7 @@ class Server:
         finally:  # also after a TimeoutError: the change is accepted, and takes effect later
             await asyncio.to_thread(self._fleet.epochs.change)
             for model in self.models:
-                if isinstance(model, SharedJoined):
+                if isinstance(model, JoinedModel):
                     model.tried = None
 
     def _follow(self, model: str, action: Action, *arguments: Any) -> Future[Status]:

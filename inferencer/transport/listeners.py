@@ -18,7 +18,7 @@ from paramsync.rpc.addresses import refused
 WAITING = 4096  # connections that the kernel keeps until they are accepted
 _AT_ONCE = 4  # connections accepted in one turn of the event loop
 # a name may have addresses of a family that this machine has switched off
-_ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _AGAIN = 10.0  # seconds until the same error of an event loop is logged again
 _log = logging.getLogger("paramsync.loop")
 
@@ -35,7 +35,7 @@ def listeners_at(host: str, port: int, option: str, *, shared: bool = False) -> 
                 try:
                     listener = _listening(family, (where[0], port, *where[2:]), shared=shared, alone=len(infos) == 1)
                 except OSError as error:
-                    if error.errno not in _ABSENT:
+                    if error.errno not in ABSENT:
                         raise
                     absent = error
                 else:

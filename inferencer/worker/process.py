@@ -12,18 +12,15 @@ from functools import partial
 from typing import Any
 
 import tensorflow as tf
-from tensorflow_serving.config import model_server_config_pb2
 
 from paramsync.host import memory
 from paramsync.host.processes import limit_memory
 from paramsync.program import traces
 from paramsync.status import Status
-from paramsync.v1 import sync_pb2
 
 from ..processes.channel import Channel, Handler
 from ..processes.shared_words import CallsUnderWay as CallsSeen
 from ..processes.shared_words import SharedWords
-from ..serving.access import ReloadRoots
 from ..serving.counts import Calls, Histogram
 from ..serving.metrics import Metrics
 from ..settings.settings import Settings
@@ -89,7 +86,7 @@ class _Worker:
             name=f"worker {number}",
         )
         self._models = EpochModels(self._versions.now, self._channel)
-        self._metrics = _RemoteMetrics(self._models, self._channel)
+        self._metrics = Metrics(self._models)
         self._end_traces = traces.start("paramsync-inferencer")
         if self._end_traces is not None:
             from ..serving.spans import RequestSpans
@@ -116,10 +113,7 @@ class _Worker:
                 self._settings,
                 self._models,
                 self._metrics,
-                lambda: bytes(self._channel.ask("metrics").result(10.0)),
-                _Configuring(self._channel),
-                also=[sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name],
-                supervisor=lambda what, *arguments: asyncio.wrap_future(self._channel.ask(what, *arguments)),
+                lambda what, *arguments: asyncio.wrap_future(self._channel.ask(what, *arguments)),
                 all_taken=self._words.taken,
                 slot=self._slot,
             )
@@ -163,31 +157,3 @@ class _Worker:
 
     def _counts(self) -> tuple[dict[Any, Histogram], dict[Any, Calls], int]:
         return dict(self._metrics.requests), dict(self._metrics.calls), self._metrics.waiting()
-
-
-class _RemoteMetrics(Metrics):
-    """Counts in this worker; reads the sums of all workers from the supervisor."""
-
-    def __init__(self, models: Any, supervisor: Channel) -> None:
-        super().__init__(models)
-        self._supervisor = supervisor
-
-    def statistics(self, model: str) -> Any:
-        return self._supervisor.ask("statistics", model).result(10.0)
-
-
-class _Configuring:
-    """Sends configurations to the supervisor, which knows the configuration before."""
-
-    def __init__(self, supervisor: Channel) -> None:
-        self._supervisor = supervisor
-
-    async def apply(
-        self,
-        config: model_server_config_pb2.ModelServerConfig,
-        *,
-        seconds: float | None = None,
-        roots: ReloadRoots | None = None,
-    ) -> None:
-        """See Configuring. The supervisor checks the configuration against its own roots, not `roots`."""
-        await asyncio.wrap_future(self._supervisor.ask("configure", config.SerializeToString(), seconds))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
@@ -13,16 +13,15 @@ from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 from paramsync.host.processes import processors
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from paramsync.rpc.tls import ServerTls
+from paramsync.v1 import sync_pb2
 
 from ..batching.batcher import Batcher
 from ..protocols.kserve.service import KServe
-from ..protocols.page.page import Supervisor
 from ..protocols.tfs.model_service import ModelService
 from ..protocols.tfs.predict import PredictionService
-from ..protocols.tfs.reload import Configures
-from ..serving.access import ReloadRoots, access_of
+from ..serving.access import access_of
 from ..serving.metrics import Metrics
-from ..serving.served import Models
+from ..serving.served import ServedModels, Supervisor
 from ..settings.settings import Settings, TfServing
 from ..transport.dispatch import methods_of
 from ..transport.grpc_port import GrpcPort
@@ -36,6 +35,7 @@ _LINGER_SECONDS = 3.0  # for callers that ask seldom, and for streams
 _STEP_SECONDS = 0.01
 _ACCEPTING_TURNS = 3  # of the event loop: asyncio calls `connection_made` in the second turn after it accepts
 _HANDSHAKE_SECONDS = 0.3  # for the TLS handshake of an accepted connection, before which it is not counted
+_SYNC = sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name  # of the supervisor's port; its health is told here too
 GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
 
 
@@ -45,28 +45,18 @@ class PredictionServer:
     def __init__(
         self,
         settings: Settings,
-        models: Models,
+        models: ServedModels,
         metrics: Metrics,
-        metrics_page: Callable[[], bytes],
-        configuring: Configures,
-        *,
-        also: Sequence[str] = (),
         supervisor: Supervisor,
+        *,
         all_taken: memoryview | None = None,
         slot: int = 0,
     ) -> None:
-        """`metrics_page` returns the page that Prometheus reads. `also` are services of other ports whose health is
-        reported here. `supervisor` is asked for the content of the status page.
-
-        `all_taken` and `slot` are as in MemoryBudget.
-        """
+        """`all_taken` and `slot` are as in MemoryBudget."""
         self._settings = settings
         self._supervisor = supervisor
-        self._tf_serving = tf_serving = settings.tf_serving or TfServing()
         self.models = models
         self.metrics = metrics
-        self._metrics_page = metrics_page
-        roots = ReloadRoots(settings.reload_roots, host=settings.host)
         self._access = access_of(settings, settings.host)
         threads = min(8, 2 + processors())
         self.batcher = Batcher(
@@ -80,39 +70,35 @@ class PredictionServer:
         self.budget = MemoryBudget(SHARES * settings.message_bytes, all_taken, slot)
         self.answering = Predictions(self.batcher, self.budget, message_bytes=settings.message_bytes)
         self.draining = asyncio.Event()
-        self.kserve = KServe(models, metrics, self.draining)
+        self.kserve = KServe(models, supervisor, self.draining)
         servicers = {
             prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"]: PredictionService(models),
-            model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]: ModelService(models, configuring, roots),
+            model_service_pb2.DESCRIPTOR.services_by_name["ModelService"]: ModelService(models, supervisor),
             kserve_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]: self.kserve,
         }
-        self.health = Health(models, [*(service.full_name for service in servicers), *also])
+        self.health = Health(models, [*(service.full_name for service in servicers), _SYNC])
         self.grpc = (GrpcioPort if settings.grpc_server == "grpcio" else GrpcPort)(
             methods_of(servicers, self.health, self.draining, self._access, self.answering),
             self.budget,
             message_bytes=settings.message_bytes,
-            connection_seconds=tf_serving.connection_seconds,
+            connection_seconds=(settings.tf_serving or TfServing()).connection_seconds,
         )
         self.answering.awaited = self.grpc.awaited
 
     async def start(self, grpc: Iterable[socket.socket], http: Iterable[socket.socket]) -> None:
         """Take these listeners over, and answer the callers who connect to them."""
         from ..protocols.http.port import HttpPort
-        from ..protocols.page.page import Page
 
         tls = None if self._settings.tls is None else ServerTls(self._settings.tls)
         self._rest = HttpPort(
             self.models,
             self.batcher,
             self.metrics,
-            self._metrics_page,
             self.budget,
             self.kserve,
             self._access,
-            message_bytes=self._settings.message_bytes,
-            page=Page(self.models, self._supervisor, self._access),
-            metrics_path=self._tf_serving.metrics_path,
-            hosts=self._settings.allowed_hosts,
+            self._supervisor,
+            self._settings,
         )
         self.grpc.take(grpc, tls)
         await self._rest.start(http, tls)

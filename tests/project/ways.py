@@ -9,7 +9,6 @@ import asyncio
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -23,12 +22,12 @@ from tensorflow_serving.apis import prediction_service_pb2_grpc
 
 from paramsync import Follower, Publisher, PublishSchedule, Replica
 from paramsync.status import EventKind
+from tests.support.in_process import InProcess
 from tests.support.programs import ROOT
 from tests.support.published import Publisher as StorePublisher
-from tests.support.running import LocalRunning, request
+from tests.support.running import request
 
 _PRODUCT = ("paramsync", "inferencer", "trainer")
-_PAUSE = threading.Event()
 _SECONDS = 30.0
 
 
@@ -93,11 +92,9 @@ def of_a_version(trace: Trace, store: Path) -> dict[str, int]:
 def of_a_predict(trace: Trace, store: Path) -> dict[str, int]:
     """Modules with their lines, of one call of Predict, from the port to the answer."""
     publisher = StorePublisher(store)
-    publisher.publish(1)
-    running = LocalRunning(store)
+    running = InProcess(store)
     try:
-        until(lambda: running.server.models.find(store.name).status().serving is not None)
-        running.call(running.server.models.close)  # what follows the store meanwhile is not on the way
+        running.restore(publisher.publish(1), store.name)
         address, options = f"127.0.0.1:{running.port}", [("grpc.http2.bdp_probe", 0)]  # a client pings by chance
         with grpc.insecure_channel(address, options) as channel:
             service = prediction_service_pb2_grpc.PredictionServiceStub(channel)
@@ -112,15 +109,6 @@ def of_a_predict(trace: Trace, store: Path) -> dict[str, int]:
         running.close()
         publisher.close()
     return _lines(trace.modules)
-
-
-def until(holds: Callable[[], bool]) -> None:
-    """Look until it holds, for half a minute at most."""
-    end = time.monotonic() + _SECONDS
-    while not holds():
-        if time.monotonic() > end:
-            raise TimeoutError
-        _PAUSE.wait(0.005)
 
 
 def _lines(modules: set[str]) -> dict[str, int]:

@@ -50,7 +50,7 @@ class Echoes:
         self._found = capture(model, signatures={"serving_default": model.every, **named})
         self._writer = StoreWriter(path)
 
-    def publish(self, step: int) -> None:
+    def publish(self, step: int) -> Version:
         self._writer.add_graph(self._found.graph.digest, self._found.graph.to_bytes())
         [spec] = self._found.graph.parameters
         number, now = self._writer.next_number(step), time.time()
@@ -62,7 +62,7 @@ class Echoes:
             step_done_at=now,
             snapshot_at=now,
         )
-        self._writer.commit(version, {spec.name: np.array(number, np.float32)})
+        return self._writer.commit(version, {spec.name: np.array(number, np.float32)})
 
     def close(self) -> None:
         self._writer.close()

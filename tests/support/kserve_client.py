@@ -6,7 +6,6 @@ Run as `python -m tests.support.kserve_client PORT`.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import queue
 import sys
@@ -15,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
-import tritonclient.grpc.aio as triton_aio
 from tritonclient.grpc import service_pb2
 
 from tests.support.values import VALUES
@@ -118,27 +116,6 @@ def refusals(client: Any) -> dict[str, tuple[str, str]]:
     }
 
 
-async def asynchronous(address: str) -> dict[str, Any]:
-    async with triton_aio.InferenceServerClient(address) as client:
-        x = [given("x", X, "FP32", triton_aio)]
-
-        async def requests() -> Any:
-            for number in range(3):
-                yield {"model_name": "m", "inputs": x, "request_id": str(number), "parameters": NEGATED}
-
-        return {
-            "live": await client.is_server_live(),
-            "ready": [await client.is_server_ready(), await client.is_model_ready("m")],
-            "plain": told(await client.infer("m", x, request_id="a", parameters=NEGATED)),
-            "together": [told(one) for one in await asyncio.gather(
-                *(client.infer("m", x, request_id=str(one), parameters=NEGATED) for one in range(8))
-            )],
-            "streamed": [error or told(result) async for result, error in client.stream_infer(requests())],
-            "index": (await client.get_model_repository_index(as_json=True))["models"],
-            "statistics": (await client.get_inference_statistics("m", as_json=True))["model_stats"],
-        }  # fmt: skip
-
-
 def fields() -> dict[str, Any]:
     """This client's messages: by name, the number and kind of each field."""
     found: dict[str, Any] = {}
@@ -165,7 +142,6 @@ def main(port: str) -> None:
             "streamed": streamed(client),
             "refusals": refusals(client),
             "statistics": client.get_inference_statistics("m", "4", as_json=True)["model_stats"],
-            "asynchronous": asyncio.run(asynchronous(address)),
         }
     sys.stdout.write(json.dumps(said))
 

@@ -24,7 +24,6 @@ from paramsync.status import Status
 from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
-from tests.support.in_process import LocalServer
 from tests.support.programs import PATIENCE
 from tests.support.published import GATED_OPS
 from tests.support.tokens import Shows
@@ -45,6 +44,7 @@ class Running:
         models = tuple(ModelSettings(name=path.name, store=path, allowed=GATED_OPS) for path in stores)
         chosen = {"models": models, "port": 0, "rest_port": 0, "control_port": 0, "poll_seconds": 60.0,
                   "workers": 1, **settings}  # fmt: skip
+        self.stores = stores
         self.settings = Settings(**chosen)
         self._drained = False
         self._loop = asyncio.new_event_loop()
@@ -106,14 +106,6 @@ class Running:
     def health(self, service: str = "", *, control: bool = False) -> int:
         stub = health_pb2_grpc.HealthStub(self.control if control else self.predictions)
         return int(stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=LONG).status)
-
-
-class LocalRunning(Running):
-    """A server without workers, in this process, for tests that look into its objects."""
-
-    async def _start(self) -> tuple[Any, Ports]:
-        server = LocalServer(self.settings)
-        return server, await server.start()
 
 
 @cache

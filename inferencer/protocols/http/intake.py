@@ -11,10 +11,10 @@ from functools import partial
 
 from aiohttp import web
 
-from paramsync import errors
 from paramsync.errors import BusyError, ParamsyncError, RequestError
 
 from ...transport.memory_budget import LARGE, MemoryShare
+from ..json_reader import BodyTooLargeError
 
 KNOWN = "gzip, deflate"
 MOST_TIMES = 100
@@ -74,15 +74,6 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 OnThread = Callable[[Callable[[], bytes]], Awaitable[bytes]]
 """Runs a function on another thread."""
-
-
-class BodyTooLargeError(errors.TooLargeError):
-    """A body beyond the limit."""
-
-    http_status = 413
-
-    def __init__(self, most: str, found: str) -> None:
-        ParamsyncError.__init__(self, f"body: expected at most {most}, found {found}")
 
 
 class SlowBodyError(ParamsyncError, TimeoutError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TypeVar
@@ -25,7 +25,8 @@ from ...batching.batcher import Batcher
 from ...serving.access import caller_of, check_host, check_origin
 from ...serving.metrics import Metrics
 from ...serving.prometheus import CONTENT_TYPE
-from ...serving.served import Models
+from ...serving.served import ServedModels, Supervisor
+from ...settings.settings import Settings, TfServing
 from ...transport.errors import is_unforeseen, logged_status, status_of
 from ...transport.memory_budget import MemoryBudget, MemoryShare, weight
 from ...transport.predictions import trailers
@@ -48,8 +49,9 @@ _SECONDS = 30.0  # for an answer, as in TensorFlow Serving
 _MOST_ANSWERING = 3.0  # seconds of draining in which requests are still answered
 _MOST_REFUSING = 2.0  # seconds after that in which they are refused
 _STOPPING = "the server is stopping"
-_PATIENCE = 60.0
+_PATIENCE = 60.0  # seconds for a client to send a request, or to read its answer
 _HEALTH = "/healthz"
+_METRICS_SECONDS = 10.0  # the supervisor has for adding up the counts of all workers
 _METRICS = ("/metrics", "/monitoring/prometheus/metrics")  # the second as in TensorFlow Serving
 
 _NAMED = "model_spec"  # in the query: the answer shall have it
@@ -62,42 +64,33 @@ class HttpPort:
 
     def __init__(
         self,
-        models: Models,
+        models: ServedModels,
         batcher: Batcher,
         metrics: Metrics,
-        metrics_page: Callable[[], bytes],
         budget: MemoryBudget,
         kserve: KServe,
         access: Access,
-        *,
-        message_bytes: int,
-        page: Page,
-        metrics_path: str | None = None,
-        hosts: Collection[str] = (),
-        patience: float = _PATIENCE,
-        clock: Callable[[], float] = time.time,
+        supervisor: Supervisor,
+        settings: Settings,
     ) -> None:
-        """`metrics_page` gives what Prometheus reads, also at `metrics_path`, if given; `hosts` are as in check_host;
-        `patience` is how many seconds a client may take to send a request, or to read its answer."""
         self._models = models
         self._batcher = batcher
         self._metrics = metrics
-        self._metrics_page = metrics_page
-        self._metrics_paths = (*_METRICS, metrics_path)
-        self._patience = patience
-        self._clock = clock
+        self._metrics_paths = (*_METRICS, (settings.tf_serving or TfServing()).metrics_path)
+        self._patience = _PATIENCE
         self._kserve = kserve
         self._access = access
-        self._hosts = hosts
-        self._page = page
+        self._supervisor = supervisor
+        self._hosts = settings.allowed_hosts
+        self._page = Page(models, supervisor, access)
         self._budget = budget
-        self._intake = Intake(self._on_thread, limit=message_bytes, patience=patience)
+        self._intake = Intake(self._on_thread, limit=settings.message_bytes, patience=_PATIENCE)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="rest")
         self._leaving = False
         self._draining = False
         self._refusing = False
         self._came = 0
-        self._connections = Connections(self._handle, patience=patience)
+        self._connections = Connections(self._handle, patience=_PATIENCE)
 
     async def start(self, listeners: Iterable[socket.socket], tls: ServerTls | None) -> None:
         """See Connections.start."""
@@ -182,7 +175,7 @@ class HttpPort:
         asked_kserve = request_of(method, path) if path == "/v2" or path.startswith("/v2/") else None
         self._check(request, None if asked_kserve is None else asked_kserve[0])
         if path in self._metrics_paths and method == "GET":
-            text = await asyncio.to_thread(self._metrics_page)  # it takes milliseconds
+            text = await asyncio.wait_for(self._supervisor("metrics"), _METRICS_SECONDS)
             return reply(200, text, {"Content-Type": CONTENT_TYPE})
         if asked_kserve is not None:
             call, message = asked_kserve
@@ -314,7 +307,7 @@ class HttpPort:
         return body, headers
 
     def _headers(self, resident: Resident) -> dict[str, str]:
-        return {name.title(): value for name, value in trailers(resident, self._clock())}
+        return {name.title(): value for name, value in trailers(resident, time.time())}
 
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
         """Run long work off the event loop."""

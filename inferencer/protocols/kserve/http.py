@@ -20,7 +20,7 @@ from paramsync.inference.resident import Resident
 from paramsync.kserve import open_inference_pb2 as pb
 from paramsync.rpc.tensor_proto import TensorHeader
 
-from ...serving.served import Models
+from ...serving.served import ServedModels
 from ...serving.specs import check_count
 from ..json_arrays import Array, read, to_json, write_lists
 from ..json_reader import Body, kind, parsed_bytes, text
@@ -105,7 +105,7 @@ class Infer:
     protocol = "kserve_http"
     route = "/v2/models/{model}/infer"
 
-    def __init__(self, models: Models, request: pb.ModelInferRequest, json_length: str | None) -> None:
+    def __init__(self, models: ServedModels, request: pb.ModelInferRequest, json_length: str | None) -> None:
         """`json_length` is the value of the header JSON_LENGTH. Raises InputError."""
         if json_length is not None and not re.fullmatch("[0-9]{1,18}", json_length):
             raise InputError(JSON_LENGTH, expected="how many bytes of the body are JSON", found=repr(json_length))

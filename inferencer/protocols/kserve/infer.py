@@ -17,7 +17,7 @@ from paramsync.inference.resident import Resident
 from paramsync.kserve import open_inference_pb2 as pb
 from paramsync.rpc.tensor_proto import TensorHeader, opening
 
-from ...serving.served import Models
+from ...serving.served import ServedModels
 from ...serving.specs import check_count
 from ...transport.partial_parsing import beginning
 from . import tensors
@@ -44,7 +44,7 @@ class ModelInfer:
 
     protocol = "kserve"
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: ServedModels) -> None:
         self._models = models
 
     def asked(self, request: pb.ModelInferRequest) -> tuple[str, str]:
@@ -86,7 +86,7 @@ def question_of(
     return Question(request.model_name, resident, signature, arrays(heads), outputs, latest=latest)
 
 
-def take_resident(models: Models, model: str, version: str) -> Resident:
+def take_resident(models: ServedModels, model: str, version: str) -> Resident:
     """The version that a request names by number or label; without both, the version that serves.
 
     Raises InputError, UnknownModelError, UnknownVersionError, UnknownLabelError, NotServingError.

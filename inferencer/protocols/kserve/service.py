@@ -14,8 +14,8 @@ from paramsync.kserve import open_inference_pb2 as pb
 from paramsync.program.process import release
 from paramsync.status import Stage, State, nothing_serves
 
-from ...serving.metrics import Metrics, Statistics
-from ...serving.served import Models
+from ...serving.metrics import Statistics
+from ...serving.served import ServedModels, Supervisor
 from ..sync.service import wait
 from . import tensors
 from .infer import ModelInfer, ModelStreamInfer, take_resident
@@ -23,6 +23,7 @@ from .infer import ModelInfer, ModelStreamInfer, take_resident
 _EXTENSIONS = ("binary_tensor_data", "model_repository", "statistics")
 _PLATFORM = "tensorflow"
 _LOOK_SECONDS = 1.0  # a follower that is asked to sync has looked at its store by then
+_STATISTICS_SECONDS = 10.0  # the supervisor has for adding up the counts of all workers
 _STATES = {
     Stage.FOUND: "LOADING",
     Stage.RESTORING: "LOADING",
@@ -42,9 +43,9 @@ def _not_offered(why: str) -> Callable[[Any, Any, Any], Any]:
 class KServe:
     """Lives on one event loop; ModelInfer is called from threads too."""
 
-    def __init__(self, models: Models, metrics: Metrics, draining: asyncio.Event) -> None:
+    def __init__(self, models: ServedModels, supervisor: Supervisor, draining: asyncio.Event) -> None:
         self._models = models
-        self._metrics = metrics
+        self._supervisor = supervisor
         self.ModelInfer = ModelInfer(models)
         self.ModelStreamInfer = ModelStreamInfer(self.ModelInfer, draining)
 
@@ -134,7 +135,7 @@ class KServe:
         """Statistics of versions that are in memory or have answered lately."""
         response = pb.ModelStatisticsResponse()
         for model in self._models.some(request.name):
-            counted = await asyncio.to_thread(self._metrics.statistics, model.name)  # on a thread: asks other processes
+            counted = await asyncio.wait_for(self._supervisor("statistics", model.name), _STATISTICS_SECONDS)
             resident = {str(number): Statistics() for number in model.status().resident}
             versions = {**resident, **counted}
             if request.version and request.version not in versions:

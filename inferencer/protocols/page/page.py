@@ -7,27 +7,24 @@ import gzip
 import hashlib
 import json
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from aiohttp import web
 
-from paramsync.errors import InputError, NotAllowedError, ParamsyncError, RequestError
+from paramsync.errors import InputError, NotAllowedError, ParamsyncError
 from paramsync.following.operator_requests import Action
 from paramsync.following.pins_file import check_label
 from paramsync.rpc.access import Access
 
 from ...serving.access import caller_of
-from ...serving.served import Models
+from ...serving.served import Models, Supervisor, follower_of
 from ..http.replies import JSON, failed, reply
 from ..sync.service import wait
 from . import messages
-
-Supervisor: TypeAlias = "Callable[..., Awaitable[Any]]"
-"""Asks the supervisor a question by its name and arguments."""
 
 _FILES = Path(__file__).with_name("files")
 _KINDS = {
@@ -161,11 +158,7 @@ class Page:
         asked = {"model": name, "version": number, "label": label}
         told = " ".join(f"{key}={value!r}" for key, value in asked.items() if value not in (None, ""))
         with self._access.audited(f"page/{what}", caller_of(request), told):
-            followers = self._models.followers(name)
-            if len(followers) > 1:
-                parts = " and ".join(one.model for one in followers)
-                raise RequestError(f"model {name!r}: expected one with a store, found one joined from {parts}")
-            status = await wait(followers[0], action, _Caller(), number, label)
+            status = await wait(follower_of(self._models, name), action, _Caller(), number, label)
         return reply(200, messages.text(messages.of_status(status)) + b"\n", _HEADERS)
 
 

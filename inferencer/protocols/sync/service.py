@@ -15,7 +15,7 @@ from paramsync.v1 import sync_pb2 as pb
 
 from ...serving.feed import Feed
 from ...serving.metrics import Load
-from ...serving.registry import Registry
+from ...serving.served import Models, follower_of
 from ...serving.worker_status import Replaced, WorkerStatus
 from .messages import of_event, of_load, of_progress, of_replaced, of_status, of_worker
 from .trainer_client import TrainerCalls
@@ -28,7 +28,7 @@ class SyncService:
 
     def __init__(
         self,
-        models: Registry,
+        models: Models,
         draining: asyncio.Event,
         told: Callable[[], Awaitable[None]],
         workers: Callable[[], Sequence[WorkerStatus]],
@@ -59,7 +59,7 @@ class SyncService:
         return answer
 
     async def Sync(self, request: pb.SyncRequest, context: Any) -> AsyncIterator[pb.SyncProgress]:
-        follower = self._models.follower(request.model)
+        follower = follower_of(self._models, request.model)
         number = request.version if request.HasField("version") else None
         if request.fresh:
             if number is not None:
@@ -144,7 +144,7 @@ class SyncService:
     async def _change(
         self, request: Any, action: Action, context: Any, number: int | None = None, label: str = ""
     ) -> pb.ModelStatus:
-        follower = self._models.follower(request.model)
+        follower = follower_of(self._models, request.model)
         try:
             return of_status(await wait(follower, action, context, number, label))
         finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,50 +32,36 @@ class TrainerCalls:
         self._tls = tls
 
     async def publish(self, address: str, *, model: str, store: Path, seconds: float | None) -> int:
-        """See `publish`."""
-        tls, tokens = self._tls, self._tokens
-        if tls is None:
+        """Have the trainer at this address publish now, and return the version's number.
+
+        Raises SyncError, also if the trainer publishes into another store, and TimeoutError.
+        """
+        deadline = time.monotonic() + (_SECONDS if seconds is None else seconds)
+        shown = () if self._tokens is None else (("authorization", f"Bearer {self._tokens.first()}"),)
+        if self._tls is None:
             channel = grpc.aio.insecure_channel(address, options=_OPTIONS)
         else:
-            channel = grpc.aio.secure_channel(address, tls.credentials, options=_OPTIONS)
-        shown = [] if tokens is None else [("authorization", f"Bearer {tokens.first()}")]
+            channel = grpc.aio.secure_channel(address, self._tls.credentials, options=_OPTIONS)
+
+        async def ask(method: str, request: Any, answer: Callable[[bytes], Any]) -> Any:
+            call = channel.unary_unary(f"{_PUBLISHER}{method}", type(request).SerializeToString, answer)
+            try:
+                return await call(request, timeout=max(0.0, deadline - time.monotonic()), metadata=shown)
+            except grpc.aio.AioRpcError as error:
+                if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise TimeoutError(f"the trainer at {address} did not publish in time") from None
+                why = " ".join((error.details() or error.code().name).split())
+                raise SyncError(f"the trainer at {address} did not publish: {why}") from None
+
         async with channel:
-            return await publish(channel, shown, address, model=model, store=store, seconds=seconds)
-
-
-async def publish(
-    channel: grpc.aio.Channel,
-    shown: Sequence[tuple[str, str]],
-    address: str,
-    *,
-    model: str,
-    store: Path,
-    seconds: float | None,
-) -> int:
-    """Have the trainer at this address publish now, and return the version's number. `shown` are headers of the calls.
-
-    Raises SyncError, also if the trainer publishes into another store, and TimeoutError.
-    """
-    deadline = time.monotonic() + (_SECONDS if seconds is None else seconds)
-
-    async def ask(method: str, request: Any, answer: Callable[[bytes], Any]) -> Any:
-        call = channel.unary_unary(f"{_PUBLISHER}{method}", type(request).SerializeToString, answer)
-        try:
-            return await call(request, timeout=max(0.0, deadline - time.monotonic()), metadata=tuple(shown))
-        except grpc.aio.AioRpcError as error:
-            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
-                raise TimeoutError(f"the trainer at {address} did not publish in time") from None
-            why = " ".join((error.details() or error.code().name).split())
-            raise SyncError(f"the trainer at {address} did not publish: {why}") from None
-
-    status = await ask("GetStatus", pb.GetPublisherStatusRequest(), pb.PublisherStatus.FromString)
-    if not await aside(partial(follows, store, status), f"the store of model {model!r}"):
-        raise SyncError(
-            f"the trainer at {address} publishes to {status.store}, and model {model!r} is followed in {store},"
-            f" which is another store: name the trainer of this one, with --trainer {model}=HOST:PORT"
-        )
-    version: pb.Version = await ask("Publish", pb.PublishRequest(), pb.Version.FromString)
-    return version.number
+            status = await ask("GetStatus", pb.GetPublisherStatusRequest(), pb.PublisherStatus.FromString)
+            if not await aside(partial(follows, store, status), f"the store of model {model!r}"):
+                raise SyncError(
+                    f"the trainer at {address} publishes to {status.store}, and model {model!r} is followed in {store},"
+                    f" which is another store: name the trainer of this one, with --trainer {model}=HOST:PORT"
+                )
+            version: pb.Version = await ask("Publish", pb.PublishRequest(), pb.Version.FromString)
+        return version.number
 
 
 def follows(store: Path, trainer: pb.PublisherStatus) -> bool:

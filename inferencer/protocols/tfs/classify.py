@@ -18,7 +18,7 @@ from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 from paramsync.rpc.tensor_proto import MAX_BYTES
 
-from ...serving.served import Models
+from ...serving.served import ServedModels
 from ...serving.specs import check_count, latest, model_name, spec_of_answer, take_resident
 
 INPUTS, CLASSES, SCORES, OUTPUTS = "inputs", "classes", "scores", "outputs"
@@ -30,7 +30,7 @@ class OneTask:
 
     protocol = "tfs"
 
-    def __init__(self, models: Models, kind: Kind) -> None:
+    def __init__(self, models: ServedModels, kind: Kind) -> None:
         self._models = models
         self._kind = kind
 
@@ -53,7 +53,7 @@ class MultiInference:
 
     protocol = "tfs"
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: ServedModels) -> None:
         self._models = models
 
     def asked(self, request: inference_pb2.MultiInferenceRequest) -> tuple[str, str]:

@@ -10,10 +10,8 @@ from tensorflow_serving.apis import get_model_status_pb2, model_management_pb2, 
 from paramsync.errors import NotServingError, UnknownLabelError, UnknownVersionError
 from paramsync.status import Course, Stage, Status
 
-from ...serving.access import ReloadRoots
-from ...serving.served import Models
+from ...serving.served import Models, Supervisor
 from ...serving.specs import model_name
-from .reload import Configures
 
 _Message = get_model_status_pb2.ModelVersionStatus
 _STATES = {
@@ -28,10 +26,9 @@ _STATES = {
 class ModelService:
     """Lives on one event loop."""
 
-    def __init__(self, models: Models, configuring: Configures, roots: ReloadRoots) -> None:
+    def __init__(self, models: Models, supervisor: Supervisor) -> None:
         self._models = models
-        self._configuring = configuring
-        self._roots = roots
+        self._supervisor = supervisor
 
     async def GetModelStatus(
         self, request: get_model_status_pb2.GetModelStatusRequest, context: Any
@@ -41,7 +38,7 @@ class ModelService:
     async def HandleReloadConfigRequest(
         self, request: model_management_pb2.ReloadConfigRequest, context: Any
     ) -> model_management_pb2.ReloadConfigResponse:
-        await self._configuring.apply(request.config, seconds=context.time_remaining(), roots=self._roots)
+        await self._supervisor("configure", request.config.SerializeToString(), context.time_remaining())
         response = model_management_pb2.ReloadConfigResponse()
         response.status.SetInParent()  # OK
         return response

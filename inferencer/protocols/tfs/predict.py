@@ -20,7 +20,7 @@ from paramsync.inference.questions import Answer, Question
 from paramsync.rpc import tensor_proto
 from paramsync.rpc.tensor_proto import VALUE_FIELDS, extend, opening, packed
 
-from ...serving.served import Models
+from ...serving.served import ServedModels
 from ...serving.specs import check_count, latest, spec_of_answer, take_resident
 from .classify import CLASSIFY, REGRESS, MultiInference, OneTask
 
@@ -32,7 +32,7 @@ _TENSORFLOW = {"float32": "float", "float64": "double", "float16": "half"}  # nu
 class PredictionService:
     """Lives on one event loop; predictions are read and written on threads too."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: ServedModels) -> None:
         self._models = models
         self.Predict = Predict(models)
         self.Classify = OneTask(models, CLASSIFY)
@@ -50,7 +50,7 @@ class Predict:
 
     protocol = "tfs"
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: ServedModels) -> None:
         self._models = models
 
     def asked(self, request: predict_pb2.PredictRequest) -> tuple[str, str]:
@@ -155,7 +155,7 @@ def _spec(model: str, signature: str, version: int) -> bytes:
 
 
 def metadata(
-    models: Models, request: get_model_metadata_pb2.GetModelMetadataRequest
+    models: ServedModels, request: get_model_metadata_pb2.GetModelMetadataRequest
 ) -> get_model_metadata_pb2.GetModelMetadataResponse:
     """The signatures of a version. Raises InputError and the errors of `take_resident`."""
     if set(request.metadata_field) != {FIELD}:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 from tensorflow_serving.config import model_server_config_pb2
 
@@ -19,7 +19,7 @@ from paramsync.host.files import shown
 
 from ...serving.access import ReloadRoots
 from ...serving.call_with_timeout import aside
-from ...serving.served import Served
+from ...serving.served import Model
 from ...settings import readers
 from ...settings.settings import AnySettings, ConnectionSettings, ModelSettings
 from ..sync.service import seconds_to_wait
@@ -51,22 +51,10 @@ Apply: TypeAlias = "Callable[[Sequence[AnySettings], Mapping[str, Change]], Awai
 """Serves exactly these models from now on, with these changes. See `Registry.apply`."""
 
 
-class Configures(Protocol):
-    """A `Configuring`, or a proxy of a `Configuring` in another process."""
-
-    async def apply(
-        self,
-        config: model_server_config_pb2.ModelServerConfig,
-        *,
-        seconds: float | None = None,
-        roots: ReloadRoots | None = None,
-    ) -> None: ...
-
-
 class Configuring:
     """Applies one configuration at a time. Lives on one event loop."""
 
-    def __init__(self, models: Iterable[Served], apply: Apply, *, trust: tuple[Path, ...] = ()) -> None:
+    def __init__(self, models: Iterable[Model], apply: Apply, *, trust: tuple[Path, ...] = ()) -> None:
         """New models are served under these keys to `trust`, and under the keys of the present models."""
         self._models = models
         self._apply_models = apply

@@ -21,7 +21,7 @@ from paramsync.inference import batchable
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 
-from ...serving.served import Models
+from ...serving.served import ServedModels
 from ...serving.specs import check_count, spec_of_answer
 from ..json_arrays import Array, count_values, is_b64, read, string, to_json, to_lists, write_list, write_lists
 from ..json_reader import Body, kind, named, parsed_bytes
@@ -83,13 +83,13 @@ def route(method: str, path: str) -> Route:
 _plain = partial(MessageToDict, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
 
 
-def status_body(models: Models, route: Route) -> bytes:
+def status_body(models: ServedModels, route: Route) -> bytes:
     """Raises RequestError, NotServingError."""
     request = get_model_status_pb2.GetModelStatusRequest(model_spec=route.spec())
     return _text(_plain(states(models, request)))
 
 
-def metadata_body(models: Models, route: Route) -> bytes:
+def metadata_body(models: ServedModels, route: Route) -> bytes:
     """Raises RequestError, NotServingError."""
     request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=route.spec(), metadata_field=[FIELD])
     response = metadata(models, request)
@@ -111,7 +111,7 @@ class RestPrediction:
 
     protocol = "rest"
 
-    def __init__(self, models: Models, route: Route, *, named: bool) -> None:
+    def __init__(self, models: ServedModels, route: Route, *, named: bool) -> None:
         """With `named`, the answer names model, version and signature."""
         self.model = route.model
         self.route = f"/v1/models/{{model}}:{route.call}"

@@ -22,8 +22,9 @@ from paramsync.rpc.access import Access, Effect, effect_of
 from paramsync.rpc.tokens import Tokens
 from paramsync.v1 import sync_pb2
 from tests.support.http import Got, call
+from tests.support.in_process import InProcess
 from tests.support.published import Publisher
-from tests.support.running import LONG, OPTIONS, LocalRunning
+from tests.support.running import LONG, OPTIONS, Running
 
 SECRET = "5ecret-of-the-operators"
 TOKENS = Tokens("PARAMSYNC_TOKEN", None, f"ops:{SECRET}")
@@ -99,11 +100,11 @@ HTTP_READS = (
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRunning]:
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     """Model `m` in version 7, of a server that has tokens."""
     publisher = Publisher(tmp_path_factory.mktemp("store") / "m")
     publisher.publish(7)
-    running = LocalRunning(publisher.path, tokens=TOKENS)
+    running = Running(publisher.path, tokens=TOKENS)
     running.server.models.follower("m").sync(timeout=LONG)
     yield running
     running.drain()
@@ -145,7 +146,7 @@ def code_of(channel: grpc.Channel, method: str, header: str | None = None) -> gr
     return grpc.StatusCode.OK
 
 
-def channel_of(method: str, running: LocalRunning, trainer: grpc.Channel) -> grpc.Channel:
+def channel_of(method: str, running: Running, trainer: grpc.Channel) -> grpc.Channel:
     if method.startswith("paramsync.v1.Publisher"):
         return trainer
     return running.control if method.startswith("paramsync.v1") else running.predictions
@@ -157,7 +158,7 @@ def test_each_method_is_known_to_read_or_to_change_something() -> None:
         assert {method: effect_of(method) for method in methods} == dict.fromkeys(methods, effect)
 
 
-def test_ports_have_no_service_that_is_not_listed_here(running: LocalRunning, trainer: grpc.Channel) -> None:
+def test_ports_have_no_service_that_is_not_listed_here(running: Running, trainer: grpc.Channel) -> None:
     for channel in (running.predictions, running.control, trainer):
         ask: Any = channel.stream_stream(
             "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
@@ -171,7 +172,7 @@ def test_ports_have_no_service_that_is_not_listed_here(running: LocalRunning, tr
 
 @pytest.mark.parametrize("method", sorted(CHANGES))
 def test_what_changes_something_is_refused_without_the_right_token(
-    method: str, running: LocalRunning, trainer: grpc.Channel
+    method: str, running: Running, trainer: grpc.Channel
 ) -> None:
     channel = channel_of(method, running, trainer)
     codes = {why: code_of(channel, method, header) for why, header in WRONG.items()}
@@ -180,12 +181,12 @@ def test_what_changes_something_is_refused_without_the_right_token(
 
 
 @pytest.mark.parametrize("method", sorted((HEALTH | READS) - {"inference.GRPCInferenceService/ModelStreamInfer"}))
-def test_what_reads_needs_none(method: str, running: LocalRunning, trainer: grpc.Channel) -> None:
+def test_what_reads_needs_none(method: str, running: Running, trainer: grpc.Channel) -> None:
     if "ServerReflection" not in method:  # asked above
         assert code_of(channel_of(method, running, trainer), method) not in (UNAUTHENTICATED, DENIED)
 
 
-def asked(running: LocalRunning, method: str, path: str, header: str | None, **headers: str) -> Got:
+def asked(running: Running, method: str, path: str, header: str | None, **headers: str) -> Got:
     shown = {} if header is None else {"Authorization": header}
     return call(running.rest_port, method, path, b"{}" if method == "POST" else None, **shown, **headers)
 
@@ -206,7 +207,7 @@ def test_each_path_of_kserve_that_changes_something_is_tried() -> None:
     ],
 )
 def test_a_request_that_changes_something_is_refused_without_the_right_token(
-    where: tuple[str, str], running: LocalRunning
+    where: tuple[str, str], running: Running
 ) -> None:
     for header in WRONG.values():
         got = asked(running, *where, header)
@@ -215,7 +216,7 @@ def test_a_request_that_changes_something_is_refused_without_the_right_token(
     assert asked(running, *where, RIGHT).status not in (401, 403)
 
 
-def test_a_page_of_another_site_changes_nothing(running: LocalRunning) -> None:
+def test_a_page_of_another_site_changes_nothing(running: Running) -> None:
     where = HTTP_CHANGES["RepositoryModelLoad"]
     here = f"http://127.0.0.1:{running.rest_port}"
     for origin in ("https://evil.example", "null", f"{here}.evil.example", here.replace("127.0.0.1", "localhost")):
@@ -223,7 +224,7 @@ def test_a_page_of_another_site_changes_nothing(running: LocalRunning) -> None:
     assert asked(running, *where, RIGHT, Origin=here).status == 200
 
 
-def test_reading_by_http_needs_none(running: LocalRunning) -> None:
+def test_reading_by_http_needs_none(running: Running) -> None:
     for where in (*HTTP_READS, ("GET", "/healthz"), ("HEAD", "/healthz")):
         assert asked(running, *where, None).status not in (401, 403), where
 
@@ -231,7 +232,7 @@ def test_reading_by_http_needs_none(running: LocalRunning) -> None:
 def test_changes_and_refusals_are_in_the_log(publisher: Publisher, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "paramsync.audit")
     publisher.publish(7)
-    running = LocalRunning(publisher.path, tokens=TOKENS)  # where nobody was refused yet: of many only some are told
+    running = Running(publisher.path, tokens=TOKENS)  # where nobody was refused yet: of many only some are told
     try:
         running.server.models.follower("m").sync(timeout=LONG)
         pin: Any = running.control.unary_unary("/paramsync.v1.Sync/Pin", sync_pb2.PinRequest.SerializeToString, bytes)
@@ -240,8 +241,8 @@ def test_changes_and_refusals_are_in_the_log(publisher: Publisher, caplog: pytes
             pin(request, timeout=LONG)
         with pytest.raises(grpc.RpcError):
             pin(request, timeout=LONG, metadata=[("authorization", RIGHT)])
-        asked(running, *HTTP_CHANGES["RepositoryModelLoad"], RIGHT)
-        running.drain()
+        with closing(InProcess(publisher.path, tokens=TOKENS)) as worker:
+            asked(worker, *HTTP_CHANGES["RepositoryModelLoad"], RIGHT)
     finally:
         running.close()
     refused, failed, done = [record.getMessage() for record in caplog.records if record.name == "paramsync.audit"]
@@ -257,7 +258,7 @@ def test_changes_and_refusals_are_in_the_log(publisher: Publisher, caplog: pytes
 
 def test_reading_can_need_a_token_too_and_health_never_does(publisher: Publisher) -> None:
     publisher.publish(7)
-    running = LocalRunning(publisher.path, tokens=TOKENS, auth_reads=True)
+    running = Running(publisher.path, tokens=TOKENS, auth_reads=True)
     try:
         running.server.models.follower("m").sync(timeout=LONG)
         for method in (READS - CHANGES) - {"grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"}:
@@ -281,13 +282,13 @@ def test_reading_can_need_a_token_too_and_health_never_does(publisher: Publisher
 
 @pytest.mark.parametrize("method", sorted(CHANGES - {"paramsync.v1.Publisher/Publish"}))
 def test_where_others_can_call_and_nothing_is_configured_nothing_is_changed(
-    method: str, open_to_others: LocalRunning
+    method: str, open_to_others: Running
 ) -> None:
     channel = channel_of(method, open_to_others, open_to_others.control)
     assert {code_of(channel, method, header) for header in (None, RIGHT)} == {DENIED}
 
 
-def test_by_http_neither(open_to_others: LocalRunning) -> None:
+def test_by_http_neither(open_to_others: Running) -> None:
     for where in HTTP_CHANGES.values():
         got = asked(open_to_others, *where, None)
         assert (got.status, "start with --token-file FILE" in got.error) == (403, True)
@@ -302,8 +303,8 @@ def test_a_trainer_that_others_can_call_publishes_for_nobody(tmp_path: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def open_to_others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRunning]:
-    running = LocalRunning(tmp_path_factory.mktemp("open") / "m", host="0.0.0.0")
+def open_to_others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    running = Running(tmp_path_factory.mktemp("open") / "m", host="0.0.0.0")
     yield running
     running.drain()
     running.close()
@@ -318,7 +319,7 @@ PATHS = [
 
 def test_on_loopback_no_path_answers_to_a_name_of_another_site_unless_it_is_allowed(publisher: Publisher) -> None:
     publisher.publish(7)
-    running = LocalRunning(publisher.path, allowed_hosts=("Proxy.example",))
+    running = Running(publisher.path, allowed_hosts=("Proxy.example",))
     try:
         running.server.models.follower("m").sync(timeout=LONG)
         for method, path in PATHS:
@@ -341,5 +342,5 @@ def test_on_loopback_no_path_answers_to_a_name_of_another_site_unless_it_is_allo
         running.close()
 
 
-def test_where_others_can_call_any_name_may_lead_here(open_to_others: LocalRunning) -> None:
+def test_where_others_can_call_any_name_may_lead_here(open_to_others: Running) -> None:
     assert call(open_to_others.rest_port, "GET", "/metrics", None, Host="models.example").status == 200

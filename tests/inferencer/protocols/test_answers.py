@@ -12,9 +12,7 @@ from tensorflow.core.framework import tensor_pb2
 from inferencer.protocols.tfs.predict import encoded
 from inferencer.transport.predictions import trailers
 from paramsync.rpc import tensor_proto
-from tests.support.published import Publisher
 from tests.support.questions import resident
-from tests.support.running import LONG, Running, request, synced
 from tests.support.written import version
 
 NUMBERS = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
@@ -67,13 +65,3 @@ def test_of_a_connection_every_part_is_named_and_the_oldest_counts() -> None:
         ("paramsync-version", "encoder=420,head=77"),
         ("paramsync-age-ms", "10000"),
     )
-
-
-def test_clients_get_them_over_grpc(served: Running, publisher: Publisher) -> None:
-    for number in (8, 9):
-        publisher.publish(number)
-        synced(served)
-        _, call = served.prediction_service.Predict.with_call(request(), timeout=LONG)
-        found = dict(call.trailing_metadata())
-        assert found["paramsync-version"] == str(number)
-        assert 0 <= int(found["paramsync-age-ms"]) < LONG * 1000

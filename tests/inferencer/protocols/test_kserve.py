@@ -39,11 +39,6 @@ def test_every_datatype_comes_back_raw_to_whom_sent_it_raw(echo: Running) -> Non
     assert (answer.model_name, answer.model_version, found["version"]) == ("m", "4", struct.pack("<f", 4.0))
 
 
-def test_any_byte_but_zero_is_true(echo: Running) -> None:
-    answer = infer(echo, every(BOOL=b"\x00\x02\xff"))
-    assert dict(zip([one.name for one in answer.outputs], answer.raw_output_contents, strict=True))["bool"] == b"\0\1\1"
-
-
 @pytest.mark.parametrize("name", sorted(set(VALUES) - {"FP16", "BF16"}))
 def test_typed_contents_hold_what_raw_ones_do(name: str) -> None:
     field = {"U": "uint", "I": "int"}.get(name[0], name.lower()) if name[-2:] != "64" else name.lower()
@@ -74,11 +69,6 @@ def test_where_one_output_has_no_typed_field_all_are_raw(echo: Running) -> None:
     assert [one.name for one in answer.outputs] == ["half", "version", "y"]
     assert answer.raw_output_contents[0] == np.array([1, 2], np.float16).tobytes()
     assert not any(one.HasField("contents") for one in answer.outputs)
-
-
-def test_what_has_no_elements_is_no_mistake(echo: Running) -> None:
-    answer = infer(echo, negated(inputs=[x(shape=(0, 2))], raw_input_contents=[b""], outputs=wanted("y")))
-    assert (list(answer.outputs[0].shape), list(answer.raw_output_contents)) == ([0, 2], [b""])
 
 
 def test_parameters_that_change_no_answer_are_ignored(echo: Running) -> None:
@@ -170,10 +160,6 @@ _OTHERS: dict[str, tuple[pb.ModelInferRequest, Code, str]] = {
     "version without end": (negated(version="9" * 9999), Code.NOT_FOUND, "label '999"),
     "unknown signature": (signature(pb.InferParameter(string_param="train")), Code.FAILED_PRECONDITION,
         "signature 'train' does not exist; there are: 'negated', 'serving_default', 'shaped', 'summed'"),
-    "shared memory": (negated(inputs=[x(parameters={"shared_memory_region": _TEXT})]), Code.UNIMPLEMENTED,
-        "shared memory is not"),
-    "classification": (negated(outputs=wanted("y", classification=pb.InferParameter(int64_param=2))),
-        Code.UNIMPLEMENTED, "classification is not offered; ask for the output itself"),
 }
 # fmt: on
 

@@ -77,15 +77,6 @@ def test_a_stream_is_answered_in_order_and_goes_on_after_a_refusal(said: dict[st
     assert said["streamed"][4] == ["4", "4", [[-4.0, -8.0], [-12.0, -16.0]]]
 
 
-def test_the_asyncio_client_gets_the_same(said: dict[str, Any]) -> None:
-    found = said["asynchronous"]
-    assert (found["live"], found["ready"], found["plain"]) == (True, [False, True], ["a", "4", _Y])
-    assert found["together"] == [[str(one), "4", _Y] for one in range(8)]
-    assert found["streamed"] == [[str(one), "4", _Y] for one in range(3)]
-    assert found["index"] == said["described"]["index"]
-    assert [(one["name"], one["version"]) for one in found["statistics"]] == [("m", "3"), ("m", "4")]
-
-
 def test_statistics_count_requests_rows_and_calls_of_each_version(said: dict[str, Any]) -> None:
     [one] = said["statistics"]
     assert (one["name"], one["version"]) == ("m", "4")

@@ -18,8 +18,8 @@ from paramsync.following.operator_requests import Action
 from paramsync.status import Status
 from paramsync.v1 import sync_pb2 as pb
 from tests.inferencer.serving.test_metrics import parsed
-from tests.inferencer.serving.test_registry import Times
-from tests.inferencer.serving.test_registry import model as stored
+from tests.inferencer.supervisor.test_registry import Times
+from tests.inferencer.supervisor.test_registry import model as stored
 from tests.support.configurations import answers, apply, config, model
 from tests.support.http import call
 from tests.support.programs import eventually
@@ -195,15 +195,6 @@ def test_a_new_model_whose_only_version_is_bad_is_refused_and_leaves_nothing(
     bad.publish(32)
     apply(three, model(tmp_path / "m"), model(bad.path, name="new"))
     assert answers(three, name="new") == 32
-
-
-def test_a_new_store_whose_newest_version_is_bad_serves_the_newest_good_one(three: Running, tmp_path: Path) -> None:
-    mixed = Publisher(tmp_path / "mixed")
-    mixed.publish(41)
-    mixed.publish_bad(42)
-    apply(three, model(mixed.path))
-    assert answers(three) == 41
-    mixed.close()
 
 
 def test_a_connection_that_would_not_fit_any_more_is_refused(three: Running, tmp_path: Path) -> None:

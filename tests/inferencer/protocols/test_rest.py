@@ -72,13 +72,6 @@ def test_rows_and_columns_of_several_tensors_have_names(web: Running) -> None:
     assert (outputs["said"], outputs["said_bytes"][0]) == (["a", "\N{SNOWMAN}"], {"b64": "YQ=="})
 
 
-def test_every_answer_names_its_version_and_age_in_headers(web: Running) -> None:
-    answer = predict(web, {"instances": [[1, 2]]})
-    assert answer.headers["Paramsync-Version"] == "4"
-    assert int(answer.headers["Paramsync-Age-Ms"]) >= 0
-    assert answer.headers["Content-Type"] == "application/json"
-
-
 @pytest.mark.parametrize("query", ["?model_spec", "?model_spec=true", "?model_spec=1"])
 def test_an_answer_says_what_made_it_in_its_body_to_who_asks_for_that(web: Running, query: str) -> None:
     for path, body, spec in (

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.support.http import Got, Web, call, small_limits
+from tests.support.http import Got, call, check_unharmed, small_limits
+from tests.support.in_process import InProcess
 from tests.support.programs import eventually
 from tests.support.running import LONG
 
@@ -17,19 +18,19 @@ HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture(scope="module")
-def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
     with small_limits(tmp_path_factory.mktemp("web"), patience=LONG) as web:
         yield web
 
 
 @pytest.fixture(autouse=True)
-def unharmed(web: Web) -> Iterator[None]:
+def unharmed(web: InProcess) -> Iterator[None]:
     yield
     eventually(lambda: not len(web.rest._connections), lambda: "all connections to be over")
-    web.check_unharmed()
+    check_unharmed(web)
 
 
-def connected(web: Web, stack: ExitStack) -> socket.socket:
+def connected(web: InProcess, stack: ExitStack) -> socket.socket:
     one = stack.enter_context(socket.create_connection(("127.0.0.1", web.rest_port), LONG))
     one.settimeout(LONG)
     return one
@@ -48,7 +49,7 @@ def told(one: socket.socket) -> Got:
         content += part
 
 
-def test_of_a_burst_of_connections_each_is_answered_or_told_that_there_are_too_many(web: Web) -> None:
+def test_of_a_burst_of_connections_each_is_answered_or_told_that_there_are_too_many(web: InProcess) -> None:
     with ExitStack() as stack:
         burst = []
         for _ in range(1500):
@@ -62,7 +63,9 @@ def test_of_a_burst_of_connections_each_is_answered_or_told_that_there_are_too_m
     assert all(got.headers["Connection"] == "close" for got in refused)
 
 
-def test_connections_that_say_nothing_make_room_for_those_that_do(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_that_say_nothing_make_room_for_those_that_do(
+    web: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("inferencer.protocols.http.connections._MOST", 4)
     with ExitStack() as stack:
         for _ in range(4):
@@ -77,7 +80,9 @@ def test_connections_that_say_nothing_make_room_for_those_that_do(web: Web, monk
         eventually(lambda: status() == 200, lambda: "one that says nothing to make room")
 
 
-def test_connections_that_wait_for_nothing_make_room_for_new_ones(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_that_wait_for_nothing_make_room_for_new_ones(
+    web: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("inferencer.protocols.http.connections._MOST", 4)
     monkeypatch.setattr("inferencer.protocols.http.connections._BRIEFLY", 1000)
     asked = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -87,10 +92,12 @@ def test_connections_that_wait_for_nothing_make_room_for_new_ones(web: Web, monk
             one.sendall(asked)
             assert one.recv(1 << 16).startswith(b"HTTP/1.1 503")  # a model of this server is empty
             threading.Event().wait(0.01)  # longer than a thousandth of the patience
-        web.check_unharmed()
+        check_unharmed(web)
 
 
-def test_a_connection_on_which_something_came_does_not_make_room(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_on_which_something_came_does_not_make_room(
+    web: InProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("inferencer.protocols.http.connections._MOST", 1)
     monkeypatch.setattr("inferencer.protocols.http.connections._MORE", 0)
     with ExitStack() as stack:
@@ -129,7 +136,7 @@ def test_a_connection_on_which_something_came_does_not_make_room(web: Web, monke
     ],
 )
 def test_what_is_no_http_gets_our_error_and_names_no_library(
-    web: Web, content: bytes, caplog: pytest.LogCaptureFixture
+    web: InProcess, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with ExitStack() as stack:
         one = connected(web, stack)
@@ -140,7 +147,7 @@ def test_what_is_no_http_gets_our_error_and_names_no_library(
     assert not caplog.records
 
 
-def test_health_is_told_while_all_connections_are_busy(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_health_is_told_while_all_connections_are_busy(web: InProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("inferencer.protocols.http.connections._MOST", 4)
     monkeypatch.setattr("inferencer.protocols.http.connections._MORE", 2)
     with ExitStack() as stack:

@@ -7,23 +7,22 @@ from typing import Any
 
 import pytest
 
-from tests.support.http import Web, call, small_limits
-from tests.support.published import Publisher
-from tests.support.running import LONG, Running
+from tests.support.http import call, check_unharmed, small_limits
+from tests.support.in_process import InProcess
 
 PREDICT = "/v1/models/plain:predict"
 
 
 @pytest.fixture(scope="module")
-def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
     with small_limits(tmp_path_factory.mktemp("web")) as web:
         yield web
 
 
 @pytest.fixture(autouse=True)
-def unharmed(web: Web) -> Iterator[None]:
+def unharmed(web: InProcess) -> Iterator[None]:
     yield
-    web.check_unharmed()
+    check_unharmed(web)
 
 
 def _ids(cases: list[tuple[Any, str]]) -> list[str]:
@@ -55,19 +54,13 @@ BODIES: list[tuple[Any, str]] = [
     ),
     ({"instances": []}, "'instances': expected a list of one or more, found a list of 0"),
     ({"instances": {"x": [1, 2]}}, "'instances': expected a list of one or more, found an object"),
-    ({"instances": None}, "'instances': expected a list of one or more, found null"),
     ({"instances": [[1, 2], {"x": [1, 2]}]}, "instances, row 0: expected an object of x, found a list of 2"),
     ({"instances": [{"y": [1, 2]}]}, "instances, row 0: expected an object of x, found 'y'"),
-    ({"instances": [{"x": [1, 2]}, {}]}, "instances, row 1: expected an object of x, found none"),
     ({"inputs": {"x": [[1, 2]], "y": 1}}, "inputs: expected 'x', found 'x', 'y'"),
-    ({"inputs": {}}, "inputs: expected 'x', found none"),
     ({"inputs": [[1, 2], [3]]}, "input 'x': expected lists of one shape, found ragged lists at level 2"),
-    ({"inputs": [[1, 2], 3]}, "input 'x': expected lists of one shape, found ragged lists at level 2"),
     ({"inputs": [[1, 2]] * 30_000 + [[1]]}, "input 'x': expected lists of one shape, found "),
     ({"inputs": [["1", 2]]}, "input 'x': expected float32 [?, 2], found a string"),
     ({"inputs": [[True, 2]]}, "input 'x': expected float32 [?, 2], found a boolean"),
-    ({"inputs": [[None, 2]]}, "input 'x': expected float32 [?, 2], found null"),
-    ({"inputs": [[{"b64": "AAAA"}, 2]]}, "input 'x': expected float32 [?, 2], found an object"),
     (b'{"inputs": [[1e999, 2]]}', "input 'x': expected numbers that float32 has, found one beyond them"),
     (b'{"inputs": [[1e39, Infinity]]}', "input 'x': expected numbers that float32 has, found one beyond them"),
     ({"inputs": [[10**400, 2]]}, "input 'x': expected numbers that float32 has, found one beyond them"),
@@ -76,7 +69,7 @@ BODIES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("body", "text"), BODIES, ids=_ids(BODIES))
-def test_a_wrong_body_is_a_bad_request_with_both_sides(web: Web, body: Any, text: str) -> None:
+def test_a_wrong_body_is_a_bad_request_with_both_sides(web: InProcess, body: Any, text: str) -> None:
     got = call(web.rest_port, "POST", PREDICT, body)
     assert got.status == 400
     assert text in got.error
@@ -84,7 +77,6 @@ def test_a_wrong_body_is_a_bad_request_with_both_sides(web: Web, body: Any, text
 
 NAMED: list[tuple[Any, str]] = [
     ({"instances": ["a"]}, "instances: expected objects of count, said, found values without a name"),
-    ({"inputs": ["a"]}, "inputs: expected objects of count, said, found values without a name"),
     (
         {"inputs": {"count": [1.5], "said": [""]}},
         "input 'count': expected int64 [?], found 1.5, a number with a fraction",
@@ -93,17 +85,15 @@ NAMED: list[tuple[Any, str]] = [
         {"inputs": {"count": [1 << 63], "said": [""]}},
         "input 'count': expected numbers that int64 has, found one beyond",
     ),
-    ({"inputs": {"count": [True], "said": [""]}}, "input 'count': expected int64 [?], found a boolean"),
     ({"inputs": {"count": [1], "said": [1]}}, 'input \'said\': expected strings or {"b64": "..."}, found a number'),
     ({"inputs": {"count": [1], "said": [{"b64": "a*b="}]}}, "input 'said', b64: expected base64, found 'a*b='"),
     ({"inputs": {"count": [1], "said": [{"b64": 1}]}}, "input 'said': expected strings or"),
     (b'{"inputs": {"count": [1], "said": ["\\ud800"]}}', "input 'said': expected strings of UTF-8, found half"),
-    ({"inputs": {"count": [1], "said": [["a"], "b"]}}, "input 'said': expected lists of one shape, found ragged"),
 ]
 
 
 @pytest.mark.parametrize(("body", "text"), NAMED, ids=_ids(NAMED))
-def test_a_wrong_value_is_a_bad_request_that_names_its_input(web: Web, body: Any, text: str) -> None:
+def test_a_wrong_value_is_a_bad_request_that_names_its_input(web: InProcess, body: Any, text: str) -> None:
     got = call(web.rest_port, "POST", "/v1/models/named:predict", body)
     assert got.status == 400
     assert text in got.error
@@ -126,7 +116,6 @@ EXAMPLES: list[tuple[Any, str]] = [
         {"examples": [{"x": [1, "a"]}]},
         "feature 'x': expected numbers, booleans or strings, of one kind, found a number and",
     ),
-    ({"examples": [{"x": None}]}, "feature 'x': expected numbers, booleans or strings, of one kind, found null"),
     (
         {"examples": [{}, {str(at): 1 for at in range(5000)}]},
         "examples, number 1, features: expected at most 4096 of them, found 5000",
@@ -141,7 +130,7 @@ EXAMPLES: list[tuple[Any, str]] = [
 
 
 @pytest.mark.parametrize(("body", "text"), EXAMPLES, ids=_ids(EXAMPLES))
-def test_wrong_examples_are_a_bad_request(web: Web, body: Any, text: str) -> None:
+def test_wrong_examples_are_a_bad_request(web: InProcess, body: Any, text: str) -> None:
     for method in ("classify", "regress"):
         got = call(web.rest_port, "POST", f"/v1/models/plain:{method}", body)
         assert got.status == 400
@@ -156,34 +145,27 @@ def test_wrong_examples_are_a_bad_request(web: Web, body: Any, text: str) -> Non
         ("GET", "/v1/models/plain/labels/canary/metadata", 404, "label 'canary' of model 'plain' is not there"),
         ("GET", "/v1/models/empty", 503, "model 'empty' is not serving"),
         ("GET", f"/v1/models/plain/versions/{1 << 63}", 400, f"version: expected a number up to {(1 << 63) - 1}"),
-        ("GET", "/v1/models/plain/versions/" + "9" * 5000, 400, "version: expected a number up to"),
         ("GET", "/v1/models/plain/versions/" + "0" * 5000 + "9" * 30, 400, "version: expected a number up to"),
         ("GET", "/v1/models/plain/versions/-1", 400, "request: expected GET /v1/models/NAME"),
         ("GET", "/v1/models/" + "n" * 5000, 404, "..."),
         ("GET", "/v1/models/pl%00ain%ff", 404, "is not served here"),
         ("GET", PREDICT, 400, "request: expected GET /v1/models/NAME"),
-        ("POST", "/v1/models/plain", 400, "request: expected GET /v1/models/NAME"),
         ("POST", "/v1/models/plain:train", 400, "request: expected GET /v1/models/NAME"),
         ("DELETE", "/v1/models/plain", 400, "found DELETE /v1/models/plain"),
-        ("GET", "/v1/models", 400, "request: expected GET /v1/models/NAME"),
         ("GET", "/v3/health", 404, "expected /v1/models/..., /v2/..., /healthz or /metrics, found GET /v3/health"),
-        ("POST", "/healthz", 404, "found POST /healthz"),
-        ("GET", "/nothing", 404, "found GET /nothing"),
         ("GET", "/../../etc/passwd", 404, "found GET"),
     ],
-    ids=[str(at) for at in range(19)],
+    ids=[str(at) for at in range(14)],
 )
 def test_a_wrong_path_gets_the_status_of_tensorflow_serving(
-    web: Web, method: str, path: str, status: int, text: str
+    web: InProcess, method: str, path: str, status: int, text: str
 ) -> None:
     got = call(web.rest_port, method, path, {"instances": [[1, 2]]} if method == "POST" else None)
     assert (got.status, got.headers["Content-Type"]) == (status, "application/json")
     assert text in got.error
 
 
-def test_outputs_that_have_no_rows_are_refused_to_who_asks_by_rows(running: Running, publisher: Publisher) -> None:
-    publisher.publish(7)
-    running.server.models.follower("m").sync(timeout=LONG)
-    got = call(running.rest_port, "POST", "/v1/models/m:predict", {"instances": [[1, 2]]})
+def test_outputs_that_have_no_rows_are_refused_to_who_asks_by_rows(in_process: InProcess) -> None:
+    got = call(in_process.rest_port, "POST", "/v1/models/m:predict", {"instances": [[1, 2]]})
     expected = "outputs: expected as many rows in each; ask with 'inputs', found seen [6], total [1]"
     assert (got.status, got.error) == (400, expected)

@@ -10,7 +10,7 @@ import pytest
 from paramsync.following.report import MOST_UNREAD
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.programs import eventually
-from tests.support.published import PARAMETERS, Publisher, proven
+from tests.support.published import Publisher, proven
 from tests.support.running import LONG, SERVING, Running, refused, request, seen, synced
 
 Code = grpc.StatusCode
@@ -27,28 +27,12 @@ def test_sync_streams_its_progress_until_the_version_serves(running: Running, pu
     assert found[-1].status.state == pb.ModelStatus.SERVING
 
 
-def test_sync_of_a_bad_version_says_why_not(served: Running, publisher: Publisher) -> None:
-    publisher.publish_bad(8)
-    code, text = refused(lambda message, timeout: list(served.sync.Sync(message, timeout=timeout)), pb.SyncRequest())
-    assert code is Code.FAILED_PRECONDITION
-    assert "version 8 of model 'm' is quarantined" in text
-    assert seen(served.prediction_service.Predict(request(), timeout=LONG)) == [7.0] * PARAMETERS
-
-
 def test_sync_says_just_before_the_deadline_what_it_waits_for(running: Running, tmp_path: Path) -> None:
     code, text = refused(
         lambda message, timeout: list(running.sync.Sync(message, timeout=timeout)), pb.SyncRequest(), 1
     )
     assert code is Code.DEADLINE_EXCEEDED
     assert f"{tmp_path / 'm'}: no such directory" in text
-
-
-def test_sync_to_an_unknown_version_or_model_is_not_found(served: Running, publisher: Publisher) -> None:
-    def sync(message: pb.SyncRequest, timeout: float) -> list[pb.SyncProgress]:
-        return list(served.sync.Sync(message, timeout=timeout))
-
-    assert refused(sync, pb.SyncRequest(version=3))[0] is Code.NOT_FOUND
-    assert refused(sync, pb.SyncRequest(model="other"))[0] is Code.NOT_FOUND
 
 
 def test_a_sync_whose_caller_left_is_forgotten(running: Running) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -10,12 +9,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import grpc
 import pytest
 import tensorflow as tf
-from tensorflow_serving.apis import get_model_status_pb2, model_service_pb2_grpc, predict_pb2
+from tensorflow_serving.apis import predict_pb2
 from tensorflow_serving.apis import prediction_service_pb2_grpc as predictions
 
 from tests.support.http import call
@@ -129,13 +127,6 @@ def test_metrics_have_their_names_where_they_are_asked_for(started: Started) -> 
     assert "paramsync_requests_total" in text
 
 
-def test_a_missing_model_is_what_their_readiness_helper_waits_for(started: Started) -> None:
-    started.ask("a", wait=True)
-    refused = started.refusal("intentionally_missing_model")
-    assert refused is not None
-    assert (refused[0], "Servable" in refused[1]) == (Code.NOT_FOUND, True)
-
-
 def test_their_quickstart_is_answered_as_there(started: Started) -> None:
     started.ask("a", wait=True)
     for body, expected in (
@@ -145,12 +136,6 @@ def test_their_quickstart_is_answered_as_there(started: Started) -> None:
         ({"inputs": [[[]]]}, {"outputs": [[[]]]}),
     ):
         assert call(started.rest, "POST", "/v1/models/a:predict", body).json == expected
-
-
-def test_states_are_told_by_http(started: Started) -> None:
-    started.ask("a", wait=True)
-    [state] = json.loads(started.get("/v1/models/a"))["model_version_status"]
-    assert (state["version"], state["state"]) == ("123", "AVAILABLE")
 
 
 def test_the_file_of_models_is_followed_and_a_broken_one_changes_nothing(started: Started) -> None:
@@ -164,19 +149,6 @@ def test_the_file_of_models_is_followed_and_a_broken_one_changes_nothing(started
     assert started.ask("b") == 8.0
     started.config.write_text(config(started.folder, "a", "b"))
     eventually(lambda: started.refusal("a") is None, lambda: "a model that is there again")
-
-
-def test_a_version_may_be_pinned_by_the_file(started: Started) -> None:
-    save(started.folder / "b" / "2", 5.0)
-    eventually(lambda: started.ask("b", wait=True) == 12.0, lambda: "version 2")
-    listed = config(started.folder, "a", "b").removesuffix("} }")
-    started.config.write_text(f"{listed} model_version_policy {{ specific {{ versions: 1 }} }} }} }}")
-    eventually(lambda: started.ask("b") == 8.0, lambda: "version 1")
-    message = get_model_status_pb2.GetModelStatusRequest()
-    message.model_spec.name = "b"
-    stub = model_service_pb2_grpc.ModelServiceStub(started.channels[0])
-    found: Any = stub.GetModelStatus(message, timeout=PATIENCE).model_version_status
-    assert 1 in [one.version for one in found if one.state == 30]
 
 
 def test_the_entry_point_of_the_image_takes_its_variables_and_flags(tmp_path: Path) -> None:

@@ -49,12 +49,6 @@ def test_ports_and_the_socket() -> None:
         parse([BASE, "--rest_api_port=8500"])
 
 
-def test_where_callers_may_have_models_served_from() -> None:
-    found = parse([BASE, "--reload_root=/models", "--reload_root", "/more"])
-    assert found.reload_roots == (Path("/models"), Path("/more"))
-    assert parse([BASE]).reload_roots == ()
-
-
 def test_errors_of_tls_name_the_flags_as_they_are_here() -> None:
     with pytest.raises(SettingsError, match="expected --tls_cert FILE and --tls_key FILE together"):
         parse([BASE, "--tls_cert=/c"])

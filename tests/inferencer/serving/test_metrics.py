@@ -18,11 +18,12 @@ from inferencer.serving.metrics import APART, Metrics
 from inferencer.serving.prometheus import CONTENT_TYPE, Exposition
 from inferencer.serving.worker_status import WorkerState, WorkerStatus
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
+from tests.support.in_process import InProcess
 from tests.support.kserve import method
 from tests.support.programs import ROOT, eventually
 from tests.support.prometheus import promtool
 from tests.support.published import Publisher
-from tests.support.running import LONG, LocalRunning, refused, request, synced
+from tests.support.running import LONG, Running, refused, request, synced
 
 Samples = dict[str, dict[tuple[tuple[str, str], ...], float]]
 _M = (("model", "m"),)
@@ -50,13 +51,13 @@ def labels(**of: str) -> tuple[tuple[str, str], ...]:
 
 
 @pytest.fixture
-def metrics(running: LocalRunning) -> Metrics:
+def metrics(in_process: InProcess) -> Metrics:
     """Of the models of a server, which counts its own requests elsewhere."""
-    return Metrics(running.server.models, clock=itertools.count(1.0).__next__)
+    return Metrics(in_process.models, clock=itertools.count(1.0).__next__)
 
 
 @pytest.fixture
-def answered(metrics: Metrics, served: LocalRunning) -> Callable[..., None]:
+def answered(metrics: Metrics) -> Callable[..., None]:
     """Counts one request of version 7."""
 
     def count(**of: Any) -> None:
@@ -103,7 +104,7 @@ def test_requests_are_counted_by_what_they_were_and_timed_where_they_were_answer
     assert found["paramsync_request_duration_seconds_sum"] == {labels(protocol="kserve"): pytest.approx(20.0031)}
 
 
-def test_calls_are_counted_by_their_rows_and_requests(metrics: Metrics, served: LocalRunning) -> None:
+def test_calls_are_counted_by_their_rows_and_requests(metrics: Metrics) -> None:
     for requests, rows in ((1, 1), (3, 40), (300, 5000)):
         metrics.called(model="m", signature="serving_default", version="7", requests=requests, rows=rows, seconds=0.5)
     found = read(metrics)
@@ -133,12 +134,11 @@ def test_names_that_requests_made_up_are_no_labels(metrics: Metrics, answered: C
 
 
 def test_versions_that_answered_last_are_told_apart_and_nothing_is_lost_of_the_others(
-    metrics: Metrics, answered: Callable[..., None], served: LocalRunning, publisher: Publisher
+    metrics: Metrics, answered: Callable[..., None], in_process: InProcess, publisher: Publisher
 ) -> None:
     for number in range(7, 27):
         if number > 7:
-            publisher.publish(number)
-            synced(served)
+            in_process.restore(publisher.publish(number))
         answered(version=str(number))
         metrics.called(model="m", signature="serving_default", version=str(number), requests=1, rows=2, seconds=0.1)
         answered(version="7") if number < 12 else None  # after which it is the one that answered longest ago
@@ -156,15 +156,16 @@ def test_without_models_nothing_is_known_by_name() -> None:
     assert dict(found) == {"model": "", "signature": "", "version": "", "protocol": "tfs", "code": "OK"}
 
 
-def test_before_anything_serves_it_says_so(metrics: Metrics, running: LocalRunning) -> None:
-    found = read(metrics)
+def test_before_anything_serves_it_says_so(running: Running) -> None:
+    found = read(Metrics(running.server.models))
     states = {dict(one)["state"]: value for one, value in found["paramsync_model_state"].items()}
     assert states == {"waiting": 1, "serving": 0, "damaged": 0, "draining": 0}
     assert found["paramsync_resident_versions"] == {_M: 0}
     assert "paramsync_served_version" not in found
 
 
-def test_what_followers_do_is_told(metrics: Metrics, served: LocalRunning, publisher: Publisher) -> None:
+def test_what_followers_do_is_told(served: Running, publisher: Publisher) -> None:
+    metrics = Metrics(served.server.models)
     publisher.publish(8)
     synced(served)
     publisher.publish_bad(9)
@@ -199,7 +200,7 @@ def test_what_followers_do_is_told(metrics: Metrics, served: LocalRunning, publi
     assert set(dict(build)) == {"version", "tensorflow", "python"}
 
 
-def test_requests_by_every_protocol_are_counted_in_what_the_server_shows(served: LocalRunning) -> None:
+def test_requests_by_every_protocol_are_counted_in_what_the_server_shows(served: Running) -> None:
     ask = kserve_pb2.ModelInferRequest(model_name="m", raw_input_contents=[np.ones([2, 2], np.float32).tobytes()])
     ask.inputs.add(name="x", datatype="FP32", shape=[2, 2])
     for _ in range(3):
@@ -224,10 +225,13 @@ def test_requests_by_every_protocol_are_counted_in_what_the_server_shows(served:
 
 
 @pytest.fixture
-def whole_text(metrics: Metrics, answered: Callable[..., None]) -> bytes:
+def whole_text(served: Running) -> bytes:
     """A page on which every metric has a value."""
-    answered()
-    metrics.called(model="m", signature="serving_default", version="7", requests=1, rows=1, seconds=0.1)
+    metrics = Metrics(served.server.models)
+    counts = Metrics()
+    counts.answered(model="m", signature="s", version="7", protocol="tfs", code="OK", seconds=0.1)
+    counts.called(model="m", signature="serving_default", version="7", requests=1, rows=1, seconds=0.1)
+    metrics.take_in(counts.requests, counts.calls)
     workers = [WorkerStatus(0, WorkerState.ANSWERING, 1.0, os.getpid(), 3)]
     return Exposition(metrics, workers=workers, scrubbed=Scrubbed(bytes=4096, at=1.0)).text()
 

@@ -16,26 +16,25 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from tests.support.in_process import InProcess
 from tests.support.programs import ROOT, eventually
 from tests.support.published import Gated, Publisher
-from tests.support.running import LONG, NOT_SERVING, LocalRunning, request, synced
+from tests.support.running import LONG, NOT_SERVING, Running, request
 
 
 @pytest.mark.parametrize("rows", [1 << 19, 3 << 17])  # 4 MB there and back; 3, which are on their way in one piece
 def test_what_was_taken_up_before_the_end_is_answered_to_the_last_byte(
-    running: LocalRunning, publisher: Publisher, tmp_path: Path, gate: Path, rows: int
+    in_process: InProcess, publisher: Publisher, tmp_path: Path, gate: Path, rows: int
 ) -> None:
-    publisher.publish(7, kind=Gated)
-    synced(running)
+    in_process.restore(publisher.publish(8, kind=Gated))
     message = tmp_path / "message"
     asked = request(x=np.ones([rows, 2], np.float32), called=str(tmp_path / "called"), gate=str(gate))
     message.write_bytes(asked.SerializeToString())
-    command = [sys.executable, "-m", "tests.support.late_callers", str(running.port), str(message), "12"]
+    command = [sys.executable, "-m", "tests.support.late_callers", str(in_process.port), str(message), "12"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as callers:
         try:
-            eventually(lambda: running.server.predicting.batcher.held == 12, lambda: "all to be taken up")
-            with _draining(running):
-                assert _says(running) == NOT_SERVING  # nobody is told of the end yet: connections would close at once
+            eventually(lambda: in_process.server.batcher.held == 12, lambda: "all to be taken up")
+            with _draining(in_process):
                 gate.touch()
                 became = callers.communicate(timeout=LONG)[0].split("\n")
         finally:
@@ -45,40 +44,38 @@ def test_what_was_taken_up_before_the_end_is_answered_to_the_last_byte(
 
 
 def test_calls_that_come_after_it_said_so_are_answered_while_others_are_under_way(
-    running: LocalRunning, publisher: Publisher, tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
+    in_process: InProcess, publisher: Publisher, tmp_path: Path, gate: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("inferencer.transport.grpc_port.MOST_ANSWERING", LONG)
-    publisher.publish(7, kind=Gated)
-    synced(running)
+    in_process.restore(publisher.publish(8, kind=Gated))
     called, x = tmp_path / "called", np.ones([1, 2], np.float32)
-    predict = running.prediction_service.Predict
+    predict = in_process.prediction_service.Predict
     first = predict.future(request(x=x, called=str(called), gate=str(gate)), timeout=LONG)
     eventually(called.exists, lambda: "the first call")
-    with _draining(running):
-        assert _says(running) == NOT_SERVING
+    with _draining(in_process):
         at_once = request(x=x, called=str(tmp_path / "later"), gate=str(called))
-        assert predict(at_once, timeout=LONG).model_spec.version.value == 7
+        assert predict(at_once, timeout=LONG).model_spec.version.value == 8
         gate.touch()
-        assert first.result().model_spec.version.value == 7
+        assert first.result().model_spec.version.value == 8
 
 
 @contextmanager
-def _draining(running: LocalRunning) -> Iterator[None]:
+def _draining(running: Running) -> Iterator[None]:
     """From when it said so until it is over."""
     with ThreadPoolExecutor(1) as thread:
         drained = thread.submit(running.drain)
-        eventually(lambda: running.health(control=True) == NOT_SERVING, lambda: "the drain")
+        eventually(lambda: _says(running) == NOT_SERVING, lambda: "the drain")
         yield
         drained.result(LONG)
 
 
-def _says(running: LocalRunning) -> int:
+def _says(running: Running) -> int:
     """What a caller is told who connects only now."""
     with grpc.insecure_channel(f"127.0.0.1:{running.port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
         return int(health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=LONG).status)
 
 
-def test_a_stream_that_its_caller_never_ends_does_not_hold_up_the_end(running: LocalRunning) -> None:
+def test_a_stream_that_its_caller_never_ends_does_not_hold_up_the_end(running: Running) -> None:
     over = threading.Event()
 
     def ask() -> Iterator[reflection_pb2.ServerReflectionRequest]:

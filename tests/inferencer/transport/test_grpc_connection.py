@@ -25,8 +25,9 @@ from tests.http2 import wire
 from tests.http2.wire import split
 from tests.support import http2_client as http2
 from tests.support.http2_client import Http2Client
+from tests.support.in_process import InProcess
 from tests.support.programs import eventually
-from tests.support.running import LONG, LocalRunning, request
+from tests.support.running import LONG, Running, request
 from tests.support.wires import Clock, Wire, feed
 
 CANCEL = 8
@@ -298,29 +299,29 @@ def test_who_holds_most_places_gives_one_up_for_one_who_holds_fewer(
 
 
 @pytest.mark.parametrize("path", ["/paramsync.v1.Sync/GetStatus", "/paramsync.v1.Sync/Watch"])
-def test_a_call_that_ends_without_a_message_is_refused(served: LocalRunning, path: str) -> None:
+def test_a_call_that_ends_without_a_message_is_refused(served: Running, path: str) -> None:
     call: Any = served.control.stream_unary(path, bytes, bytes)
     with pytest.raises(grpc.RpcError, match="request: expected one message, found none") as raised:
         call(iter(()), timeout=LONG)
     assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_caller_that_shuts_its_writing_side_gets_the_answers_to_whole_requests(served: LocalRunning) -> None:
+def test_a_caller_that_shuts_its_writing_side_gets_the_answers_to_whole_requests(in_process: InProcess) -> None:
     content = http2.prefixed(request().SerializeToString())
-    with Http2Client(served.port) as client:
+    with Http2Client(in_process.port) as client:
         for stream, part in ((1, content), (3, content), (5, content[:-1])):
             client.send(http2.request(stream) + wire.data(stream, part, end=stream != 5))
         client.socket.shutdown(socket.SHUT_WR)
         assert [client.response(stream).status for stream in (1, 3)] == [0, 0]
         assert (client.response(5).status, client.response(5).code) == (None, CANCEL)
         assert client.closed() == 0
-    eventually(lambda: not len(served.server.predicting.grpc.connections), lambda: "no connection to be left")
+    eventually(lambda: not len(in_process.server.grpc.connections), lambda: "no connection to be left")
 
 
-def test_the_calls_of_a_caller_that_is_gone_end(served: LocalRunning) -> None:
+def test_the_calls_of_a_caller_that_is_gone_end(in_process: InProcess) -> None:
     """A caller that shuts its writing side and one that is gone look the same until something is written to them."""
-    connections = served.server.predicting.grpc.connections
-    with Http2Client(served.port) as client:
+    connections = in_process.server.grpc.connections
+    with Http2Client(in_process.port) as client:
         client.send(http2.request(1, HEALTH) + wire.data(1, http2.prefixed(b""), end=True))
         eventually(lambda: any(connection.calls for connection in connections), lambda: "the call")
         assert client.answers()  # it has read all, so that the kernel ends the connection as if there was more to come

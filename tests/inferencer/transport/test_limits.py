@@ -12,14 +12,18 @@ import pytest
 import tensorflow as tf
 from google.protobuf.message import Message
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from tensorflow_serving.apis import get_model_metadata_pb2, inference_pb2, model_management_pb2, model_pb2, predict_pb2
+from tensorflow_serving.apis import get_model_metadata_pb2, inference_pb2, model_pb2, predict_pb2
+from tensorflow_serving.config import model_server_config_pb2
 
+from inferencer.protocols.tfs import reload
 from inferencer.transport.unfolding import unfolded
+from paramsync.errors import InputError
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
 from paramsync.rpc.tensor_proto import VALUE_FIELDS, packed
 from tests.support.echoes import Echoes
+from tests.support.in_process import InProcess
 from tests.support.programs import eventually
-from tests.support.running import LONG, LocalRunning, request, synced
+from tests.support.running import LONG, Running, request
 
 MB = 1 << 20
 Code = grpc.StatusCode
@@ -27,19 +31,17 @@ TFS, KSERVE = "tensorflow.serving.PredictionService", "inference.GRPCInferenceSe
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRunning]:
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[InProcess]:
     """A server of model `m`, which gives back what it is given, and takes messages up to 1 MB."""
     folder = tmp_path_factory.mktemp("small")
-    echoes, running = Echoes(folder / "m"), LocalRunning(folder / "m", message_bytes=MB)
-    echoes.publish(4)
-    synced(running)
+    echoes, running = Echoes(folder / "m"), InProcess(folder / "m", message_bytes=MB)
+    running.restore(echoes.publish(4))
     yield running
-    running.drain()
     running.close()
     echoes.close()
 
 
-def refused(running: LocalRunning, path: str, content: Message) -> tuple[grpc.StatusCode, str]:
+def refused(running: Running, path: str, content: Message) -> tuple[grpc.StatusCode, str]:
     call = running.predictions.unary_unary(f"/{path}", bytes, bytes)
     with pytest.raises(grpc.RpcError) as raised:
         call(content.SerializeToString(), timeout=LONG)
@@ -52,19 +54,18 @@ def shaped(x: np.ndarray[Any, Any]) -> predict_pb2.PredictRequest:
     return message
 
 
-def test_what_does_not_predict_is_read_up_to_a_quarter_of_a_megabyte(small: LocalRunning) -> None:
+def test_what_does_not_predict_is_read_up_to_a_quarter_of_a_megabyte(small: InProcess) -> None:
     message = get_model_metadata_pb2.GetModelMetadataRequest(metadata_field=[""] * 200_000)
     code, text = refused(small, f"{TFS}/GetModelMetadata", message)
     assert (code, "expected at most 262144 bytes, found 400000" in text) == (Code.RESOURCE_EXHAUSTED, True)
 
 
-def test_a_configuration_may_not_name_models_without_end(small: LocalRunning) -> None:
-    message = model_management_pb2.ReloadConfigRequest()
+def test_a_configuration_may_not_name_models_without_end() -> None:
+    config = model_server_config_pb2.ModelServerConfig()
     for number in range(300):
-        message.config.model_config_list.config.add(name=f"m{number}", base_path="/")
-    code, text = refused(small, "tensorflow.serving.ModelService/HandleReloadConfigRequest", message)
-    assert (code, "at most 256 models, found 300" in text) == (Code.INVALID_ARGUMENT, True)
-    assert [one.name for one in small.server.models] == ["m"]
+        config.model_config_list.config.add(name=f"m{number}", base_path="/")
+    with pytest.raises(InputError, match="at most 256 models, found 300"):
+        reload.read(config, [], {}, None)
 
 
 def many_filters() -> Any:
@@ -97,13 +98,13 @@ def many_outputs() -> Any:
     ],
 )
 def test_more_names_than_any_model_has_are_counted_and_not_looked_at(
-    small: LocalRunning, path: str, made: Callable[[], Any]
+    small: InProcess, path: str, made: Callable[[], Any]
 ) -> None:
     code, text = refused(small, path, made())
     assert (code, "expected at most 4096 of them, found 5000" in text) == (Code.INVALID_ARGUMENT, True)
 
 
-def test_streams_that_callers_leave_open_take_no_room_from_predictions(small: LocalRunning) -> None:
+def test_streams_that_callers_leave_open_take_no_room_from_predictions(small: InProcess) -> None:
     watch = health_pb2_grpc.HealthStub(small.predictions).Watch
     streams = [watch(health_pb2.HealthCheckRequest(service="m")) for _ in range(512)]
     for one in streams:
@@ -117,7 +118,7 @@ def test_streams_that_callers_leave_open_take_no_room_from_predictions(small: Lo
 
 
 def test_an_answer_beyond_the_limit_is_refused_with_its_size(
-    small: LocalRunning, caplog: pytest.LogCaptureFixture
+    small: InProcess, caplog: pytest.LogCaptureFixture
 ) -> None:
     code, text = refused(small, f"{TFS}/Predict", shaped(np.ones(200_000, np.float32)))
     assert code is Code.RESOURCE_EXHAUSTED
@@ -126,16 +127,16 @@ def test_an_answer_beyond_the_limit_is_refused_with_its_size(
     assert shape_of(small, 2) == [2]
 
 
-def shape_of(running: LocalRunning, count: int) -> list[int]:
+def shape_of(running: Running, count: int) -> list[int]:
     answer = running.prediction_service.Predict(shaped(np.ones(count, np.float32)), timeout=LONG)
     return [one.size for one in answer.outputs["x"].tensor_shape.dim]
 
 
-def test_what_small_messages_unfold_to_has_to_find_room(small: LocalRunning) -> None:
+def test_what_small_messages_unfold_to_has_to_find_room(small: InProcess) -> None:
     message = shaped(np.ones(1, np.float32))
     message.inputs["x"].tensor_shape.dim[0].size = 3 * MB // 4  # 3 MB, of one value, and as much for TensorFlow
     message.output_filter.append("version")
-    other = small.server.predicting.budget.share()
+    other = small.server.budget.share()
     small.call(as_coroutine(lambda: other.need(8 * MB)))
     code, text = refused(small, f"{TFS}/Predict", message)
     assert code is Code.RESOURCE_EXHAUSTED
@@ -143,12 +144,12 @@ def test_what_small_messages_unfold_to_has_to_find_room(small: LocalRunning) -> 
     small.call(as_coroutine(other.leave))
     small.prediction_service.Predict(message, timeout=LONG)
     eventually(
-        lambda: small.server.predicting.budget.taken == 0,
-        lambda: f"{small.server.predicting.budget.taken} bytes to be left",
+        lambda: small.server.budget.taken == 0,
+        lambda: f"{small.server.budget.taken} bytes to be left",
     )
 
 
-def test_what_no_room_could_hold_is_refused_for_good(small: LocalRunning) -> None:
+def test_what_no_room_could_hold_is_refused_for_good(small: InProcess) -> None:
     message = shaped(np.ones(1, np.float32))
     message.inputs["x"].tensor_shape.dim[0].size = 15 * MB
     code, text = refused(small, f"{TFS}/Predict", message)
@@ -174,7 +175,7 @@ TINY = {
 
 
 @pytest.mark.parametrize("kind", TINY)
-def test_a_message_of_tiny_fields_counts_as_what_it_becomes(small: LocalRunning, kind: str) -> None:
+def test_a_message_of_tiny_fields_counts_as_what_it_becomes(small: InProcess, kind: str) -> None:
     path, content = TINY[kind]
     with pytest.raises(grpc.RpcError) as raised:
         small.predictions.unary_unary(f"/{path}", bytes, bytes)(content, timeout=LONG)

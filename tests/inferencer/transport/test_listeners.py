@@ -6,12 +6,14 @@ import asyncio
 import os
 import resource
 import socket
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from inferencer.settings.settings import Settings
+from inferencer.supervisor.listeners import Listeners
 from inferencer.transport.listeners import Acceptor, listener_on, listeners_at, port_of
 from paramsync.errors import SettingsError
 
@@ -174,3 +176,9 @@ def test_a_name_without_an_address_of_this_machine_is_refused(monkeypatch: pytes
     resolve(monkeypatch, ELSEWHERE)
     with pytest.raises(SettingsError, match="--port"):
         listeners_at("name", 0, "--port")
+
+
+def test_a_server_reserves_its_ports_at_addresses_of_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolve(monkeypatch, ELSEWHERE, HERE)
+    with closing(Listeners(Settings(models=(), host="name", port=0, rest_port=0))) as listeners:
+        assert [one.getsockname()[0] for each in listeners.of(0) for one in each] == [HERE, HERE]

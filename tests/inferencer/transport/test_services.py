@@ -17,12 +17,12 @@ from tensorflow_serving.apis import (
 from inferencer.transport.errors import status_of
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.published import PARAMETERS, Lookup, Publisher, proven
-from tests.support.running import LONG, LocalRunning, refused, request, seen, synced
+from tests.support.running import LONG, Running, refused, request, seen, synced
 
 Code = grpc.StatusCode
 
 
-def test_an_answer_names_model_version_and_signature(served: LocalRunning) -> None:
+def test_an_answer_names_model_version_and_signature(served: Running) -> None:
     answer = served.prediction_service.Predict(request(x=np.ones([3, 2], np.float32)), timeout=LONG)
     spec = answer.model_spec
     assert (spec.name, spec.version.value, spec.signature_name) == ("m", 7, "serving_default")
@@ -30,7 +30,7 @@ def test_an_answer_names_model_version_and_signature(served: LocalRunning) -> No
     assert tf.make_ndarray(answer.outputs["total"]).tolist() == [14.0 * PARAMETERS] * 3
 
 
-def test_a_resident_version_can_be_asked_for_by_number(served: LocalRunning, publisher: Publisher) -> None:
+def test_a_resident_version_can_be_asked_for_by_number(served: Running, publisher: Publisher) -> None:
     publisher.publish(8)
     synced(served)
     for number in (7, 8):
@@ -41,12 +41,12 @@ def test_a_resident_version_can_be_asked_for_by_number(served: LocalRunning, pub
     assert "version 6 of model 'm' is not there; there are: 7, 8" in text
 
 
-def test_version_0_is_what_serves_where_there_is_no_such_version(served: LocalRunning, publisher: Publisher) -> None:
+def test_version_0_is_what_serves_where_there_is_no_such_version(served: Running, publisher: Publisher) -> None:
     answer = served.prediction_service.Predict(request(version=0), timeout=LONG)
     assert (answer.model_spec.version.value, proven(seen(answer), 7)) == (7, True)
 
 
-def test_while_nothing_serves_the_answer_is_unavailable_with_the_store(running: LocalRunning, tmp_path: Path) -> None:
+def test_while_nothing_serves_the_answer_is_unavailable_with_the_store(running: Running, tmp_path: Path) -> None:
     code, text = refused(running.prediction_service.Predict, request())
     assert code is Code.UNAVAILABLE
     assert str(tmp_path / "m") in text
@@ -90,7 +90,7 @@ def cut_short() -> predict_pb2.PredictRequest:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_wrong_request_gets_the_code_of_tensorflow_serving_and_both_sides(
-    served: LocalRunning, message: predict_pb2.PredictRequest, code: grpc.StatusCode, text: str
+    served: Running, message: predict_pb2.PredictRequest, code: grpc.StatusCode, text: str
 ) -> None:
     found, details = refused(served.prediction_service.Predict, message)
     assert found is code
@@ -99,7 +99,7 @@ def test_a_wrong_request_gets_the_code_of_tensorflow_serving_and_both_sides(
     assert served.prediction_service.Predict(request(), timeout=LONG).model_spec.version.value == 7
 
 
-def test_what_a_kernel_refuses_is_the_callers_fault_in_one_line(running: LocalRunning, publisher: Publisher) -> None:
+def test_what_a_kernel_refuses_is_the_callers_fault_in_one_line(running: Running, publisher: Publisher) -> None:
     publisher.publish(7, kind=Lookup)
     synced(running)
     assert proven(seen(running.prediction_service.Predict(request(rows=[5]), timeout=LONG)), 7)
@@ -109,9 +109,7 @@ def test_what_a_kernel_refuses_is_the_callers_fault_in_one_line(running: LocalRu
     assert "\n" not in text
 
 
-def test_bytes_that_are_no_message_are_the_callers_fault(
-    served: LocalRunning, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_bytes_that_are_no_message_are_the_callers_fault(served: Running, caplog: pytest.LogCaptureFixture) -> None:
     expected = (Code.INVALID_ARGUMENT, "request: expected a {}, found 100 bytes that are none")
     for channel, service, method, kind in (
         (served.predictions, "tensorflow.serving.PredictionService", "Predict", "tensorflow.serving.PredictRequest"),
@@ -125,7 +123,7 @@ def test_bytes_that_are_no_message_are_the_callers_fault(
 
 
 def test_every_answer_is_of_one_version_while_versions_are_committed_all_the_time(
-    served: LocalRunning, publisher: Publisher
+    served: Running, publisher: Publisher
 ) -> None:
     stop = threading.Event()
     answers: list[list[predict_pb2.PredictResponse]] = [[], [], []]

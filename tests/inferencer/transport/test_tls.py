@@ -9,7 +9,7 @@ import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,14 @@ from paramsync.rpc.tls import ClientTls, ServerTls, TlsFiles, tls_files
 from paramsync.rpc.tokens import Tokens
 from tests.support.certificates import Authority, Files
 from tests.support.http import small_limits
+from tests.support.in_process import InProcess
 from tests.support.programs import eventually
 from tests.support.published import Publisher
-from tests.support.running import LONG, LocalRunning, request
+from tests.support.running import LONG, Running, request
 from trainer.metrics import MetricsPort
 
 SECRET = "5ecret-of-the-operators"
+TOKENS = Tokens("PARAMSYNC_TOKEN", None, f"by-token:{SECRET}")
 LOAD = ("POST", "/v2/repository/models/m/load")
 
 
@@ -38,7 +40,7 @@ LOAD = ("POST", "/v2/repository/models/m/load")
 class Secured:
     """An inferencer and a trainer whose ports speak TLS."""
 
-    running: LocalRunning
+    running: Running
     trainer: str
     metrics: str
     authority: Authority
@@ -81,7 +83,7 @@ def secured(stack: ExitStack, publisher: Publisher, authority: Authority, **more
     client_ca = more.pop("client_ca", None)
     files = authority.sign("server")
     tls = TlsFiles(files.certificate, files.key, client_ca)
-    running = LocalRunning(publisher.path, tls=tls, **more)
+    running = Running(publisher.path, tls=tls, **more)
     stack.callback(running.close)
     running.server.models.follower("m").sync(timeout=LONG)
     access = Access(host="127.0.0.1", certificates=client_ca is not None)
@@ -103,8 +105,7 @@ def plainly(publisher: Publisher, authority: Authority) -> Iterator[Secured]:
 def mutual(publisher: Publisher, authority: Authority) -> Iterator[Secured]:
     """Callers show one, or a token by HTTP."""
     with ExitStack() as stack:
-        tokens = Tokens("PARAMSYNC_TOKEN", None, f"by token:{SECRET}".replace(" ", "-"))
-        yield secured(stack, publisher, authority, client_ca=authority.file, tokens=tokens)
+        yield secured(stack, publisher, authority, client_ca=authority.file, tokens=TOKENS)
 
 
 def test_the_commands_and_stock_clients_are_answered(plainly: Secured) -> None:
@@ -170,7 +171,7 @@ def test_certificates_are_exchanged_without_a_restart(
 
 
 def test_a_certificate_of_the_caller_lets_it_change_something_and_names_it(
-    mutual: Secured, caplog: pytest.LogCaptureFixture
+    mutual: Secured, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "paramsync.audit")
     alice = mutual.authority.sign("alice", names=())
@@ -181,8 +182,10 @@ def test_a_certificate_of_the_caller_lets_it_change_something_and_names_it(
         inferencer.unpin("m")
     with Trainer(mutual.trainer, Credentials(tls=tls)) as trainer, pytest.raises(CallError, match="has not begun yet"):
         trainer.publish()
-    assert mutual.https(*LOAD, alice)[0] == 200
-    assert mutual.https(*LOAD, Authorization=f"Bearer {SECRET}")[0] == 200
+    with closing(InProcess(tmp_path / "m", tls=mutual.running.settings.tls, tokens=TOKENS)) as running:
+        worker = replace(mutual, running=running)  # a worker's log is in this process
+        assert worker.https(*LOAD, alice)[0] == 200
+        assert worker.https(*LOAD, Authorization=f"Bearer {SECRET}")[0] == 200
     who = [record.getMessage().partition("who=")[2].split(" from=")[0] for record in caplog.records]
     assert who == ["'alice'", "'alice'", "'alice'", "'alice'", "'by-token'"]
 
@@ -283,7 +286,7 @@ def test_who_calls_in_plain_or_by_tls_where_it_is_the_other_is_told(plainly: Sec
 
 def test_handshakes_that_fail_leave_nothing_and_keep_nobody_out(authority: Authority, tmp_path: Path) -> None:
     files = authority.sign("server")
-    with small_limits(tmp_path, tls=ServerTls(TlsFiles(files.certificate, files.key))) as web:
+    with small_limits(tmp_path, tls=TlsFiles(files.certificate, files.key)) as web:
         for _ in range(40):
             with socket.create_connection(("127.0.0.1", web.rest_port), timeout=LONG) as plain:
                 plain.sendall(b"\x16\x03\x01nonsense" * 20)

@@ -21,7 +21,7 @@ from paramsync.errors import NotServingError, ParamsyncError, SettingsError, Sto
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.programs import eventually
 from tests.support.published import GATED_OPS, Gated, Publisher, Witness, proven
-from tests.support.running import LONG, SERVING, LocalRunning, refused, request, seen
+from tests.support.running import LONG, SERVING, Running, refused, request, seen
 
 Code = grpc.StatusCode
 UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
@@ -35,7 +35,7 @@ class Times(Witness):
         return {"y": x * tf.add_n([part[0, 0] for part in self.parts]) / len(self.parts)}
 
 
-def apply(running: LocalRunning, *models: AnySettings) -> None:
+def apply(running: Running, *models: AnySettings) -> None:
     running.call(lambda: running.server.apply(models))
 
 
@@ -43,7 +43,7 @@ def model(path: Path, **settings: Any) -> ModelSettings:
     return ModelSettings(name=path.name, store=path, allowed=GATED_OPS, **settings)
 
 
-def answered(running: LocalRunning, name: str) -> int:
+def answered(running: Running, name: str) -> int:
     """The version that answers, proven by its answer."""
     answer = running.prediction_service.Predict(request(name), timeout=LONG)
     number = answer.model_spec.version.value
@@ -73,7 +73,7 @@ def other(tmp_path: Path) -> Iterator[Publisher]:
 
 
 def test_a_model_that_is_added_serves_when_that_is_answered_and_follows_from_then_on(
-    served: LocalRunning, tmp_path: Path, other: Publisher
+    served: Running, tmp_path: Path, other: Publisher
 ) -> None:
     assert refused(served.prediction_service.Predict, request("other"))[0] is Code.NOT_FOUND
     watched = health_pb2_grpc.HealthStub(served.predictions).Watch(
@@ -88,7 +88,7 @@ def test_a_model_that_is_added_serves_when_that_is_answered_and_follows_from_the
 
 
 def test_a_model_that_is_removed_is_not_found_and_its_memory_is_freed(
-    served: LocalRunning, publisher: Publisher, tmp_path: Path, other: Publisher
+    served: Running, publisher: Publisher, tmp_path: Path, other: Publisher
 ) -> None:
     stub = health_pb2_grpc.HealthStub(served.predictions)
     watched = stub.Watch(health_pb2.HealthCheckRequest(service="m"), timeout=LONG)
@@ -106,7 +106,7 @@ def test_a_model_that_is_removed_is_not_found_and_its_memory_is_freed(
 
 
 def test_a_request_in_flight_is_answered_by_the_model_that_was_removed(
-    running: LocalRunning, publisher: Publisher, tmp_path: Path, gate: Path
+    running: Running, publisher: Publisher, tmp_path: Path, gate: Path
 ) -> None:
     publisher.publish(7, kind=Gated)
     apply(running, model(tmp_path / "m", resident=3))
@@ -123,7 +123,7 @@ def test_a_request_in_flight_is_answered_by_the_model_that_was_removed(
 
 
 def test_a_file_system_that_hangs_holds_up_neither_another_model_nor_the_end(
-    served: LocalRunning, tmp_path: Path, other: Publisher, monkeypatch: pytest.MonkeyPatch
+    served: Running, tmp_path: Path, other: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("paramsync.following.follower._JOIN_SECONDS", 0.1)
     apply(served, model(tmp_path / "m"), model(tmp_path / "other"))
@@ -146,7 +146,7 @@ def test_a_file_system_that_hangs_holds_up_neither_another_model_nor_the_end(
         goes_on.set()
 
 
-def test_what_is_said_again_stays_what_it_is(served: LocalRunning, tmp_path: Path) -> None:
+def test_what_is_said_again_stays_what_it_is(served: Running, tmp_path: Path) -> None:
     models = served.server.models
     before = [models.find("m"), models.changed]
     apply(served, *served.settings.models)
@@ -157,7 +157,7 @@ def test_what_is_said_again_stays_what_it_is(served: LocalRunning, tmp_path: Pat
 
 
 def test_with_other_settings_the_new_one_serves_before_the_old_one_goes(
-    served: LocalRunning, tmp_path: Path, other: Publisher
+    served: Running, tmp_path: Path, other: Publisher
 ) -> None:
     numbers: set[int] = set()
     over = threading.Event()
@@ -175,7 +175,7 @@ def test_with_other_settings_the_new_one_serves_before_the_old_one_goes(
     assert numbers <= {7, 3}
 
 
-def test_where_one_setting_is_wrong_nothing_changes(served: LocalRunning, tmp_path: Path, other: Publisher) -> None:
+def test_where_one_setting_is_wrong_nothing_changes(served: Running, tmp_path: Path, other: Publisher) -> None:
     (tmp_path / "file").write_text("x")
     good = model(other.path)
     wrong: list[tuple[AnySettings, type[ParamsyncError], str]] = [
@@ -196,14 +196,14 @@ def test_where_one_setting_is_wrong_nothing_changes(served: LocalRunning, tmp_pa
     assert answered(served, "m") == 7
 
 
-def test_a_server_that_stops_takes_no_other_models(served: LocalRunning, tmp_path: Path, other: Publisher) -> None:
+def test_a_server_that_stops_takes_no_other_models(served: Running, tmp_path: Path, other: Publisher) -> None:
     served.drain()
     with pytest.raises(NotServingError, match="the server is stopping"):
         apply(served, model(other.path))
     eventually(lambda: not is_held(other, 3), lambda: "what it restored meanwhile to be let go of")
 
 
-def test_a_connection_comes_and_goes_with_its_parts(served: LocalRunning, tmp_path: Path) -> None:
+def test_a_connection_comes_and_goes_with_its_parts(served: Running, tmp_path: Path) -> None:
     publishers = [Publisher(tmp_path / name) for name in ("encoder", "head")]
     for number, publisher in enumerate(publishers, 2):
         publisher.publish(number, kind=Times)

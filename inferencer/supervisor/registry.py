@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from paramsync.errors import NotServingError, RequestError, SyncError, UnknownModelError
+from paramsync.errors import NotServingError, SyncError, UnknownModelError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.pins_file import Change
 from paramsync.status import State, nothing_serves
 
+from ..serving.call_with_timeout import aside
+from ..serving.served import follower_of
 from ..settings.settings import AnySettings, ModelSettings, check_models
-from .call_with_timeout import aside
-from .served import FollowedModel, Maker, followers_of
+from .maker import FollowedModel, Maker, followers_of
 
 _SECONDS = 50.0  # for a first look at a store and the restores after it
 _SECONDS_TO_CHOOSE = 10.0  # for setting pins and labels; a follower that takes longer waits for its file system
@@ -51,11 +52,6 @@ class Registry:
             raise UnknownModelError(model, served)
         return served[model]
 
-    def batched(self, model: str) -> bool:
-        """Whether waiting requests of this model may share a call."""
-        served = self._served.get(model)
-        return served is None or served.batched
-
     def some(self, model: str) -> list[FollowedModel]:
         """The model of this name, or all models for an empty name. Raises UnknownModelError."""
         return [self.find(model)] if model else list(self)
@@ -65,17 +61,8 @@ class Registry:
         return followers_of(self.some(model))
 
     def follower(self, model: str) -> Follower[Any]:
-        """The follower of a model with a store. For an empty name, the follower of the server's only model.
-
-        Raises UnknownModelError, and RequestError for a joined model.
-        """
-        if not model and len(self._served) == 1:
-            model = next(iter(self._served))
-        followers = self.find(model).followers
-        if len(followers) > 1:
-            parts = " and ".join(one.model for one in followers)
-            raise RequestError(f"model {model!r}: expected one with a store, found one joined from {parts}: name these")
-        return followers[0]
+        """See `follower_of`."""
+        return cast("Follower[Any]", follower_of(self, model))
 
     def is_awaited(self, one: FollowedModel) -> bool:
         """Whether the model was configured at the start: the server is ready only once that model serves."""
@@ -113,6 +100,7 @@ class Registry:
 
     async def _apply(self, models: Sequence[AnySettings], changes: Mapping[str, Change]) -> None:
         async with self._changing:
+            self._check_draining(one.name for one in models)
             before = self._served
             known = [one.settings for one in before.values()]
             await aside(partial(check_models, models, known=known), "a look at the stores of new models")
@@ -139,8 +127,7 @@ class Registry:
 
     def _check(self, served: Mapping[str, FollowedModel]) -> None:
         """Raise NotServingError while draining, SyncError if a serving model would stop serving."""
-        if self._draining:
-            raise NotServingError(", ".join(served), "the server is stopping")
+        self._check_draining(served)
         for name, one in served.items():
             known = self._served.get(name)
             if known is None or known is one or known.status().serving is None or one.status().serving is not None:
@@ -148,6 +135,10 @@ class Registry:
             status = one.status()
             error = NotServingError(name, nothing_serves(status.store, status.short_reason))
             raise SyncError(f"{error}; what was served goes on")
+
+    def _check_draining(self, names: Iterable[str]) -> None:
+        if self._draining:
+            raise NotServingError(", ".join(names), "the server is stopping")
 
     def start(self) -> None:
         """Follow every store."""
