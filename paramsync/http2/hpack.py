@@ -128,8 +128,13 @@ class Decoder:
 
 def encoded(name: bytes, value: bytes) -> bytes:
     """Encode a field as a literal, whose bytes mean the same on all connections."""
+    return _encoded_name(name) + _encoded_string(value)
+
+
+@functools.cache  # a server sends few names
+def _encoded_name(name: bytes) -> bytes:
     index = _STATIC_INDICES.get(name, 0)
-    return _encoded_integer(index, 4) + (b"" if index else _encoded_string(name)) + _encoded_string(value)
+    return _encoded_integer(index, 4) + (b"" if index else _encoded_string(name))
 
 
 def _encoded_string(content: bytes) -> bytes:
