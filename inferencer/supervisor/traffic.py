@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, TypeAlias
+
+from paramsync.program.quantiles import quantile
 
 from ..serving.counts import REQUEST_SECONDS, Histogram
 from ..serving.metrics import OK, OLDER
@@ -49,22 +51,10 @@ def _rates(
         count = sum(new)
         if well and version not in ("", OLDER) and count:
             versions = found.setdefault(model, {}).setdefault("versions", {})
-            p50, p99 = quantile(new, 0.5), quantile(new, 0.99)
-            versions[version] = [round(count / seconds, 3), round(p50, 6), round(p99, 6)]
+            latencies = [round(quantile(REQUEST_SECONDS, new, share) or 0.0, 6) for share in (0.5, 0.99)]
+            versions[version] = [round(count / seconds, 3), *latencies]
     for model, version, well in before.keys() - now.keys():
         sums[model, well] -= before[model, version, well].count
     for (model, well), count in sums.items():
         found.setdefault(model, {})["rate" if well else "failed"] = round(max(0, count) / seconds, 3)
     return found
-
-
-def quantile(buckets: Sequence[int], share: float) -> float:
-    """A quantile in seconds, as if the requests of a bucket were spread evenly over the bucket."""
-    wanted, below = share * sum(buckets), 0
-    for at, count in enumerate(buckets):
-        if count and below + count >= wanted:
-            low = REQUEST_SECONDS[at - 1] if at else 0.0
-            high = REQUEST_SECONDS[min(at, len(REQUEST_SECONDS) - 1)]
-            return low + (high - low) * (wanted - below) / count
-        below += count
-    return 0.0

@@ -138,12 +138,8 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
     replace = _command(
         actions, "replace", "operate", "replace worker processes one at a time, without dropping a request"
     )
-    for command, text in (
-        (status, "only this model"),
-        (sync, "not needed if only one model is served"),
-        (watch, "only this model"),
-        (top, "only this model"),
-    ):
+    for command in (status, sync, watch, top):
+        text = "not needed if only one model is served" if command is sync else "only this model"
         command.add_argument("model", nargs="?", default="", metavar="MODEL", help=text)
     for command in (pin, unpin, rollback, label, unlabel):
         command.add_argument("model", metavar="MODEL")
@@ -183,9 +179,8 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
 def _add_servers(command: argparse.ArgumentParser) -> None:
     text = f"an inferencer's control port; may be repeated (default ${SERVER}, or {INFERENCER})"
     command.add_argument("--server", dest="servers", action="append", metavar="HOST:PORT", help=text)
-    command.add_argument(
-        "--inferencer", dest="servers", action="append", help=argparse.SUPPRESS
-    )  # the older name of --server
+    # the older name of --server
+    command.add_argument("--inferencer", dest="servers", action="append", help=argparse.SUPPRESS)
 
 
 def _add_predict(commands: _Commands[argparse.ArgumentParser]) -> None:
@@ -287,11 +282,9 @@ def _add_credentials(command: argparse.ArgumentParser) -> None:
 
 
 def _add_tls(command: argparse.ArgumentParser) -> None:
+    trust = "use TLS, and trust servers whose certificates this CA signed (default: PARAMSYNC_TLS_CA, else no TLS)"
     for option, text in (
-        (
-            "--tls-ca",
-            "use TLS, and trust servers whose certificates this CA signed (default: PARAMSYNC_TLS_CA, else no TLS)",
-        ),
+        ("--tls-ca", trust),
         ("--tls-cert", "the client certificate (default: PARAMSYNC_TLS_CERT)"),
         ("--tls-key", "the key of the client certificate (default: PARAMSYNC_TLS_KEY)"),
     ):

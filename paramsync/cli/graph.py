@@ -58,16 +58,9 @@ def run(arguments: Namespace) -> bool:
 def _publish(target: str, store: str, allow_ops: Sequence[str]) -> tuple[dict[str, Any], str]:
     """Run `trainer.graph_publish`, since the commands do not import TensorFlow."""
     programs.check_tensorflow()
+    options = [f"--allow-op={op}" for op in allow_ops]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            programs.module(_PUBLISH),
-            *(f"--allow-op={op}" for op in allow_ops),
-            "--",
-            target,
-            store,
-        ],
+        [sys.executable, "-m", programs.module(_PUBLISH), *options, "--", target, store],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -19,6 +19,7 @@ from paramsync.cli.live import Polled, show
 from paramsync.cli.overview import BAD, DOUBTFUL, GOOD, FittedTable, behind
 from paramsync.cli.servers import connected, short
 from paramsync.host.files import line
+from paramsync.program.quantiles import quantile
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 
@@ -49,19 +50,6 @@ def rate(before: pb.ModelLoad, after: pb.ModelLoad, seconds: float) -> Rate:
         p50=quantile(after.bounds, counts, 0.5),
         p99=quantile(after.bounds, counts, 0.99),
     )
-
-
-def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """As Prometheus' histogram_quantile: evenly spread within a bucket; None if nothing was counted."""
-    wanted = share * sum(counts)
-    if not wanted:
-        return None
-    below = 0.0
-    for (low, high), count in zip(pairwise([0.0, *bounds]), counts, strict=False):
-        if below + count >= wanted:
-            return low + (high - low) * (wanted - below) / count
-        below += count
-    return bounds[-1]  # or more
 
 
 def sparkline(values: Sequence[float | None]) -> str:
@@ -219,15 +207,15 @@ def _workers(server: ServerSamples, *, several: bool) -> Iterator[Mapping[str, T
 
 
 def _model_json(model: ModelSamples) -> dict[str, Any]:
-    status, now = model.status, model.rate
+    status, now = plain(model.status), model.rate
     return {
-        "model": status.model,
-        "version": status.serving.number if status.HasField("serving") else None,
+        "model": status["model"],
+        "version": status["serving"] and status["serving"]["number"],
         "answered_per_second": None if now is None else round(now.answered, 2),
         "refused_per_second": None if now is None else round(now.refused, 2),
         "p50_seconds": None if now is None else now.p50,
         "p99_seconds": None if now is None else now.p99,
-        "lag_seconds": status.lag_seconds if status.HasField("lag_seconds") else None,
-        "lag_steps": status.lag_steps if status.HasField("lag_steps") else None,
-        "resident": list(status.resident),
+        "lag_seconds": status["lag_seconds"],
+        "lag_steps": status["lag_steps"],
+        "resident": status["resident"],
     }

@@ -16,7 +16,8 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from paramsync.cli.__main__ import main
-from paramsync.cli.top import ServerSamples, Top, quantile, rate, sparkline
+from paramsync.cli.top import ServerSamples, Top, rate, sparkline
+from paramsync.program.quantiles import quantile
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.commands import only_line
