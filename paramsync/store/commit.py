@@ -62,7 +62,8 @@ class StoreWriter:
         """
         self._retention = keep if isinstance(keep, Retention) else Retention(keep=keep)
         self._store = Store(path)
-        self._path = path
+        self.path = path
+        """The store's directory."""
         self._durable = durable
         self._signer = None if signing_key is None else Signer(signing_key)
         self._graph_files: dict[str, tuple[bytes, str]] = {}  # by graph: the file's content and its digest
@@ -70,7 +71,8 @@ class StoreWriter:
         self._fresh_graphs: set[str] = set()  # graphs that no version uses yet
         self._sound: dict[Path, FileStamp] = {}  # graph files with the right content, until their stamp changes
         self._pool: FilePool | None = None
-        self._unchanged: frozenset[str] = frozenset()
+        self.unchanged: frozenset[str] = frozenset()
+        """The parameters that the last commit did not change."""
         self._reserved = -1
         self._publications = 0  # number of publications since the store was made
         self._repeats = Repeats()  # suppresses repeated failures of removals
@@ -109,19 +111,9 @@ class StoreWriter:
             self._reserved = max(step, self._reserved + 1)
             return self._reserved
 
-    @property
-    def path(self) -> Path:
-        """The store's directory."""
-        return self._path
-
     def latest(self) -> Version | None:
         """See `Store.latest`."""
         return self._store.latest()
-
-    @property
-    def unchanged(self) -> frozenset[str]:
-        """The parameters that the last commit did not change."""
-        return self._unchanged
 
     def commit(
         self,
@@ -153,7 +145,7 @@ class StoreWriter:
                 unlisted = set(listed) - set(names)
                 for dropped in unlisted - self._state.find_gone(unlisted):  # no files: nothing to remove
                     self._mark(dropped, self._state.graph(dropped) or "")
-                written = self._checkpoints.write(self._path / name, tensors, unchanged, finite=finite, copied=copied)
+                written = self._checkpoints.write(self.path / name, tensors, unchanged, finite=finite, copied=copied)
                 version = replace(
                     version,
                     prefix=name,
@@ -169,7 +161,7 @@ class StoreWriter:
                     version = self._signer.sign(
                         replace(version, digest=written.digest(), graph_file=self._graph_file(version.graph))
                     )
-                write_text(store.record_file(self._path, name), version.to_json(), durable=self._durable)
+                write_text(store.record_file(self.path, name), version.to_json(), durable=self._durable)
                 self._sync()
                 self._state.publish(version, names)
             published = names
@@ -178,14 +170,14 @@ class StoreWriter:
             with self._faults(f"version {version.number} was published, but it may not be on the disk"):
                 self._sync()
             # only now: after an error both the caller and this writer compare with the previous version
-            self._unchanged = written.unchanged
+            self.unchanged = written.unchanged
             self._checkpoints.remember(written)
         finally:
             try:
                 self._sweep(self._state.read_names() if published is None else published)
             except (OSError, StoreError, CorruptCheckpointError) as error:  # the next commit tries again
                 if (text := self._repeats.text(str(error))) is not None:
-                    _log.warning("%s: old versions were not removed: %s", self._path, text)
+                    _log.warning("%s: old versions were not removed: %s", self.path, text)
             else:
                 self._repeats.over()
         return version
@@ -220,17 +212,17 @@ class StoreWriter:
 
     def _take(self) -> None:
         with self._faults("cannot be made a store"):
-            if self._path.is_file():
-                raise StoreError(self._path, "expected a directory, found a file")
-            self._path.mkdir(parents=True, exist_ok=True)
-            self._lock = store.take_lock(self._path)
+            if self.path.is_file():
+                raise StoreError(self.path, "expected a directory, found a file")
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = store.take_lock(self.path)
         try:
-            self._state = StateFile(self._path, durable=self._durable, faults=self._faults)
+            self._state = StateFile(self.path, durable=self._durable, faults=self._faults)
             with self._numbers:
                 self._reserved = max(self._reserved, self._state.highest())
             self._check_numbers_left()
             with self._faults("cannot be cleared of what a killed publisher left"):
-                self._pool = FilePool(self._path, durable=self._durable)
+                self._pool = FilePool(self.path, durable=self._durable)
                 self._checkpoints = CheckpointWriter(
                     self._pool, durable=self._durable, digested=self._signer is not None
                 )
@@ -247,14 +239,14 @@ class StoreWriter:
     def _check_numbers_left(self) -> None:
         if self._reserved >= NUMBERS - 1:
             problem = f"has version {self._reserved}, above which there is no number; publish to another store"
-            raise StoreError(self._path, problem)
+            raise StoreError(self.path, problem)
 
     def _keep_lock(self) -> None:
         """Take the store again if its directory was removed or replaced: the lock was lost with it."""
         if self._closed:
-            raise StoreError(self._path, "is closed; expected an open StoreWriter")
+            raise StoreError(self.path, "is closed; expected an open StoreWriter")
         with self._faults("cannot be looked at"):
-            is_locked = self._lock is not None and store.holds_lock(self._lock, self._path)
+            is_locked = self._lock is not None and store.holds_lock(self._lock, self.path)
         if not is_locked:
             self._release()
             self._take()
@@ -265,11 +257,11 @@ class StoreWriter:
             gone = self._state.find_gone(listed)
             above = max((store.number_of(name) for name in listed if name not in gone), default=-1)
         if not above < version.number < NUMBERS:
-            raise StoreError(self._path, f"expected a version above {above}, found {version.number}")
+            raise StoreError(self.path, f"expected a version above {above}, found {version.number}")
         if wrong := store.problem(version):
-            raise StoreError(self._path, f"version {version.number}: expected {wrong[0]}, found {wrong[1]}")
+            raise StoreError(self.path, f"version {version.number}: expected {wrong[0]}, found {wrong[1]}")
         if version.graph and not self._store.graph_file(version.graph).exists():
-            raise StoreError(self._path, f"expected graph {version.graph} to be added before version {version.number}")
+            raise StoreError(self.path, f"expected graph {version.graph} to be added before version {version.number}")
 
     def _graph_file(self, digest: str) -> str:
         """The digest of a graph's file: of the added file, or else of the file in the store."""
@@ -281,7 +273,7 @@ class StoreWriter:
 
     def _sweep(self, listed: Sequence[str]) -> None:
         """Remove every marked version that is not listed: step 4."""
-        names = files.names(self._path)
+        names = files.names(self.path)
         data: defaultdict[str, list[str]] = defaultdict(list)
         for file in names:
             data[file.rpartition(".data-")[0]].append(file)
@@ -292,7 +284,7 @@ class StoreWriter:
                 if (name := marked_name(file)) is not None:
                     self._clear(name, kept, data.get(name, ()))
                 elif file.startswith(files.TEMPORARY):
-                    (self._path / file).unlink(missing_ok=True)
+                    (self.path / file).unlink(missing_ok=True)
             except (OSError, UnreadableError) as error:  # go on with the other versions
                 problems.append(error)
         if self._pool is not None:
@@ -301,24 +293,24 @@ class StoreWriter:
             raise problems[0]
 
     def _clear(self, name: str, listed: Collection[str], data: Iterable[str]) -> None:
-        mark = mark_file(self._path, name)
+        mark = mark_file(self.path, name)
         if store.is_name(name) and name not in listed:
-            index_file(self._path / name).unlink(missing_ok=True)
-            store.record_file(self._path, name).unlink(missing_ok=True)
+            index_file(self.path / name).unlink(missing_ok=True)
+            store.record_file(self.path, name).unlink(missing_ok=True)
             for file in data:
                 if self._pool is not None:
-                    self._pool.retire(self._path / file)
+                    self._pool.retire(self.path / file)
             graph = mark.read_text(errors="replace")
             if store.is_digest(graph) and graph not in self._fresh_graphs | set(map(self._state.graph, listed)):
                 self._store.graph_file(graph).unlink(missing_ok=True)
         mark.unlink()
 
     def _mark(self, name: str, graph: str) -> None:
-        write_text(mark_file(self._path, name), graph, durable=self._durable)
+        write_text(mark_file(self.path, name), graph, durable=self._durable)
 
     def _sync(self) -> None:
         if self._durable:
-            files.sync_directory(self._path)
+            files.sync_directory(self.path)
 
     @contextmanager
     def _faults(self, problem: str) -> Iterator[None]:
@@ -328,4 +320,4 @@ class StoreWriter:
             if error.errno in NO_ROOM and self._pool is not None:
                 with suppress(OSError):
                     self._pool.trim(keep=0)  # make room for the next try
-            raise StoreError(self._path, f"{problem}: {error.strerror}") from error
+            raise StoreError(self.path, f"{problem}: {error.strerror}") from error

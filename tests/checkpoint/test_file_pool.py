@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,29 @@ from paramsync.checkpoint.file_pool import SPARES, FilePool
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from tests.support.disks import run_on_small_disk
-from tests.support.spare_files import SIZE, held, listing, write
 from tests.support.written import tensors, version
+
+SIZE = 100_000
+
+
+def write(spares: FilePool, path: Path, value: int, size: int = SIZE) -> int:
+    """Write a file of equal bytes. Returns its inode."""
+    with spares.writing(path, size) as file:
+        file.content[:] = value
+    assert path.read_bytes()[:size] == bytes([value]) * size
+    return path.stat().st_ino
+
+
+def listing(path: Path) -> list[str]:
+    return sorted(file.name for file in path.iterdir())
+
+
+@contextmanager
+def held(path: Path) -> Iterator[None]:
+    """Hold a file as a follower does."""
+    with path.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        yield
 
 
 def test_a_retired_file_is_overwritten_in_place(spares: FilePool, tmp_path: Path) -> None:

@@ -41,10 +41,6 @@ def test_strings_are_written(checkpoints: Checkpoints) -> None:
     assert (again.bytes_written, set(again.unchanged)) == (0, set(tensors))
 
 
-def test_large_tensors_are_written_in_portions_by_several_threads(checkpoints: Checkpoints) -> None:
-    checkpoints.write({f"t{at}": any_bits("float32", (LARGE + at,)) for at in range(4)})
-
-
 def test_what_changed_is_let_go_of_once_it_is_copied(checkpoints: Checkpoints) -> None:
     unchanged = {"frozen": any_bits("float32", (LARGE,)), "little": np.ones(3)}
     checkpoints.write({**unchanged, "large": np.zeros(LARGE), "empty": np.ones((0, 3))})

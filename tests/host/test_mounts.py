@@ -13,10 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from paramsync.store.store import Store
 from tests.support.programs import ROOT
 from tests.support.whole import assert_whole
-from tests.support.written import names
 
 pytestmark = pytest.mark.slow
 
@@ -200,23 +198,6 @@ def store() -> Iterator[Path]:
             os.chown(path, NOBODY, NOBODY)
         yield path
         path.chmod(0o755)
-
-
-def test_a_publisher_that_loses_its_permission_says_so_and_goes_on_when_it_has_it_again(store: Path) -> None:
-    with publisher(store) as one:
-        for number in (1, 2, 3):
-            assert one.publish(number) == "published"
-        held = Store(store).open(Store(store).find(3))
-        store.chmod(0o555)
-        for number in (4, 5):
-            assert one.publish(number) == f"store {store}: version {number} was not published: Permission denied"
-            assert assert_whole(store) == 3
-            held.verify(held.entries)
-        store.chmod(0o755)
-        for number in (6, 7, 8):
-            assert one.publish(number) == "published"
-            assert assert_whole(store) == number
-        assert not any(name.startswith((".tmp-", ".unlisted-")) for name in names(store))
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files to another user")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,17 +58,11 @@ PIECES = [
 @pytest.mark.parametrize("piece", PIECES)
 def test_the_saved_model_before_serves(written: Path, tmp_path: Path, looked: list[Follower], piece: str) -> None:
     base = tmp_path / piece.split("/")[0]
-    copied(written / base.name, base)
+    shutil.copytree(written / base.name, base)
     moved = tmp_path / piece
     moved.rename(tmp_path / "away")
     os.mkfifo(moved)
     assert serving(look(base, looked)) == 1
-
-
-def copied(tree: Path, to: Path) -> None:
-    for one in sorted(tree.rglob("*")):
-        there = to / one.relative_to(tree)
-        there.mkdir(parents=True) if one.is_dir() else there.write_bytes(one.read_bytes())
 
 
 @pytest.mark.parametrize("piece", ["graph", "graph/saved_model.pb"])

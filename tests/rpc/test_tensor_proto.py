@@ -15,7 +15,6 @@ from paramsync.rpc import tensor_proto
 from paramsync.v1 import serving_pb2
 
 FLOAT, STRING, INT8, COMPLEX64, BOOL, QINT8, UINT16, HALF, FLOAT8 = 1, 7, 6, 8, 10, 11, 17, 19, 24
-NUMBERS = ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
 
 
 def tensor(dtype: int = FLOAT, shape: tuple[int, ...] = (), **fields: Any) -> serving_pb2.Tensor:
@@ -29,33 +28,18 @@ def array_of(one: Any) -> np.ndarray:
     return tensor_proto.to_arrays({"x": one}, "input")["x"]
 
 
-@pytest.mark.parametrize("dtype", [*NUMBERS, "bool", "complex64", "complex128", "bfloat16"])
-@pytest.mark.parametrize("shape", [(), (0,), (2, 3), (3, 0, 2)])
-def test_every_dtype_is_read_from_values_and_from_content_ours_and_tensorflows(
-    dtype: str, shape: tuple[int, ...]
-) -> None:
-    kind = tf.dtypes.as_dtype(dtype)
-    values = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(kind.as_numpy_dtype)
-    content = tf.make_tensor_proto(values)
-    typed = tf.make_tensor_proto(values.reshape(-1).tolist(), kind, shape) if values.size else content
-    for theirs in (content, typed):
-        ours = serving_pb2.Tensor.FromString(theirs.SerializeToString())
-        for one in (ours, theirs):
-            found = array_of(one)
-            assert (found.dtype, found.tolist()) == (values.dtype, values.tolist())
-    assert tf.make_ndarray(theirs_of(values)).tolist() == values.tolist()
-
-
-@pytest.mark.parametrize("dtype", [tf.qint8, tf.dtypes.experimental.float8_e5m2, tf.dtypes.experimental.int4])
-@pytest.mark.parametrize("shape", [(2,), (0,)])
-def test_dtypes_that_have_no_field_for_their_values_come_as_content(dtype: tf.DType, shape: tuple[int, ...]) -> None:
-    values = np.zeros(shape, dtype.as_numpy_dtype)
-    found = array_of(tensor_proto.from_array(values))
-    assert (found.dtype, found.tolist()) == (values.dtype, values.tolist())
-
-
-def theirs_of(values: np.ndarray) -> tensor_pb2.TensorProto:
-    return tensor_pb2.TensorProto.FromString(tensor_proto.from_array(values).SerializeToString())
+@pytest.mark.parametrize(
+    "dtype",
+    [tf.float32, tf.int64, tf.bool, tf.complex64, tf.bfloat16, tf.qint8, tf.dtypes.experimental.float8_e5m2],
+    ids=lambda dtype: dtype.name,
+)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_what_we_write_is_what_tensorflow_and_we_read(dtype: tf.DType, shape: tuple[int, ...]) -> None:
+    values = np.ones(shape, dtype.as_numpy_dtype)
+    ours = tensor_proto.from_array(values)
+    theirs = tensor_pb2.TensorProto.FromString(ours.SerializeToString())
+    for found in (array_of(ours), array_of(theirs), tf.make_ndarray(theirs)):
+        assert (found.dtype, found.tolist()) == (values.dtype, values.tolist())
 
 
 def forms(dtype: tf.DType) -> dict[str, dict[str, Any]]:

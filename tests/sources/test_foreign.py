@@ -116,24 +116,13 @@ def test_a_checkpoint_managers_directory(tmp_path: Path) -> None:
     assert_same_as_tensorflow(tmp_path, [2, 3])
 
 
-@pytest.fixture
-def half(tmp_path: Path) -> Path:
-    """A store of two versions of TensorFlow's."""
-    saved(tmp_path, [1.0, 2.0])
-    return tmp_path
-
-
-def saved(directory: Path, values: list[float]) -> None:
-    checkpoint = tf.train.Checkpoint(weights=tf.Variable(values))
-    manager = tf.train.CheckpointManager(checkpoint, str(directory), max_to_keep=None)
+def test_a_version_of_which_nothing_is_left_is_swept_away(tmp_path: Path) -> None:
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(weights=tf.Variable([1.0])), str(tmp_path), None)
     for number in (1, 2):
         manager.save(number)
-
-
-def test_a_version_of_which_nothing_is_left_is_swept_away(half: Path) -> None:
-    store = Store(half)
+    store = Store(tmp_path)
     versions = store.versions()
-    for file in half.glob("ckpt-*"):
+    for file in tmp_path.glob("ckpt-*"):
         file.unlink()
     assert store.versions() == []
     with pytest.raises(CorruptCheckpointError, match="found no such files"):

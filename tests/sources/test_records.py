@@ -3,16 +3,48 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from paramsync.inference.resident import Resident
 from paramsync.sources.opening import open_source
 from paramsync.sources.source import Source
 from paramsync.store.store import record_file
 from paramsync.version import Version
-from tests.support.opened_files import LISTENERS, opened, opening
 from tests.support.published import Publisher
+
+LISTENERS: list[Callable[[str], object]] = []
+
+
+def _hear(event: str, arguments: tuple[Any, ...]) -> None:
+    if event == "open":
+        for one in LISTENERS:
+            one(Path(str(arguments[0])).name)
+
+
+sys.addaudithook(_hear)  # audit hooks cannot be removed
+
+
+@contextmanager
+def opening(tell: Callable[[str], object]) -> Iterator[None]:
+    """Within this context, call `tell` with the name of each file that this process is about to open."""
+    LISTENERS.append(tell)
+    try:
+        yield
+    finally:
+        LISTENERS.remove(tell)
+
+
+@contextmanager
+def opened() -> Iterator[list[str]]:
+    """A list of the names of files that this process opens within this context."""
+    names: list[str] = []
+    with opening(names.append):
+        yield names
 
 
 def versions(source: Source[Resident]) -> list[Version]:

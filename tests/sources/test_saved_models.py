@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.errors import UnfinishedError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
 from paramsync.sources.opening import open_source
@@ -70,34 +69,6 @@ def test_names_are_numbers_as_they_are_for_tensorflow_serving(base: Path) -> Non
     assert numbers(base) == [42]
     shutil.copytree(base / "00042", base / "0")
     assert numbers(base) == [0, 42]
-
-
-@pytest.mark.parametrize("write", WRITERS)
-def test_one_that_is_copied_file_by_file_in_any_order_is_waited_for(
-    base: Path, tmp_path: Path, write: Callable[[Path, float], None]
-) -> None:
-    write(tmp_path / "whole", 3.0)
-    source = open_source(base)
-    files = sorted(one.relative_to(tmp_path / "whole") for one in (tmp_path / "whole").rglob("*") if one.is_file())
-    files.sort(key=lambda one: one.name != "saved_model.pb")  # the commit first, which is the worst
-    for last in range(len(files)):
-        for cut in (0, 0.5, 1):
-            copy(tmp_path / "whole", base / "1", files[: last + 1], cut)
-            (found,) = source.look().published or []
-            missing = [one for one in files[last + 1 :] if one.name != "fingerprint.pb"]
-            if (missing or cut < 1) and files[last].name != "fingerprint.pb":
-                with pytest.raises(UnfinishedError):
-                    source.restore(found.version, lambda _: None)
-    (found,) = source.look().published or []
-    assert len(source.restore(found.version, lambda _: None).parameters) == 1
-
-
-def copy(whole: Path, to: Path, files: list[Path], cut: float) -> None:
-    """These files, of the last of which only a part."""
-    for one in files:
-        (to / one).parent.mkdir(parents=True, exist_ok=True)
-        content = (whole / one).read_bytes()
-        (to / one).write_bytes(content[: int(cut * len(content))] if one == files[-1] else content)
 
 
 def test_one_that_is_written_again_in_place_is_served_again(base: Path) -> None:

@@ -6,8 +6,6 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +20,9 @@ from paramsync.sources.opening import open_source
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from tests.support.followers import saver_follower, serving
-from tests.support.published import follower_of, saver_store
+from tests.support.published import follower_of
 from tests.support.stores import Scaled, X, answer, digits, following, quarantined, serves, train
 from tests.support.written import publish
-
-
-def test_a_savers_directory_is_followed_with_the_graphs_beside_its_checkpoints(tmp_path: Path) -> None:
-    with following(tmp_path, inputs=["x:0"], outputs=["y:0"]) as follower:
-        x = np.ones([1, 2], np.float32)
-
-        def look(step: int) -> None:
-            serves(follower, step)
-            answers.append(elsewhere.submit(answer, follower, x=x).result().tolist())  # here a v1 graph is built
-
-        answers: list[Any] = []
-        with ThreadPoolExecutor(1) as elsewhere:
-            saver_store(tmp_path, 3, look)
-        assert answers == [[[1, 1]], [[2, 2]], [[3, 3]]]
 
 
 @pytest.mark.parametrize("way", ["tf.saved_model.save", "export", "graph file"])
@@ -222,46 +206,23 @@ def test_nothing_is_said_of_a_store_of_ours_before_its_first_version(tmp_path: P
     assert "found " not in said(follower_of(tmp_path))
 
 
-def missing(path: Path) -> None:
-    pass
-
-
-def empty(path: Path) -> None:
-    path.mkdir()
-
-
-def of_others(path: Path) -> None:
-    path.mkdir()
-    (path / "notes.txt").touch()
-
-
-def unpublished(path: Path) -> None:
-    path.mkdir()
-    (path / "publisher.lock").touch()
-
-
-def emptied(path: Path) -> None:
-    path.mkdir()
-    (path / "checkpoint").touch()
-
-
-CASES = pytest.mark.parametrize(
-    ("make", "why"),
+@pytest.mark.parametrize(
+    ("file", "why"),
     [
-        (missing, "no such directory, {parent} is there"),
-        (empty, "the directory is empty"),
-        (of_others, "no `checkpoint` in it, nor a SavedModel in a directory whose name is a number"),
-        (unpublished, "its publisher has published nothing yet"),
-        (emptied, "its `checkpoint` names no version"),
+        (None, "no such directory, {parent} is there"),
+        ("", "the directory is empty"),
+        ("notes.txt", "no `checkpoint` in it, nor a SavedModel in a directory whose name is a number"),
+        ("publisher.lock", "its publisher has published nothing yet"),
+        ("checkpoint", "its `checkpoint` names no version"),
     ],
 )
-
-
-@CASES
 def test_a_follower_says_what_it_waits_for_and_why(
-    make: Callable[[Path], None], why: str, follower: Follower, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    file: str | None, why: str, follower: Follower, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    make(tmp_path / "m")
+    if file is not None:
+        (tmp_path / "m").mkdir()
+    if file:
+        (tmp_path / "m" / file).touch()
     expected = f"{tmp_path / 'm'}: {why.format(parent=tmp_path)}"
     with caplog.at_level(logging.WARNING, "paramsync"):
         for _ in range(3):

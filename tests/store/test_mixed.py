@@ -14,15 +14,9 @@ from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from tests.support import published
 from tests.support.published import ask, follower_of
-from tests.support.written import tensors, version
+from tests.support.written import names, publish, tensors, version
 
 VALUE = "weights/.ATTRIBUTES/VARIABLE_VALUE"
-
-
-def publish(path: Path, *numbers: int, keep: int = 5) -> None:
-    with StoreWriter(path, keep=keep) as writer:
-        for number in numbers:
-            writer.commit(version(number), tensors(number))
 
 
 def listed(path: Path) -> list[str]:
@@ -35,11 +29,6 @@ def listed(path: Path) -> list[str]:
         opened = store.open(one)
         opened.verify(opened.entries)
     return [one.prefix for one in store.versions()]
-
-
-def names(path: Path) -> set[str]:
-    found = {file.name for file in path.iterdir()} - {"publisher.lock", "checkpoint"}
-    return {name for name in found if not name.startswith(".spare-")}
 
 
 def checkpoint() -> tf.train.Checkpoint:
@@ -55,7 +44,10 @@ def test_a_manager_and_a_publisher_take_turns_and_neither_takes_the_others_away(
     found = listed(tmp_path)
     assert [name for name in found if name.startswith("ckpt")] == ["ckpt-45", "ckpt-55"]
     assert [name for name in found if name.startswith("theirs")][-1] == "theirs-50"
-    assert {name.split(".")[0] for name in names(tmp_path) if name.startswith("ckpt")} == {"ckpt-45", "ckpt-55"}
+    assert {name.split(".")[0] for name in names(tmp_path, spares=False) if name.startswith("ckpt")} == {
+        "ckpt-45",
+        "ckpt-55",
+    }
 
 
 def test_a_checkpoint_of_tensorflow_over_one_of_ours_is_never_served_as_ours_and_never_removed(tmp_path: Path) -> None:
@@ -92,7 +84,7 @@ def test_what_is_left_of_a_version_without_its_index_is_cleared_away(tmp_path: P
     os.truncate(tmp_path / "checkpoint", 0)
     (tmp_path / "ckpt-5.index").unlink()
     StoreWriter(tmp_path).close()
-    assert {name.split(".")[0] for name in names(tmp_path)} == {"ckpt-6"}
+    assert {name.split(".")[0] for name in names(tmp_path, spares=False)} == {"ckpt-6"}
 
 
 def test_what_only_looks_like_a_record_is_left_alone(tmp_path: Path) -> None:

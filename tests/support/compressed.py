@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cramjam import snappy
-from crc32c import crc32c
 
 from paramsync.tensorbundle import sstable
-from paramsync.tensorbundle.sstable import mask
+from tests.hostile.fuzz.mutate import trailed
 
 _END = sstable.write([])[-8:]
 
@@ -38,13 +37,9 @@ def assembled(blocks: Sequence[bytes]) -> bytes:
     for number, block in enumerate(blocks):
         # the separator: any key from the block's last key up to the next block's first key
         listing.add(b"\xff%09d" % number, sstable.varint(len(content)) + sstable.varint(len(block)))
-        content += _trailed(block)
+        content += trailed(block, kind=1)
     at = len(content)
     last = of_snappy(listing.finish())
-    content += _trailed(last)
+    content += trailed(last, kind=1)
     footer = b"\0\0" + sstable.varint(at) + sstable.varint(len(last))
     return bytes(content) + footer.ljust(40, b"\0") + _END
-
-
-def _trailed(block: bytes) -> bytes:
-    return block + b"\1" + mask(crc32c(block + b"\1")).to_bytes(4, "little")

@@ -62,12 +62,12 @@ def test_few_bytes_that_become_many_are_refused() -> None:
 def listed(blocks: bytes, listing: bytes) -> bytes:
     """A table with these blocks, and a list of them that may say anything."""
     footer = b"\0\0" + sstable.varint(len(blocks)) + sstable.varint(len(listing))
-    return blocks + mutate._trailed(listing) + footer.ljust(40, b"\0") + sstable.write([])[-8:]
+    return blocks + mutate.trailed(listing) + footer.ljust(40, b"\0") + sstable.write([])[-8:]
 
 
 def test_a_list_of_blocks_whose_keys_share_long_beginnings_is_refused() -> None:
     long = b"k" * 4_000_000
-    empty = mutate._trailed(bytes(4))
+    empty = mutate.trailed(bytes(4))
     handles = [sstable.varint(len(empty) * number) + b"\4" for number in range(50_000)]
     shared = b"".join(sstable.varint(len(long)) + b"\0" + sstable.varint(len(one)) + one for one in handles[1:])
     content = listed(empty * len(handles), record(long, handles[0]) + shared + bytes(4))
@@ -79,7 +79,7 @@ def test_a_block_that_is_listed_again_and_again_is_refused() -> None:
     block = bytes(4 * restarts) + restarts.to_bytes(4, "little")  # no record, nothing but restarts
     handle = b"\0" + sstable.varint(len(block))
     listing = b"".join(record(number.to_bytes(4, "big"), handle) for number in range(50_000))
-    refused(listed(mutate._trailed(block), listing + bytes(4)), "a block behind")
+    refused(listed(mutate.trailed(block), listing + bytes(4)), "a block behind")
 
 
 @pytest.mark.parametrize("count", [-1, 4097, (1 << 31) - 1])

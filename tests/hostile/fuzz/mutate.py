@@ -56,17 +56,17 @@ def mutated(content: bytes, chance: Random, other: Callable[[bytes], bytes] | No
     return repaired(change(made)) if kind == 1 else made
 
 
-def assembled(blocks: Sequence[bytes]) -> bytes:
-    """A table of blocks, whatever is in them, with the right checksums."""
+def assembled(blocks: Sequence[bytes], *, kind: int = 0) -> bytes:
+    """A table of blocks of this compression type, whatever is in them, with the right checksums."""
     content = bytearray()
     index = bytearray()
     for number, block in enumerate(blocks):
         handle = sstable.varint(len(content)) + sstable.varint(len(block))
         index += b"\0\4" + sstable.varint(len(handle)) + number.to_bytes(4, "big") + handle
-        content += _trailed(block)
+        content += trailed(block, kind)
     at = len(content)
     index += bytes(4)
-    content += _trailed(bytes(index))
+    content += trailed(bytes(index))
     footer = b"\0\0" + sstable.varint(at) + sstable.varint(len(index))
     return bytes(content) + footer.ljust(40, b"\0") + sstable.write([])[-8:]
 
@@ -94,11 +94,13 @@ def repaired(content: bytes) -> bytes:
 def _repair(content: bytearray, begin: int, size: int) -> None:
     end = begin + size
     if end + 5 <= len(content) - 48:
-        content[end : end + 5] = _trailed(bytes(content[begin:end]))[-5:]
+        content[end : end + 5] = trailed(bytes(content[begin:end]))[-5:]
 
 
-def _trailed(block: bytes) -> bytes:
-    return block + b"\0" + mask(crc32c(block + b"\0")).to_bytes(4, "little")
+def trailed(block: bytes, kind: int = 0) -> bytes:
+    """The block with its compression type and its checksum."""
+    typed = block + bytes([kind])
+    return typed + mask(crc32c(typed)).to_bytes(4, "little")
 
 
 def _blocks(content: bytes) -> Blocks | None:
