@@ -52,12 +52,6 @@ def whole(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture
-def eighty_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What commands print is meant for a terminal of that width."""
-    monkeypatch.setenv("COLUMNS", "80")
-
-
-@pytest.fixture
 def inferencer() -> Iterator[str]:
     """The address of a server that speaks an inferencer's part of the contract."""
     from tests.support.servers import add_sync, serving

@@ -80,12 +80,6 @@ class Store:
     def spares(self) -> list[Path]:
         return sorted(self.path.glob(".spare-*"))
 
-    def make_room(self) -> None:
-        """Delete spare files, as the publisher does if the disk is full."""
-        spares = self._writer._pool
-        assert spares is not None
-        spares.trim(keep=0)
-
     def close(self) -> None:
         self._writer.close()
 
