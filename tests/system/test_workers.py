@@ -23,7 +23,7 @@ from tests.hostile.campaigns.ask import family
 from tests.support.callers import Caller
 from tests.support.inferencers import LONG, Predict, Process, of_witness
 from tests.support.programs import ROOT, eventually
-from tests.support.published import Doubled, Publisher, proven
+from tests.support.published import Publisher, proven
 
 pytestmark = pytest.mark.slow
 WORKERS = 2
@@ -32,11 +32,6 @@ LOCAL = (
     ("grpc.min_reconnect_backoff_ms", 2000),  # so long is a connection tried: 20 s by default
     ("grpc.max_reconnect_backoff_ms", 1000),  # and so long waited after one that failed: up to two minutes
 )
-
-
-def status_of(program: Process) -> pb.ModelStatus:
-    status: pb.ModelStatus = program.sync.GetStatus(pb.GetStatusRequest(), timeout=LONG).models[0]
-    return status
 
 
 class Served(Publisher):
@@ -197,38 +192,6 @@ def test_what_operators_choose_is_so_for_all_connections_once_they_are_told(serv
 
 
 # Processes ------------------------------------------------------------------------------------------------------------
-
-
-class Killer:
-    """Kills each process that is neither a worker nor the template, as soon as it is there, until told to stop."""
-
-    def __init__(self, program: Process, most: int) -> None:
-        self.killed: list[int] = []
-        self._program = program
-        self._spared = set(family(program.process.pid))
-        self._most = most
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def wait(self) -> None:
-        eventually(lambda: len(self.killed) == self._most, lambda: f"{self._most} processes to be killed")
-        self._over.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._over.wait(0.005) and len(self.killed) < self._most:
-            for pid in set(family(self._program.process.pid)) - self._spared - {*self.killed}:
-                os.kill(pid, signal.SIGKILL)
-                self.killed.append(pid)
-
-
-def test_a_trial_that_is_killed_from_outside_is_no_fault_of_the_version(served: Served) -> None:
-    killer = Killer(served.program, most=2)
-    number = served.next(kind=Doubled)
-    killer.wait()
-    eventually(lambda: served.predict() == number, lambda: f"it to serve: {''.join(served.program.lines)}")
-    assert list(status_of(served.program).quarantined) == []
 
 
 def test_the_template_that_is_killed_takes_nobody_with_it_and_workers_are_replaced_all_the_same(own: Served) -> None:

@@ -38,6 +38,7 @@ def test_one_whose_channel_is_closed_is_killed_and_a_template_that_ended_leaves_
     os.kill(child.pid, signal.SIGSTOP)  # it hears of nothing
     child.channel.close()
     eventually(lambda: child.exit_code() == -signal.SIGKILL, lambda: "it to end")
+    assert fault_of(child.fault("calling the graph")) is Fault.THE_MACHINES  # no version is blamed
     assert _pidfds() <= open_before
     child.kill()  # which is nothing to whoever has the number by now
     before = template._socket
