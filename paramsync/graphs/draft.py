@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -216,11 +218,6 @@ def _make_whole(sizes: list[int], parts: Sequence[tuple[list[int], list[int]]], 
     """True if these parts (offsets and shape), one after the other along the axis, make up the whole."""
     if not -len(sizes) <= axis < len(sizes):
         return False
-    end = 0
-    for offsets, shape in parts:
-        expected, whole = [0] * len(sizes), list(sizes)
-        expected[axis], whole[axis] = end, shape[axis]
-        if (offsets, shape) != (expected, whole):
-            return False
-        end += shape[axis]
-    return end == sizes[axis]
+    *starts, _ = accumulate((shape[axis] for _, shape in parts), initial=0)
+    in_order = [offsets[axis] for offsets, _ in parts] == starts
+    return in_order and sum(math.prod(shape) for _, shape in parts) == math.prod(sizes)

@@ -233,7 +233,7 @@ _LOOKED_UP = frozenset(("Gather", "GatherNd", "SparseSegmentMean", "SparseSegmen
 
 
 def _embeddings(graph_def: Any, message: graph_pb2.Graph) -> frozenset[str]:
-    """The names of parameters whose rows are looked up and nothing else, so that a call reads few of their bytes.
+    """The names of parameters of which calls only look up rows, so that a call reads few of their bytes.
 
     A parameter that is passed to a function, or is not certain, counts as read whole. Visits each node that leads to
     an output once.
@@ -258,17 +258,14 @@ def _embeddings(graph_def: Any, message: graph_pb2.Graph) -> frozenset[str]:
     return frozenset(unread.values())
 
 
-def _looks_up_rows(node: Any, taken: Sequence[str], nodes: Mapping[str, Any]) -> bool:
+def _looks_up_rows(node: Any, inputs: Sequence[str], nodes: Mapping[str, Any]) -> bool:
     """True if the node takes whole rows of its first argument. Along another axis it would touch all rows."""
     if node.op != "GatherV2":
         return node.op in _LOOKED_UP
-    axis = nodes.get(taken[2]) if len(taken) == 3 else None
+    axis = nodes.get(inputs[2])
     if axis is None or axis.op != "Const" or node.attr["batch_dims"].i:
         return False
-    value = axis.attr["value"].tensor
-    scalar = not value.tensor_shape.dim and not value.tensor_shape.unknown_rank
-    whole = value.dtype in (tf.int32.as_datatype_enum, tf.int64.as_datatype_enum)
-    return scalar and whole and int(tf.make_ndarray(value)) == 0
+    return int(tf.make_ndarray(axis.attr["value"].tensor)) == 0
 
 
 def _parsed(kind: Any, content: bytes, what: str) -> Any:

@@ -76,13 +76,6 @@ def test_only_what_leads_from_inputs_to_outputs_is_kept(trained: Trained) -> Non
     assert len(nodes(graph)) < 10
 
 
-def test_a_tensor_in_the_middle_can_be_the_input_and_what_it_alone_needs_is_dropped(trained: Trained) -> None:
-    graph = finish(trained.draft(serving_default=({"hidden": trained.hidden}, {"scores": trained.scores})))
-    assert [spec.name for spec in graph.parameters] == ["output/bias"]
-    found = graph(trained.parameters(graph), {"hidden": tf.constant(trained.hidden_value)})["scores"]
-    np.testing.assert_array_equal(found, trained.expected)
-
-
 def test_one_signature_may_compute_what_another_one_takes(trained: Trained) -> None:
     graph = finish(
         trained.draft(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -72,38 +70,6 @@ def found(graph: Graph) -> set[str]:
 @pytest.mark.parametrize("read", LOOKUPS | OTHERS)
 def test_a_table_is_an_embedding_if_only_rows_of_it_are_looked_up(read: str) -> None:
     assert found(capture(Table((LOOKUPS | OTHERS)[read])).graph) == ({"table"} if read in LOOKUPS else set())
-
-
-def test_the_embedding_of_a_keras_model_and_not_one_whose_weights_make_the_output_too() -> None:
-    inputs = keras.Input((8,), dtype="int32")
-    embedding = keras.layers.Embedding(100, 16)
-    model = keras.Model(inputs, keras.layers.Dense(10)(keras.ops.mean(embedding(inputs), axis=1)))
-    assert len(capture(model).graph.embeddings) == 1
-    tied = keras.layers.ReversibleEmbedding(100, 16)
-    model = keras.Model(inputs, tied(tied(inputs), reverse=True))
-    assert not capture(model).graph.embeddings
-
-
-@pytest.mark.parametrize("axis", [None, np.float32("nan"), "0", np.zeros(2, np.int32)], ids=str)
-@pytest.mark.parametrize("inputs", [1, 3])
-def test_odd_nodes_that_lead_nowhere_are_not_looked_at(axis: Any, inputs: int) -> None:
-    message = capture(Table(LOOKUPS["gather"])).graph.message()
-    graph_def = tf.compat.v1.GraphDef.FromString(message.graph_def)
-    nodes = graph_def.node
-    node = nodes.add(name="odd axis", op="Const")
-    if axis is not None:
-        proto = tf.make_tensor_proto(axis)
-        node.attr["dtype"].type = proto.dtype
-        node.attr["value"].tensor.CopyFrom(proto)
-    nodes.add(name="odd", op="GatherV2", input=[nodes[0].name, nodes[0].name, "odd axis"][:inputs])
-    nodes.add(name="one", op="Identity", input=[nodes[0].name, "other"])
-    nodes.add(name="other", op="Identity", input=["one"])
-    message.graph_def = graph_def.SerializeToString()
-    message.ClearField("digest")
-    assert found(Graph.from_bytes(message.SerializeToString())) == {"table"}
-
-
-# Brought in, or not ---------------------------------------------------------------------------------------------------
 
 
 def published(store: Path, read: Callable[[tf.Variable, tf.Tensor], tf.Tensor]) -> Version:

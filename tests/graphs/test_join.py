@@ -9,10 +9,13 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError, UnknownSignatureError
 from paramsync.graphs.capturing import Capture, capture
+from paramsync.graphs.draft import finish
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.joining import join
 from paramsync.graphs.parameters import arrange
+from tests.support.control_flow import control_flow
 from tests.support.tables import find, table_graph
+from tests.support.v1_drafts import draft_of
 
 X = np.random.default_rng(7).standard_normal((7, 4)).astype(np.float32)
 
@@ -32,14 +35,6 @@ def named(prefix: str, captured: Capture) -> dict[str, tf.Variable]:
     return {f"{prefix}/{spec.name}": variable for spec, variable in pairs}
 
 
-class Rounds(tf.Module):
-    """Doubles until it is large, in a loop of TensorFlow 2."""
-
-    @tf.function(input_signature=[tf.TensorSpec([None], tf.float32, name="x")])
-    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"y": tf.while_loop(lambda at: tf.reduce_max(at) < 100.0, lambda at: [at * 2.0], [x])[0]}
-
-
 def test_an_encoder_and_a_head_compute_what_they_compute_one_after_the_other() -> None:
     encoder, head = dense("first"), head_model()
     of_encoder, of_head = capture(encoder), capture(head)
@@ -56,16 +51,6 @@ def test_an_encoder_and_a_head_compute_what_they_compute_one_after_the_other() -
     assert (again.digest, np.array_equal(again(arrange(again, values), given)["y"], expected)) == (whole.digest, True)
 
 
-def test_outputs_of_the_encoder_can_be_had_beside_those_of_the_head() -> None:
-    encoder, head = dense("first"), head_model()
-    of_encoder, of_head = capture(encoder), capture(head)
-    whole = join(of_encoder.graph, of_head.graph, {"x": "features"}, outputs=["features"])
-    values = named("first", of_encoder) | named("second", of_head)
-    found = whole(arrange(whole, values), {"x": tf.constant(X), "scale": tf.ones((7, 1))})
-    assert np.array_equal(found["features"], encoder(X)["features"])
-    assert found.keys() == {"features", "y"}
-
-
 def test_a_graph_connected_with_itself_has_two_sets_of_parameters() -> None:
     model, other = dense("one", into=4), dense("one", into=4)
     one, two = capture(model), capture(other)
@@ -76,14 +61,6 @@ def test_a_graph_connected_with_itself_has_two_sets_of_parameters() -> None:
     first = model(X)["features"]
     assert np.array_equal(found["a/features"], first)
     assert np.array_equal(found["b/features"], other(first)["features"])
-
-
-def test_functions_and_loops_of_both_stay_apart() -> None:
-    rounds = capture(Rounds()).graph
-    whole = join(rounds, rounds, {"x": "y"}, outputs=["y"])
-    found = whole([], {"x": tf.constant([1.0, 3.0])})
-    assert found["first/y"].numpy().tolist() == [64.0, 192.0]
-    assert found["second/y"].numpy().tolist() == [64.0, 192.0]
 
 
 def test_functions_with_written_gradients_are_joined() -> None:
@@ -103,24 +80,13 @@ def test_old_loops_of_both_stay_apart() -> None:
     assert (float(found["first/y"]), float(found["second/y"])) == (128.0, 128.0 * 128.0)
 
 
+@control_flow("v1")
 def old_loop() -> Graph:
     """x times two to the seventh, in a loop of TensorFlow 1."""
-    from paramsync.graphs.draft import Draft, finish
-    from paramsync.v1 import bundle_pb2, graph_pb2
-
     with tf.Graph().as_default() as graph:
-        tf.compat.v1.disable_control_flow_v2()
-        try:
-            x = tf.compat.v1.placeholder(tf.float32, [], name="x")
-            _, y = tf.compat.v1.while_loop(lambda at, _: at < 7, lambda at, y: (at + 1, y * 2.0), [0, x])
-        finally:
-            tf.compat.v1.enable_control_flow_v2()
-    one = {"dtype": tf.float32.as_datatype_enum, "shape": bundle_pb2.TensorShape()}
-    signature = graph_pb2.Signature(
-        inputs=[graph_pb2.Endpoint(name="x", tensor=x.name, **one)],
-        outputs=[graph_pb2.Endpoint(name="y", tensor=y.name, **one)],
-    )
-    return finish(Draft(graph.as_graph_def(), [], {"serving_default": signature}))
+        x = tf.compat.v1.placeholder(tf.float32, [], name="x")
+        _, y = tf.while_loop(lambda at, _: at < 7, lambda at, y: (at + 1, y * 2.0), [0, x])
+        return finish(draft_of(graph, {"x": x}, {"y": y}))
 
 
 def test_lookup_tables_of_both_are_kept() -> None:

@@ -31,20 +31,6 @@ def version(request: pytest.FixtureRequest) -> Iterator[str]:
         yield request.param
 
 
-def test_a_loop_that_reads_variables(version: str, variable: Callable[..., Any]) -> None:
-    def build(x: tf.Tensor) -> tf.Tensor:
-        weights, bias = variable("weights", (4, 4)), variable("bias", (4,))
-
-        def step(at: tf.Tensor, state: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return at + 1, tf.nn.relu(tf.matmul(state, weights) + bias)
-
-        return tf.while_loop(lambda at, _: at < 3, step, (0, x))[1]
-
-    found = ops(check(build))
-    assert found["StatelessWhile"] == (version == "v2")
-    assert found["While"] == 0
-
-
 def test_every_way_of_reading(variable: Callable[..., Any]) -> None:
     def build(ids: tf.Tensor) -> tf.Tensor:
         table = variable("table", (20, 3))
@@ -58,15 +44,6 @@ def test_every_way_of_reading(variable: Callable[..., Any]) -> None:
 
     found = ops(check(build, dtype=tf.int32, low=0, high=20))
     assert not {"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape"} & found.keys()
-
-
-def test_handles_that_meet_again_after_a_condition(version: str) -> None:
-    def build(x: tf.Tensor) -> tf.Tensor:
-        left, right = (v1.get_variable(name, (4, 4), use_resource=True) for name in ("left", "right"))
-        either = tf.cond(tf.reduce_sum(x) > 0, lambda: left.handle, lambda: right.handle)
-        return tf.matmul(x, tf.raw_ops.ReadVariableOp(resource=either, dtype=tf.float32))
-
-    check(build)
 
 
 def test_a_handle_that_is_passed_through_ops_that_do_nothing() -> None:
@@ -176,10 +153,6 @@ def test_what_changes_a_variable_is_refused_by_name(variable: Callable[..., Any]
 
 
 def test_a_reader_of_something_else_than_a_value_is_refused_by_name() -> None:
-    def build(x: tf.Tensor) -> tf.Tensor:
-        weights = v1.get_variable("weights", (4,), use_resource=True)
-        return x + tf.raw_ops.Pack(values=[weights.handle, weights.handle]).shape[0]
-
     def packed(x: tf.Tensor) -> tf.Tensor:
         weights = v1.get_variable("weights", (4,), use_resource=True)
         several = tf.raw_ops.Pack(values=[weights.handle, weights.handle])
@@ -187,7 +160,6 @@ def test_a_reader_of_something_else_than_a_value_is_refused_by_name() -> None:
 
     with pytest.raises(GraphError, match="Pack 'Pack' takes variable 'weights', and only reading"):
         check(packed)
-    check(build)  # where nothing depends on it, it is of no interest
 
 
 def test_random_numbers_from_a_variable_are_refused() -> None:

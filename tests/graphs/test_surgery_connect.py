@@ -92,19 +92,6 @@ def test_each_scope_is_restored_from_its_checkpoint_and_the_whole_is_tuned(
     assert not np.array_equal(saved, value(pair[0][1], "weights"))
 
 
-def test_one_graph_may_be_there_twice_as_a_message_and_with_the_folder_of_its_checkpoint(
-    pair: list[tuple[str, str]],
-) -> None:
-    meta = v1.MetaGraphDef.FromString(Path(pair[0][0]).read_bytes())
-    with tf.Graph().as_default() as graph:
-        twice = connect([pair[0], (meta, Path(pair[0][1]))], outputs=["graph1/features", "graph2/features"])
-        assert list(twice.inputs) == ["graph1/x", "graph2/x"]
-        with v1.Session(graph=graph) as session:
-            twice.initialise(session)
-            first, second = session.run(list(twice.outputs.values()), dict.fromkeys(twice.inputs.values(), DATA))
-    np.testing.assert_array_equal(first, second)
-
-
 class Words(tf.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -161,15 +148,8 @@ def test_a_saver_that_renames_variables_names_the_keys(tmp_path: Path) -> None:
 
 def test_what_the_page_about_graphs_shows_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, first, last in (("encoder", "input", "features"), ("head", "input", "logits")):
-        with tf.Graph().as_default() as graph:
-            x = v1.placeholder(tf.float32, [None, 4], name=first)
-            tf.matmul(x, v1.get_variable("weights", [4, 4]), name=last)
-            with v1.Session(graph=graph) as session:
-                session.run(v1.global_variables_initializer())
-                v1.train.Saver().save(session, name)
     text = (ROOT / "docs" / "graphs.md").read_text().partition("## Surgery")[2]
-    found: dict[str, Any] = {"images": DATA}
+    found: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(block, found)
     assert (tmp_path / "tuned-encoder.index").exists()
@@ -214,11 +194,6 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no outputs": ({"inputs": {"x": "features"}, "outputs": None}, "the graphs do not say what theirs are: name them"),
     "a graph of no use": ({}, "nothing of graph1 leads to them"),
-    "an input of no use": ({"inputs": {"label": "loss"}}, "no output depends on 'label:0'"),
-    "another shape": (
-        {"inputs": {"x": "x"}},
-        r"'x:0' does not fit: expected float32 \(None, 5\), found float32 \(None, 4\)",
-    ),
     "too few scopes": ({"scopes": ["one"]}, "expected a scope for each of 2 graphs"),
     "no graph": ({"sources": [(3, None)]}, r"expected a \.meta file, .* found 3"),
     "no file": ({"sources": [("missing.meta", None)]}, r"missing\.meta cannot be read"),
@@ -255,8 +230,6 @@ def test_an_input_reads_a_tensor_of_the_target_or_of_a_live_source_or_an_array()
         with v1.Session(graph=target) as session:
             both.initialise(session)
             assert session.run(both.outputs["graph2/score"]).shape == (7, 3)
-        with pytest.raises(GraphError, match="'x:0' does not fit"):
-            connect([(first, None)], {"x": tf.zeros([7, 3])}, outputs=["features"])
         with pytest.raises(GraphError, match=r"inputs: 'x' cannot read 'features:0': .* graph before"):
             connect([(first, None)], {"x": hidden}, outputs=["features"])
 

@@ -84,20 +84,6 @@ def assert_same(graph: tf.Graph, copies: list[Copy], wanted: Any, found: list[An
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_a_replaced_variable_is_replaced_within_a_loop(version: str) -> None:
-    with tf.Graph().as_default() as graph, control_flow(version):
-        x = v1.placeholder(tf.float32, [None, 4], name="x")
-        weights = v1.get_variable("weights", [4, 4], use_resource=True)
-        _, y = tf.while_loop(lambda step, _: step < 2, lambda step, one: (step + 1, one @ weights), [0, x])
-        value = tf.constant(DATA[:4])
-        copy = duplicate(y, x, replace={weights: value})
-        (gradient,) = tf.gradients(copy.outputs[0], value)
-    with v1.Session(graph=graph) as session:
-        found, _ = session.run([copy.outputs[0], gradient], {copy.inputs[0]: DATA})
-    np.testing.assert_allclose(found, DATA @ DATA[:4] @ DATA[:4], rtol=1e-4)
-
-
-@pytest.mark.parametrize("version", ["v1", "v2"])
 def test_a_cut_at_the_end_of_a_loop_or_branch_leaves_it_out(version: str) -> None:
     with tf.Graph().as_default() as graph, control_flow(version):
         x = v1.placeholder(tf.float32, [None, 4], name="x")

@@ -31,24 +31,8 @@ def convolution() -> keras.Model:
     )
 
 
-def normalised() -> keras.Model:
-    return keras.Sequential(
-        [
-            keras.Input((6, 6, 8)),
-            *(layers.GroupNormalization(4), layers.LayerNormalization(), layers.Conv2DTranspose(4, 3, strides=2)),
-            *(layers.UpSampling2D(), layers.Normalization(mean=1.0, variance=2.0), layers.Rescaling(0.1)),
-        ]
-    )
-
-
 def recurrent(layer: Callable[[], Any]) -> Callable[[], keras.Model]:
     return lambda: keras.Sequential([keras.Input((None, 5)), layer(), layers.Dense(2)])
-
-
-def masked() -> keras.Model:
-    ids = keras.Input((6,), dtype="int32")
-    embedded = layers.Embedding(50, 8, mask_zero=True)(ids)
-    return keras.Model(ids, layers.Dense(2)(layers.LSTM(7)(embedded)))
 
 
 def attention() -> keras.Model:
@@ -57,13 +41,6 @@ def attention() -> keras.Model:
     joined = layers.LayerNormalization()(layers.Add()([sequence, layers.Dropout(0.1)(attended)]))
     grouped = layers.GroupQueryAttention(8, 4, 2)(joined, joined)
     return keras.Model(sequence, layers.Dense(3)(layers.GlobalMaxPooling1D()(grouped)))
-
-
-def shared_embedding() -> keras.Model:
-    query, document = keras.Input((4,), dtype="int64", name="query"), keras.Input((8,), dtype="int64", name="document")
-    embedding = layers.Embedding(100, 6)
-    means = [keras.ops.mean(embedding(ids), axis=1) for ids in (query, document)]
-    return keras.Model([query, document], {"match": layers.Dot(1)(means), "query_embedded": means[0]})
 
 
 def string_lookup() -> keras.Model:
@@ -118,29 +95,16 @@ def subclassed() -> keras.Model:
     return model
 
 
-SMALL: dict[str, Callable[[], keras.Model]] = {
+MODELS: dict[str, Callable[[], keras.Model]] = {
     "convolution": convolution,
-    "normalised": normalised,
     "lstm": recurrent(lambda: layers.LSTM(6)),
     "gru": recurrent(lambda: layers.GRU(6, return_sequences=True)),
-    "bidirectional gru": recurrent(lambda: layers.Bidirectional(layers.GRU(6, return_sequences=True))),
-    "stacked cells": recurrent(lambda: layers.RNN([layers.LSTMCell(4), layers.GRUCell(3)])),
-    "masked": masked,
     "attention": attention,
-    "shared embedding": shared_embedding,
     "string lookup": string_lookup,
     "text classifier": text_classifier,
     "many in many out": many_in_many_out,
     "subclassed": subclassed,
 }
-MODELS = [
-    *(pytest.param(build, id=name) for name, build in SMALL.items()),
-    pytest.param(
-        lambda: keras.applications.MobileNetV3Small(weights=None, input_shape=(64, 64, 3)),
-        id="MobileNetV3",
-        marks=pytest.mark.slow,
-    ),
-]
 
 
 def disturbed(model: keras.Model) -> keras.Model:
@@ -177,7 +141,7 @@ def unoptimised() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("unoptimised")
-@pytest.mark.parametrize("build", MODELS)
+@pytest.mark.parametrize("build", MODELS.values(), ids=MODELS)
 def test_a_captured_and_an_exported_model_answer_bit_for_bit_like_the_model(
     build: Callable[[], keras.Model], tmp_path: Path
 ) -> None:

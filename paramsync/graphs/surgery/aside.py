@@ -1,8 +1,8 @@
-"""Makes a copy in a graph of its own first, then brings it to its target: a failure adds nothing to the target."""
+"""Makes the nodes of a copy, and rehearses the import in an empty graph: a failure adds nothing to the target."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from paramsync.graphs.lifting.lift import lift
 from paramsync.graphs.nodes import VARIABLES, prefix_frame
 from paramsync.graphs.surgery.contexts import inside
 from paramsync.graphs.surgery.functions import library_of, make_own, rename_gradients
-from paramsync.graphs.surgery.replacing import MadeReplacements, Replacements, as_kept
+from paramsync.graphs.surgery.replacing import Replacements, as_kept
 from paramsync.graphs.surgery.selection import Selection
 
 _COLOCATED = b"loc:@"
@@ -22,7 +22,7 @@ _COLOCATED = b"loc:@"
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Translates names of tensors or operations in the source to names in the copy's graph; None if not copied."""
+    """Translates names of tensors and operations from the source to the target; None for a node that is not copied."""
 
     source: tf.Graph
     scope: str
@@ -34,7 +34,7 @@ class Names:
         return self.replaced[name] if name in self.replaced else self.own(name)
 
     def own(self, name: str) -> str | None:
-        """The name of the copied node itself, even if a replacement is read in its place."""
+        """The name of the copied node, even if other nodes read a replacement instead."""
         operation = node_of(name)
         if operation in self.copied:
             return f"{self.scope}/{name}"
@@ -43,7 +43,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """A copy that was made in a graph of its own, where it reads stand-ins for the target's tensors."""
+    """The nodes of a copy, ready to be imported under `scope`, and how they were made."""
 
     selection: Selection
     replacements: Replacements
@@ -53,21 +53,14 @@ class Aside:
     device: str | None
     keep_seeds: bool
 
-    def bring(self, target: tf.Graph) -> tuple[Names, dict[str, tf.Variable]]:
-        """Add the copy to its target, the default graph. Returns the names of its nodes, and its variables."""
-        target.unique_name(self.scope)
-        with tf.device(self.device):
-            made = self.replacements.make(self.scope, self.selection.operations)
-        return self.add(target, made, self.selection.kept)
-
     def add(
-        self, graph: tf.Graph, made: MadeReplacements, kept: Mapping[str, tf.Operation]
+        self, graph: tf.Graph, made: Mapping[str, tf.Tensor], kept: Mapping[str, tf.Operation]
     ) -> tuple[Names, dict[str, tf.Variable]]:
-        """Add the copy to the default graph, where it reads the replacements and the kept operations.
+        """Import the nodes into the default graph, where they read the replacements and the kept operations.
 
-        Restores what nodes do not say: declared shapes, variables, loops and branches.
+        A GraphDef has no declared shapes, Variable objects and contexts of loops and branches: these are restored.
         """
-        tensors = made.tensors | {tensor.name: tensor for operation in kept.values() for tensor in operation.outputs}
+        tensors = {**made} | {tensor.name: tensor for operation in kept.values() for tensor in operation.outputs}
         read = {full(tensor) for node in self.graph_def.node for tensor in node.input}
         tf.graph_util.import_graph_def(
             self.graph_def,
@@ -78,8 +71,8 @@ class Aside:
         names = Names(
             source=self.selection.graph,
             scope=self.scope,
-            replaced={name: tensor.name for name, tensor in made.tensors.items()},
-            copied=frozenset(operations) - made.values.keys(),
+            replaced={name: tensor.name for name, tensor in made.items()},
+            copied=frozenset(operations) - self.replacements.valued,
             kept=frozenset(kept),
         )
         if self.replacements.refine(made):
@@ -99,22 +92,16 @@ class Aside:
 def make_aside(
     selection: Selection, replacements: Replacements, *, scope: str, device: str | None, keep_seeds: bool
 ) -> Aside:
-    """Make the copy, and rehearse adding it. Raises GraphError if it cannot be built."""
+    """Make the nodes of a copy, and rehearse the import. Raises GraphError if TensorFlow cannot build the copy."""
     operations = selection.operations
     with tf.Graph().as_default() as rehearsal:
         kept = as_kept({name: operation.node_def for name, operation in selection.kept.items()})
         with tf.device(device):
             made = replacements.make(scope, operations, stand_ins=True)
-    graph_def = _nodes_of_copy(
-        operations.values(),
-        scope=scope,
-        device=device,
-        values=made.values,
-        kept=kept,
-        library=library_of(selection.graph, operations.values()),
-    )
+    values = {name: made[f"{name}:0"] for name in replacements.valued}
+    graph_def = _nodes_of_copy(selection, values, kept, scope=scope, device=device)
     within = inside(selection.contexts)
-    handles = {name.removesuffix(":0"): tensor.op.node_def for name, tensor in made.tensors.items()}
+    handles = {name.removesuffix(":0"): tensor.op.node_def for name, tensor in made.items()}
     handles |= {name: operation.node_def for name, operation in kept.items()}
     make_own(graph_def, scope, handles=handles, whole=within, device=device, keep_seeds=keep_seeds)
     gradients = rename_gradients(graph_def.node, operations.keys() - within)
@@ -128,25 +115,25 @@ def make_aside(
 
 
 def _nodes_of_copy(
-    operations: Iterable[tf.Operation],
+    selection: Selection,
+    values: Mapping[str, tf.Tensor],
+    kept: Mapping[str, tf.Operation],
     *,
     scope: str,
     device: str | None,
-    values: Mapping[str, tf.Tensor],
-    kept: Mapping[str, tf.Operation],
-    library: Iterable[Any],
 ) -> Any:
-    """A GraphDef of these operations, to be imported under `scope` with other tensors mapped.
+    """A GraphDef of the selected operations. An import under `scope` maps the tensors of other operations.
 
-    `values` replace variables, by operation; `kept` are the operations of the source that the copy reads.
+    `values` replace variables, by operation. The copy reads the `kept` operations.
     """
+    operations = selection.operations.values()
     graph_def = tf.compat.v1.GraphDef()
     graph_def.node.extend(operation.node_def for operation in operations)
-    graph_def.library.function.extend(library)
+    graph_def.library.function.extend(library_of(selection.graph, operations))
     if values:
         graph_def = _lifted(graph_def, values)
     names = frozenset(node.name for node in graph_def.node)
-    for node in graph_def.node:  # replaced and kept nodes need not be waited for
+    for node in graph_def.node:  # a copied node does not wait for a node that is replaced or kept
         node.input[:] = [tensor for tensor in node.input if not tensor.startswith("^") or tensor[1:] in names]
         prefix_frame(node, f"{scope}/")
         if node.op in VARIABLES and node.attr["shared_name"].s:  # two variables of one name would be one at run time
@@ -165,7 +152,7 @@ def _nodes_of_copy(
 
 
 def _lifted(graph_def: Any, values: Mapping[str, tf.Tensor]) -> Any:
-    """Replace uses of these variables by their values, and leave their nodes out."""
+    """Make every use of these variables use a value instead, and leave the variables' nodes out."""
     lifted = lift(graph_def, {name: tf.TensorSpec(value.shape, value.dtype) for name, value in values.items()})
     places = {node.name: node for node in graph_def.node}
     nodes = [node for node in lifted.node if node.name not in values]
@@ -178,7 +165,7 @@ def _lifted(graph_def: Any, values: Mapping[str, tf.Tensor]) -> Any:
 
 
 def free_scope(graph: tf.Graph, scope: str) -> str:
-    """An empty scope of this name, with a number behind it if need be."""
+    """The name of an empty scope: `scope` itself, or `scope` and a number."""
     used = [f"{operation.name.lower()}/" for operation in graph.get_operations()]
     free, number = scope, 0
     with graph.as_default(), tf.compat.v1.name_scope(None):

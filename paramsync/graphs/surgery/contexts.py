@@ -1,8 +1,8 @@
 """Copies the contexts of control flow v1: without its context, a loop or branch has no gradients.
 
-A graph keeps contexts in two collections. A serialised context names its nodes, so it becomes the copy's context by
-renaming them. It covers only copied nodes: unused loop variables are left out. A loop variable that the loop itself
-needs keeps its exit, since TensorFlow's gradient enters a loop through all exits.
+A graph keeps contexts in two collections. A serialised context names its nodes. Renaming the nodes makes it the
+context of the copy, which names copied nodes only: unused loop variables are left out. A loop variable that the loop
+itself needs keeps its exit, since TensorFlow's gradient enters a loop through all exits.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Copies user-written gradients (tf.custom_gradient) when a copy is differentiated.
+"""Adds a copy to its target, and copies user-written gradients (tf.custom_gradient) when it is differentiated.
 
-The gradient of the original is made in the source, from placeholders, and copied to the target. There it reads the
-tensors of the copy in place of the original's.
+The gradient of the original is made in the source, from placeholders, and copied to the target. In the target the
+copied gradient reads the copy's tensors in place of the original's.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paramsync.graphs.surgery.variables import is_variable, known
 
 @dataclass(frozen=True)
 class _Brought:
-    """A copy in its target."""
+    """A copy that was added to its target."""
 
     aside: Aside
     target: tf.Graph
@@ -38,7 +38,8 @@ class _Brought:
         source = self.names.source
         copied = self.names.copied - inside(self.aside.selection.contexts)
         tensors = {output.name for name in copied for output in source.get_operation_by_name(name).outputs}
-        return frozenset(tensors | self.names.replaced.keys()) - {f"{name}:0" for name in self._valued}
+        valued = {f"{name}:0" for name in self.aside.replacements.valued}
+        return frozenset(tensors | self.names.replaced.keys()) - valued
 
     def counterpart(self, name: str) -> Any:
         """The copy's tensor for a tensor of the source; for a variable's handle or reference, the variable."""
@@ -48,18 +49,15 @@ class _Brought:
         tensor = self.target.get_tensor_by_name(self.names(name))
         return known(self.target)[tensor.op.name] if is_variable(tensor.op) else tensor
 
-    @property
-    def _valued(self) -> frozenset[str]:
-        return frozenset(self.aside.replacements.valued)
-
     def more(self, ends: list[tf.Tensor], given: Mapping[str, tf.Tensor], scope: str) -> list[tf.Tensor]:
-        """Copy these tensors of the source. They read the copy, and the tensors `given` by name."""
+        """Copy more tensors of the source. Their copies read the first copy, and the tensors `given` by name."""
         source = self.names.source
+        valued = self.aside.replacements.valued
         available = self.read | given.keys()
         selection = Selection(
             source,
             available,
-            values=self._valued,
+            values=valued,
             own_variables=self.aside.selection.own,
             same_graph=self.target is source,
         )
@@ -68,7 +66,7 @@ class _Brought:
         self._check(selection)
         read = {tensor.name for operation in selection.operations.values() for tensor in operation.inputs}
         read = (read | {tensor.name for tensor in ends}) & available
-        read |= {f"{name}:0" for name in self._valued & selection.operations.keys()}
+        read |= {f"{name}:0" for name in valued & selection.operations.keys()}
         replace = {name: given[name] if name in given else self.counterpart(name) for name in read}
         with source.as_default():
             replacements = Replacements(source, self.target, (), replace)
@@ -78,7 +76,7 @@ class _Brought:
 
     def _check(self, selection: Selection) -> None:
         for name, operation in selection.operations.items():
-            if is_variable(operation) and name not in self._valued:
+            if is_variable(operation) and name not in self.aside.replacements.valued:
                 raise GraphError(f"it reads variable {name!r}, which is no part of the copy: share it, or replace it")
         operations = selection.operations.values()
         functions = library_of(selection.graph, operations)
@@ -91,9 +89,15 @@ class _Brought:
 
 
 def bring(aside: Aside, target: tf.Graph) -> tuple[Names, dict[str, tf.Variable]]:
-    """Add a copy to its target, and register the written gradients of its nodes."""
+    """Add a copy to its target, and register the written gradients of its nodes.
+
+    Returns the names of the copied nodes, and the copy's variables by the names of the originals.
+    """
     with target.as_default(), tf.compat.v1.name_scope(None), target.control_dependencies(None), target.device(None):
-        names, variables = aside.bring(target)
+        target.unique_name(aside.scope)
+        with tf.device(aside.device):
+            made = aside.replacements.make(aside.scope, aside.selection.operations)
+        names, variables = aside.add(target, made, aside.selection.kept)
     brought = _Brought(aside, target, names, variables)
     for operation, gradient in aside.gradients.items():
         _register(gradient, aside.selection.operations[operation], brought)

@@ -33,8 +33,8 @@ from paramsync.host.files import shown
 class Copy:
     """A copy in a live graph. `copy[x]` is the counterpart of a tensor, operation or variable of the source.
 
-    `inputs` and `outputs` have the structure of the arguments; a single tensor becomes a tuple of one. `variables` are
-    the copy's own, `originals` the source's, both by the names of the originals.
+    `inputs` and `outputs` have the structure of the arguments; a single tensor becomes a tuple of one. `variables` maps
+    the name of each original to the copy's own variable, `originals` maps the name to the original.
     """
 
     scope: str
@@ -92,8 +92,8 @@ def duplicate(
             "shared" for the originals.
         replace: Tensors, arrays or variables by the tensor or variable of the source whose place they take.
         keep_seeds: Keep the seeds of random ops and initial values. By default each gets a fresh one.
-        graph: Where the copy goes; by default the source's graph.
-        device: Where the copy runs, "" for anywhere; by default where its source runs.
+        graph: The graph that the copy is added to; by default the source's graph.
+        device: The device of all copied operations, "" for any; by default each has the device of its original.
 
     Raises GraphError if a name is unknown, no output depends on an input, a placeholder would be left unfed, or a
     replacement does not fit. Nothing is added to a graph then.

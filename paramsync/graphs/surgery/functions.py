@@ -5,12 +5,13 @@
 - TensorFlow finds the gradient of a plain call through the Python object that made the call. For an imported call it
   uses gradients of whole functions, which lack many ops and are silently zero for a loop. So plain calls are replaced
   by the nodes of their functions, and an IdentityN of the call's name gives the results.
-- TensorFlow keeps what a variable's handle holds on the Python object that passed it to a loop or branch. Without it,
-  a copied loop with a branch inside has no gradients. So the copied functions' arguments carry this themselves.
+- The dtype and shape behind a variable's handle are kept on the Python object that passed the handle to a loop or
+  branch. Without them, a copied loop with a branch inside has no gradients. So the arguments of copied functions carry
+  dtype and shape themselves.
 - A random op gets a fresh seed, made of the old one and the names of the scope and the node: the same program makes the
   same copy, and no two copies share a seed. A seed of 0 stays: TensorFlow draws a fresh one for each session.
-- tf.custom_gradient names a Python function on its node, and that function reads the original's tensors.
-  So the node of a copy gets its own name, or a name whose gradient is refused.
+- tf.custom_gradient puts the name of a gradient function on its node, and that function reads the original's tensors.
+  So a copied node gets the name of a new gradient function, or of the function that refuses.
 """
 
 from __future__ import annotations
@@ -62,10 +63,10 @@ def make_own(
     device: str | None,
     keep_seeds: bool,
 ) -> None:
-    """Inline the plain calls in `graph_def`, except the nodes named in `whole`, and make its functions its own.
+    """Inline the plain calls in `graph_def`, except the nodes named in `whole`, and copy the functions still called.
 
-    `handles` has the nodes of variables outside that the copy reads, by name. Random ops get fresh seeds, unless
-    `keep_seeds`. The nodes run on `device`, if it is given.
+    `handles` maps names to nodes of variables outside `graph_def` that the copy reads. Random ops get fresh seeds,
+    unless `keep_seeds`. A `device` replaces the devices of all nodes.
     """
     library = _Library(graph_def.library.function, scope, device=device, keep_seeds=keep_seeds)
     nodes = library.inline(graph_def.node, library.spell_in_graph, whole)
@@ -89,7 +90,6 @@ class _Library:
         self._scope, self._device, self._keep_seeds = scope, device, keep_seeds
         self._number = next(_numbers)
         self._own: dict[tuple[Any, ...], str] = {}  # by name, and contents of the passed handles
-        self._reseeded: dict[str, str] = {}  # functions that are called as ops, by name
         self.made: list[Any] = []
 
     def inline(self, nodes: Iterable[Any], spelling: _Spelling, whole: Collection[str] = ()) -> list[Any]:
@@ -125,21 +125,31 @@ class _Library:
                 if node.op in PLAIN_CALLS and not in_function:  # TensorFlow has gradients for these
                     passed = [None] * len(passed)
                 set_functions(node, [self._make_own(name, passed) for name in functions(node)])
-            elif not self._keep_seeds:
-                rename_calls([node], {name: self._reseed(name) for name in called(node)})
+            elif not self._keep_seeds and self._draws(node):
+                rename_calls([node], {name: self._make_own(name) for name in called(node) if name in self._functions})
         for node in (*nodes, *added):
             if self._device is not None:
                 node.device = self._device
         return added
 
-    def _make_own(self, name: str, passed: Sequence[Any]) -> str:
-        """The name of a function for this copy alone, whose arguments say what the passed handles hold."""
+    def _draws(self, node: Any) -> bool:
+        """True if a function that the node calls, directly or not, draws numbers that follow from a seed."""
+        if self._functions.keys().isdisjoint(called(node)):
+            return False
+        bodies = functions_called(self._functions.values(), [node])
+        return any(has_seed(inner) for function in bodies for inner in function.node_def)
+
+    def _make_own(self, name: str, passed: Sequence[Any] = ()) -> str:
+        """Copy a function, and return the copy's name. Its arguments say what the `passed` handles hold."""
         key = (name, *(held.SerializeToString() if held else b"" for held in passed))
         if key not in self._own:
             self._own[key] = f"{name}__{self._number}_{len(self._own)}"
-            function = self._copy_function(name, self._own[key])
+            function = type(self._functions[name])()
+            function.CopyFrom(self._functions[name])
+            function.signature.name = self._own[key]
+            self.made.append(function)
             handles = {}
-            for argument, held in zip(function.signature.input_arg, passed, strict=True):
+            for argument, held in zip(function.signature.input_arg, passed, strict=False):
                 if held:
                     del argument.handle_data[:]
                     argument.handle_data.add().CopyFrom(held)
@@ -150,26 +160,6 @@ class _Library:
             del function.node_def[:]
             function.node_def.extend(nodes)
         return self._own[key]
-
-    def _reseed(self, name: str) -> str:
-        """The name of a function with fresh seeds, for an op that names the function; `name` if nothing is random."""
-        if name in self._functions and name not in self._reseeded:
-            self._reseeded[name] = name
-            nodes = self._functions[name].node_def
-            names = {each: self._reseed(each) for node in nodes for each in called(node)}
-            if any(map(has_seed, nodes)) or any(fresh != old for old, fresh in names.items()):
-                self._reseeded[name] = f"{name}__{self._number}_reseeded"
-                function = self._copy_function(name, self._reseeded[name])
-                function.node_def.extend(_refresh_seeds(function.node_def, f"{self._scope}/{name}", in_function=True))
-                rename_calls(function.node_def, names)
-        return self._reseeded.get(name, name)
-
-    def _copy_function(self, name: str, copy: str) -> Any:
-        function = type(self._functions[name])()
-        function.CopyFrom(self._functions[name])
-        function.signature.name = copy
-        self.made.append(function)
-        return function
 
 
 def _spell_in_function(node: Any, name: str, result: str) -> str:
@@ -216,26 +206,17 @@ def _body(call: Any, function: Any, spelling: _Spelling) -> list[Any]:
 
 # Seeds ----------------------------------------------------------------------------------------------------------------
 
-# The position of the seed among the inputs of stateless random ops. Newer ops take key and counter from the first two.
-_SEED_INPUTS = {
-    "StatelessRandomGetKeyCounter": 0,
-    "StatelessRandomGetKeyCounterAlg": 0,
-    "StatelessRandomUniform": 1,
-    "StatelessRandomUniformInt": 1,
-    "StatelessRandomUniformFullInt": 1,
-    "StatelessRandomNormal": 1,
-    "StatelessTruncatedNormal": 1,
-    "StatelessMultinomial": 2,
-    "StatelessRandomBinomial": 1,
-    "StatelessRandomGammaV2": 1,
-    "StatelessRandomPoisson": 1,
-    "StatelessParameterizedTruncatedNormal": 1,
-}
-
 
 def has_seed(node: Any) -> bool:
     """True if the node draws numbers that follow from a seed."""
-    return node.op in _SEED_INPUTS or bool(_seed(node, "seed") or _seed(node, "seed2"))
+    return _seed_input(node) is not None or bool(_seed(node, "seed") or _seed(node, "seed2"))
+
+
+def _seed_input(node: Any) -> int | None:
+    """The position of the seed among the inputs of a stateless random op; None for other ops."""
+    op = definition(node.op) if node.op.startswith("Stateless") else None
+    names = [] if op is None else [argument.name for argument in op.input_arg]
+    return names.index("seed") if "seed" in names else None
 
 
 def _refresh_seeds(nodes: Iterable[Any], place: str, *, in_function: bool) -> list[Any]:
@@ -244,8 +225,8 @@ def _refresh_seeds(nodes: Iterable[Any], place: str, *, in_function: bool) -> li
     constants = {node.name + output: node for node in nodes if node.op == "Const"}
     added = []
     for node in nodes:
-        if node.op in _SEED_INPUTS:
-            at = _SEED_INPUTS[node.op]
+        at = _seed_input(node)
+        if at is not None:
             constant = constants.get(node.input[at] if in_function else node.input[at].removesuffix(":0"))
             if constant is not None:  # the caller decides about a seed that is computed or an input
                 seed = type(node)()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -20,19 +19,11 @@ from paramsync.host.files import shown
 _INPUT = object()
 
 
-@dataclass(frozen=True, slots=True)
-class MadeReplacements:
-    """The replacements in one graph: all by the tensors' names, and values of variables again by operation."""
-
-    tensors: dict[str, tf.Tensor]
-    values: dict[str, tf.Tensor]
-
-
 class Replacements:
     """Replacements by the name of a tensor of the source.
 
-    A variable of the same kind and shape replaces a variable. Any other replacement of a variable is a *value*: every
-    use of the variable is then computed from the value.
+    A variable can be replaced by a variable of the same kind and shape. Any other replacement of a variable is a
+    *value*: every use of the variable is then computed from the value.
     """
 
     def __init__(self, source: tf.Graph, target: tf.Graph, inputs: Iterable[Any], replace: Mapping[Any, Any]) -> None:
@@ -56,44 +47,43 @@ class Replacements:
         """The variables, by operation, that a value replaces."""
         return {tensor.op.name for tensor, value in self._replaced.values() if _needs_value(tensor, value)}
 
-    def make(self, scope: str, taken: Iterable[str], *, stand_ins: bool = False) -> MadeReplacements:
-        """Make the placeholders and constants under `scope` in the default graph.
+    def make(self, scope: str, taken: Iterable[str], *, stand_ins: bool = False) -> dict[str, tf.Tensor]:
+        """Make placeholders and constants under `scope` in the default graph, with names that are not `taken` there.
 
-        The default graph is the target or, with `stand_ins` for the target's tensors, the graph of a rehearsal.
+        Returns the replacement of each tensor by the tensor's name. With `stand_ins`, the default graph is a
+        rehearsal's, and tensors of the target are represented there by stand-ins.
         """
         taken = {name.lower() for name in taken}
-        made = MadeReplacements({}, {})
+        made: dict[str, tf.Tensor] = {}
         # sorted: a placeholder comes before placeholders whose names begin with its name
         for name, (tensor, value) in sorted(self._replaced.items(), key=lambda item: item[0]):
             if isinstance(value, (tf.Tensor, tf.Variable)):
                 handle = _variable_for(tensor, value)
                 replacement = value if handle is None else handle
                 label = _free("stands_for", taken)
-                made.tensors[name] = stand_in(replacement, f"{scope}/{label}") if stand_ins else value_of(replacement)
+                made[name] = stand_in(replacement, f"{scope}/{label}") if stand_ins else value_of(replacement)
             elif value is _INPUT:
                 label = _free(tensor.op.name, taken)
-                made.tensors[name] = tf.compat.v1.placeholder(*_value_of(tensor), name=f"{scope}/{label}")
+                made[name] = tf.compat.v1.placeholder(*_value_of(tensor), name=f"{scope}/{label}")
             else:
                 label = _free("given", taken)
-                made.tensors[name] = tf.constant(value, _value_of(tensor)[0], name=f"{scope}/{label}")
-            if _needs_value(tensor, value):
-                made.values[tensor.op.name] = made.tensors[name]
+                made[name] = tf.constant(value, _value_of(tensor)[0], name=f"{scope}/{label}")
         return made
 
-    def misfits(self, made: MadeReplacements) -> str:
-        """The replacements of another shape, for the message about a copy that cannot be built."""
+    def misfits(self, made: Mapping[str, tf.Tensor]) -> str:
+        """A message about the replacements whose shapes differ from the replaced tensors'; "" without any."""
         return "; ".join(
             _misfit(self._replaced[name][0], tensor)
-            for name, tensor in made.tensors.items()
+            for name, tensor in made.items()
             if tensor.dtype != tf.resource
             and not tensor.shape.is_compatible_with(_value_of(self._replaced[name][0])[1])
         )
 
-    def refine(self, made: MadeReplacements) -> bool:
-        """True if the replacements have all the sizes that were known of the replaced tensors."""
+    def refine(self, made: Mapping[str, tf.Tensor]) -> bool:
+        """True if the shape of each replacement has every size that the replaced tensor's shape has."""
         return all(
             _refines(tensor.shape, _value_of(self._replaced[name][0])[1])
-            for name, tensor in made.tensors.items()
+            for name, tensor in made.items()
             if tensor.dtype != tf.resource
         )
 
@@ -131,7 +121,7 @@ def _with_ancestors(tensor: tf.Tensor, name: str) -> tf.Tensor:
 def as_kept(nodes: Mapping[str, Any]) -> dict[str, tf.Operation]:
     """Copy nodes, without their inputs, to the default graph, under these names.
 
-    All in one import: once a graph has `w/avg`, it gives no later operation the name `w`.
+    A single import makes them all: once a graph has `w/avg`, it gives no later operation the name `w`.
     """
     graph_def = tf.compat.v1.GraphDef()
     for name, node in nodes.items():
@@ -146,7 +136,10 @@ def as_kept(nodes: Mapping[str, Any]) -> dict[str, tf.Operation]:
 
 
 def _free(label: str, taken: set[str]) -> str:
-    """Take this label or a similar free one. It is not below the name of a node: an import would rename it there."""
+    """Take this label, or a similar label that is free.
+
+    A slash is replaced if the label is below the name of a node: an import would rename that node.
+    """
     if any(parent.as_posix().lower() in taken for parent in PurePosixPath(label).parents):
         label = label.replace("/", "_")
     while label.lower() in taken:

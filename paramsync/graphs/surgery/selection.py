@@ -141,11 +141,11 @@ class Selection:
         return self._same and _is_resource(operation)
 
     def _keep(self, operation: tf.Operation) -> None:
-        """Feed the placeholder of an initial value to the original and the copy at once, in one graph."""
+        """Select the placeholder of an initial value. Within one graph, original and copy share the placeholder."""
         (self.kept if self._same else self.operations)[operation.name] = operation
 
     def _fits(self, operation: tf.Operation, *, fresh: bool) -> bool:
-        """True if only selected operations lead here: no placeholder, no other variable unless `fresh`."""
+        """True if the operation needs a selected operation, no placeholder and, unless `fresh`, no other variable."""
         touches = False
         seen: set[str] = set()
         waiting = [operation]
