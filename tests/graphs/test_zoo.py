@@ -43,16 +43,6 @@ def attention() -> keras.Model:
     return keras.Model(sequence, layers.Dense(3)(layers.GlobalMaxPooling1D()(grouped)))
 
 
-def string_lookup() -> keras.Model:
-    word = keras.Input((3,), dtype="string", name="word")
-    number = keras.Input((1,), dtype="int64", name="number")
-    embedded = layers.Flatten()(layers.Embedding(10, 4)(layers.StringLookup(vocabulary=WORDS)(word)))
-    numbers = layers.IntegerLookup(vocabulary=[0, 7, 11], output_mode="one_hot")(number)
-    hashed = layers.Embedding(5, 2)(layers.Hashing(5)(number))
-    joined = layers.Concatenate()([embedded, numbers, layers.Flatten()(hashed)])
-    return keras.Model([word, number], layers.Dense(2)(joined))
-
-
 def text_classifier() -> keras.Model:
     text = keras.Input((), dtype="string", name="text")
     ids = layers.TextVectorization(vocabulary=WORDS, output_sequence_length=6)(text)
@@ -100,7 +90,6 @@ MODELS: dict[str, Callable[[], keras.Model]] = {
     "lstm": recurrent(lambda: layers.LSTM(6)),
     "gru": recurrent(lambda: layers.GRU(6, return_sequences=True)),
     "attention": attention,
-    "string lookup": string_lookup,
     "text classifier": text_classifier,
     "many in many out": many_in_many_out,
     "subclassed": subclassed,

@@ -42,11 +42,6 @@ def last_outputs(x: tf.Tensor) -> tf.Tensor:
     return outputs[:, -1] @ _weights("head", 3)
 
 
-def scan(x: tf.Tensor) -> tf.Tensor:
-    weights = _weights()
-    return tf.scan(lambda state, row: tf.tanh(state @ weights + row), tf.transpose(x, [1, 0, 2]))[-1]
-
-
 def accumulator(x: tf.Tensor) -> tf.Tensor:
     weights = _weights()
 
@@ -89,7 +84,6 @@ LOOPS: dict[str, Build] = {
     one.__name__.strip("_"): one
     for one in (
         last_outputs,
-        scan,
         accumulator,
         nested,
         branches,

@@ -116,12 +116,12 @@ def connect(
         return _put_together(graph, names, copies, checkpoints, ends, [fed for _, fed in cuts])
 
     with tf.Graph().as_default() as aside:  # a failure there adds nothing to the target
-        build(aside, [(taker, stand_in(value, "given") if _is_of(target, value) else value) for taker, value in fixed])
+        stand_ins = [
+            (taker, stand_in(value, "given") if getattr(value, "graph", None) is target else value)
+            for taker, value in fixed
+        ]
+        build(aside, stand_ins)
     return build(target, fixed)
-
-
-def _is_of(graph: tf.Graph, value: Any) -> bool:
-    return isinstance(value, tf.Tensor | tf.Variable) and getattr(value, "graph", None) is graph
 
 
 def _put_together(
@@ -137,7 +137,7 @@ def _put_together(
         keys = {name: source.saved_as(name, variable)[0] for name, variable in copy.originals.items()}
         kept = saved(target, copy.variables)
         restorable = {
-            name: variable for name, variable in kept.items() if checkpoint is None or keys[name] in checkpoint.keys
+            name: variable for name, variable in kept.items() if checkpoint is None or keys[name] in checkpoint.entries
         }
         if restorable:
             with target.as_default():
@@ -222,11 +222,7 @@ class _Checkpoint:
         except (tf.errors.OpError, ValueError) as error:
             raise GraphError(f"the checkpoint {self.path} cannot be read: {error}") from error
         shapes = reader.get_variable_to_shape_map()
-        self._entries = {key: (dtype, shapes[key]) for key, dtype in reader.get_variable_to_dtype_map().items()}
-
-    @property
-    def keys(self) -> frozenset[str]:
-        return frozenset(self._entries)
+        self.entries = {key: (dtype, shapes[key]) for key, dtype in reader.get_variable_to_dtype_map().items()}
 
     def check(self, source: ImportedGraph, variables: Mapping[str, tf.Variable]) -> None:
         """Raise ParameterError if the checkpoint lacks a variable, or has it with another dtype or shape."""
@@ -234,7 +230,7 @@ class _Checkpoint:
         for name, variable in variables.items():
             key, shape = source.saved_as(name, variable)
             specs[key] = TensorSpec(key, variable.dtype.base_dtype.name, sizes(shape))
-        check(list(specs.values()), self._entries, lambda one: (one[0].name, one[1]), where=f"checkpoint {self.path}")
+        check(list(specs.values()), self.entries, lambda one: (one[0].name, one[1]), where=f"checkpoint {self.path}")
 
 
 def _ends(names: _Names, joints: Sequence[tuple[Named, Named]], outputs: Sequence[str] | None) -> list[Named]:

@@ -73,19 +73,18 @@ class Replacements:
     def misfits(self, made: Mapping[str, tf.Tensor]) -> str:
         """A message about the replacements whose shapes differ from the replaced tensors'; "" without any."""
         return "; ".join(
-            _misfit(self._replaced[name][0], tensor)
-            for name, tensor in made.items()
-            if tensor.dtype != tf.resource
-            and not tensor.shape.is_compatible_with(_value_of(self._replaced[name][0])[1])
+            _misfit(replaced, tensor)
+            for replaced, tensor in self._pairs(made)
+            if not tensor.shape.is_compatible_with(_value_of(replaced)[1])
         )
 
     def refine(self, made: Mapping[str, tf.Tensor]) -> bool:
         """True if the shape of each replacement has every size that the replaced tensor's shape has."""
-        return all(
-            _refines(tensor.shape, _value_of(self._replaced[name][0])[1])
-            for name, tensor in made.items()
-            if tensor.dtype != tf.resource
-        )
+        return all(tensor.shape.is_subtype_of(_value_of(replaced)[1]) for replaced, tensor in self._pairs(made))
+
+    def _pairs(self, made: Mapping[str, tf.Tensor]) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """The replaced tensors, each with its replacement, leaving out handles."""
+        return [(self._replaced[name][0], tensor) for name, tensor in made.items() if tensor.dtype != tf.resource]
 
 
 def _needs_value(tensor: tf.Tensor, value: Any) -> bool:
@@ -217,9 +216,3 @@ def _misfit(tensor: tf.Tensor, value: tf.Tensor | tf.Variable | tf.TensorSpec) -
         f"replace: the replacement for {tensor.name!r} does not fit: expected {dtype.name} {shape},"
         f" found {value.dtype.base_dtype.name} {value.shape}"
     )
-
-
-def _refines(shape: tf.TensorShape, known: tf.TensorShape) -> bool:
-    if known.rank is None:
-        return True
-    return shape.rank == known.rank and all(size is None or own == size for own, size in zip(shape, known, strict=True))
