@@ -66,6 +66,19 @@ def test_whole_json_numbers_become_float32_where_the_model_asks_for_it(
     assert "ids: int64 [1]" in text
 
 
+def test_arrays_from_files_keep_their_dtype(
+    predictions: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    np.save(tmp_path / "a.npy", np.zeros((1, 2), np.int64))
+    assert main(["predict", "strict", "--input", f"image=@{tmp_path / 'a.npy'}", "--server", predictions]) == 1
+    assert "expected float32, found another" in only_line(capsys.readouterr().err)
+
+
+def test_an_input_given_twice_is_a_wrong_argument(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["predict", "digits", "--input", "image=1", "--input", "image=2"]) == 2
+    assert only_line(capsys.readouterr().err) == "paramsync predict: input 'image': expected it once, found it again"
+
+
 @pytest.mark.parametrize(
     ("text", "dtype", "shape"),
     [

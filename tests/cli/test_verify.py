@@ -87,6 +87,14 @@ def test_verify_refuses_the_values_that_serving_refuses(
     assert last.endswith("expected finite values in 'kernel', found NaN or infinity")
 
 
+def test_verify_lets_tensors_be_infinite_that_no_graph_needs(tmp_path: Path) -> None:
+    graph = graph_pb2.Graph(digest=GRAPH, parameters=[graph_pb2.Parameter(name="kernel")])
+    with StoreWriter(tmp_path) as writer:
+        writer.add_graph(GRAPH, add_checksum(graph.SerializeToString()))
+        writer.commit(version(1, graph=GRAPH), {"kernel": np.ones(3), "slot/of/an/optimizer": np.full(3, np.inf)})
+    assert main(["verify", str(tmp_path)]) == 0
+
+
 def _mix_up(store: Path) -> None:
     for old in store.glob("ckpt-20.[id]*"):
         old.replace(store / old.name.replace("20", "30", 1))
@@ -158,6 +166,17 @@ def test_verify_with_a_trusted_key_tells_which_versions_it_signed(
     assert json_of(["verify", str(signed), "1"], capsys)["versions"][0]["signed_by"] is None  # no key was given
     assert main(["verify", str(signed), "--trust", str(signed / "none.pub")]) == 2
     assert "cannot be read: No such file or directory" in only_line(capsys.readouterr().err)
+
+
+def test_versions_names_the_key_of_each_record(signed: Path, pair: Keys, capsys: pytest.CaptureFixture[str]) -> None:
+    assert [row["signed_by"] for row in json_of(["versions", str(signed)], capsys)["versions"]] == [pair.id, None]
+    assert main(["versions", str(signed)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == f"signed by key {pair.id}: 1"
+    rewritten(signed, Store(signed).find(1), signed_by="\x1b[31mforged")
+    assert main(["versions", str(signed)]) == 0
+    text = capsys.readouterr().out
+    assert "forged" in text
+    assert "\x1b" not in text
 
 
 def test_verify_tells_of_a_record_that_was_changed_and_of_other_bytes(

@@ -41,6 +41,18 @@ def test_versions_lists_the_newest_first(intact: Path, capsys: pytest.CaptureFix
     assert ["latest" in row for row in rows] == [True, False, False]
 
 
+def test_versions_counts_the_bytes_of_files_with_several_names_as_shared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    frozen, trained = np.ones((64, 64), np.float32), np.zeros(8, np.float32)
+    with StoreWriter(tmp_path / "s") as writer:
+        for step in range(4):
+            writer.commit(version(step), {"frozen": frozen, "trained": trained + step}, unchanged=["frozen"])
+    last = json_of(["versions", str(tmp_path / "s")], capsys)["versions"][-1]
+    assert last["bytes_written"] == trained.nbytes
+    assert last["shared_bytes"] >= frozen.nbytes
+
+
 def test_versions_names_the_processes_that_hold_a_version(intact: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def held() -> dict[int, list[int]]:
         return {row["number"]: row["held_by"] for row in json_of(["versions", str(intact)], capsys)["versions"]}

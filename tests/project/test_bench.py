@@ -37,18 +37,12 @@ main(['restore', '--help'])
     "arguments",
     [
         "",
-        "nosuch",
-        "publish --mb 0",
         "publish --mb nan",
         "publish --only tape",
         "publish --only saver --no-peers",
-        "publish --runs 0",
         "stall --tensors 5",
-        "stall --seconds 0",
-        "stall --device tpu",
         "freshness --frozen 100",
         "swap --load 1",
-        "swap --only saver",
     ],
 )
 def test_wrong_arguments_get_the_usage_and_exit_code_2(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
