@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 
-from paramsync.rpc.addresses import check_ports, refused
+from paramsync.rpc.addresses import bound, check_ports, refused
 
 from ..settings.settings import Settings, TfServing, ports
 from ..transport import listeners
@@ -79,19 +79,9 @@ class Listeners:
         return grpc, http
 
     def _reserve(self, port: int, option: str) -> int:
-        """Reserve the port at the host's first address that this machine has."""
-        absent: OSError | None = None
-        for family, kind, protocol, _, where in socket.getaddrinfo(self._host, port, type=socket.SOCK_STREAM):
-            try:
-                reserved = socket.socket(family, kind, protocol)
-                self._reserved.append(reserved)
-                reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-                reserved.bind(where)
-            except OSError as error:
-                if error.errno not in listeners.ABSENT:
-                    raise refused(self._host, port, option) from error
-                absent = error
-            else:
-                return listeners.port_of([reserved])
-        self.close()
-        raise refused(self._host, port, option) from absent
+        try:
+            self._reserved.append(bound(self._host, port, socket.SO_REUSEPORT))
+        except OSError as error:
+            self.close()
+            raise refused(self._host, port, option) from error
+        return listeners.port_of(self._reserved[-1:])

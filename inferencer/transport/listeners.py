@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import socket
 import ssl
@@ -13,12 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from paramsync.errors import SettingsError
-from paramsync.rpc.addresses import refused
+from paramsync.rpc.addresses import ABSENT, refused
 
 WAITING = 4096  # connections that the kernel keeps until they are accepted
 _AT_ONCE = 4  # connections accepted in one turn of the event loop
-# a name may have addresses of a family that this machine has switched off
-ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _AGAIN = 10.0  # seconds until the same error of an event loop is logged again
 _log = logging.getLogger("paramsync.loop")
 

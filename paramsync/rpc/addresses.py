@@ -9,6 +9,7 @@ import itertools
 import re
 import socket
 from collections.abc import Collection, Mapping
+from contextlib import ExitStack
 
 from paramsync.errors import SettingsError
 
@@ -19,6 +20,8 @@ CONTROL_PORT = 8502
 TRAINER_PORT = 8503
 
 LAST_PORT = 65535
+# a name may have addresses of other machines, or of a family that this machine has switched off
+ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _DIGITS = re.compile(r"[0-9]{1,5}")  # isdecimal() and \d take digits of every script
 _ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[^\s\[\]]*:[^\s\[\]]*\]):([0-9]{1,5})")
 
@@ -82,10 +85,7 @@ def free_port(host: str) -> int:
 def check_port(host: str, port: int, option: str) -> None:
     """Raises SettingsError if no server can listen on the port now."""
     try:
-        family, kind, protocol, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are closing do not matter
-            probe.bind(where)
+        with bound(host, port, socket.SO_REUSEADDR) as probe:  # connections that are closing do not matter
             probe.listen()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
@@ -99,6 +99,28 @@ def check_port(host: str, port: int, option: str) -> None:
         raise SettingsError(
             f"cannot listen on {host!r}: it is no name of a host; choose another with --host"
         ) from error
+
+
+def bound(host: str, port: int, option: int) -> socket.socket:
+    """A socket with this option, bound at the first address of the host that this machine has.
+
+    Raises OSError, and UnicodeError for a name that cannot be one.
+    """
+    absent: OSError | None = None
+    for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        with ExitStack() as until_failure:
+            try:
+                found = until_failure.enter_context(socket.socket(family, kind, protocol))
+                found.setsockopt(socket.SOL_SOCKET, option, 1)
+                found.bind(where)
+            except OSError as error:
+                if error.errno not in ABSENT:
+                    raise
+                absent = error
+            else:
+                until_failure.pop_all()
+                return found
+    raise absent or OSError(errno.EADDRNOTAVAIL, "the host has no address")
 
 
 def refused(host: str, port: int, option: str) -> SettingsError:
