@@ -15,7 +15,7 @@ from paramsync.checkpoint.reader import Bundle
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError
 from paramsync.tensorbundle import index
-from paramsync.tensorbundle.index import data_file, index_file
+from paramsync.tensorbundle.index import index_file
 from tests.support import rewritten
 
 REFERENCES = 100  # numbers above are of references to variables, which never leave a graph
@@ -83,15 +83,6 @@ def test_tensorflow_reads_what_we_write_and_we_read_what_it_writes(tmp_path: Pat
         assert read.entries[name].dtype == number
         assert (read.array(name).dtype, read.array(name).shape) == (dtype, array.shape)
         assert read.array(name).tobytes() == array.tobytes()
-
-
-@pytest.mark.parametrize(("number", "bits"), [(29, 4), (30, 4), (31, 2), (32, 2), (33, 4)])
-def test_numbers_of_less_than_8_bits_take_a_byte_each(tmp_path: Path, number: int, bits: int) -> None:
-    dtype = dtypes.to_numpy(number)
-    assert dtype is not None
-    values = tf.constant(np.arange(1 << bits).astype(np.uint8).view(dtype))
-    save(tmp_path / "theirs", {"a": values})
-    assert data_file(tmp_path / "theirs", 0, 1).read_bytes() == bytes(range(1 << bits))
 
 
 @pytest.mark.parametrize("number", [*OPAQUE, 0, 34, 101], ids=dtypes.name)

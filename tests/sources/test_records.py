@@ -65,18 +65,6 @@ def test_a_look_reads_what_is_new_and_nothing_else(publisher: Publisher) -> None
     assert [name for name in names if name.startswith("ckpt")] == []
 
 
-def test_a_version_that_was_taken_away_is_gone(publisher: Publisher) -> None:
-    source = open_source(publisher.path)
-    first, second = publisher.publish(1), publisher.publish(2)
-    assert versions(source) == [first, second]
-    (publisher.path / f"{first.prefix}.index").unlink()
-    assert versions(source) == [second]
-    (publisher.path / f"{second.prefix}.index").unlink()
-    look = source.look()
-    assert (look.latest, look.published) == (None, [])
-    assert "such files" in str(look.problem)
-
-
 def test_a_record_that_is_replaced_once_it_was_read_is_read_at_the_next_look(publisher: Publisher) -> None:
     source = open_source(publisher.path)
     version, other = publisher.publish(1), publisher.publish(2)

@@ -19,7 +19,6 @@ import pytest
 from paramsync.errors import StoreError, StoreLockedError
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store, record_file
-from paramsync.version import Version
 from tests.support.whole import assert_serves, assert_whole
 from tests.support.written import (
     FROZEN,
@@ -81,16 +80,6 @@ def test_a_version_that_is_held_stays_as_it_is_while_others_go_round(tmp_path: P
             held.verify(held.entries)
             assert np.array_equal(held.array("kernel"), changing(1)["kernel"])
     assert_serves(tmp_path, 11)
-
-
-def test_a_record_keeps_everything(tmp_path: Path) -> None:
-    full = Version(number=8, step=3, prefix="", graph="ab12", step_done_at=1.5, snapshot_at=2.5, metrics={"loss": 0.25})
-    with StoreWriter(tmp_path) as writer:
-        writer.add_graph("ab12", b"graph")
-        committed = writer.commit(full, changing(8))
-    assert Store(tmp_path).find(8) == committed
-    assert committed.metrics == {"loss": 0.25}
-    assert committed.step == 3
 
 
 def test_a_number_is_the_step_where_that_is_above_all_before(tmp_path: Path) -> None:

@@ -32,13 +32,13 @@ def rewritten(store: Path, version: Version, **values: Any) -> Version:
     return other
 
 
-def renumbered(store: Path, version: Version, number: int, *, in_record: bool = True) -> None:
+def renumbered(store: Path, version: Version, number: int) -> None:
     """Put all files of a version into the store again under another number, listed as the latest version."""
     name = f"ckpt-{number}"
     for file in store.glob(f"{version.prefix}.*"):
         if file.suffix != ".json":
             os.link(file, store / (name + file.name.removeprefix(version.prefix)))
-    record = json.loads(version.to_json()) | ({"number": number, "prefix": name} if in_record else {})
+    record = json.loads(version.to_json()) | {"number": number, "prefix": name}
     record_file(store, name).write_text(json.dumps(record))
     listed(store, version.prefix, name)
 
