@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from tests.support.published import Publisher
     from tests.support.rewritten import Checkpoints
     from tests.support.running import Running
-    from tests.support.wide import Store
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -124,26 +123,6 @@ def memory() -> Iterator[Path]:
         pytest.skip("this machine has no /dev/shm in memory")
     with tempfile.TemporaryDirectory(dir=shared) as found:
         yield Path(found)
-
-
-@pytest.fixture
-def wide(memory: Path) -> Iterator[Store]:
-    """A store in memory whose versions are read whole."""
-    from tests.support.wide import Store
-
-    found = Store(memory / "store")
-    yield found
-    found.close()
-
-
-@pytest.fixture
-def halves(memory: Path) -> Iterator[Store]:
-    """The same, of versions that have half of their parameters in common."""
-    from tests.support.wide import Halves, Store
-
-    found = Store(memory / "halves", Halves)
-    yield found
-    found.close()
 
 
 @pytest.fixture

@@ -4,23 +4,99 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from paramsync.errors import CorruptCheckpointError
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
+from paramsync.graphs.capturing import capture
 from paramsync.sources.source import Progress, Verification
+from paramsync.store.commit import StoreWriter
 from paramsync.store.store import record_file
 from paramsync.version import Version
 from tests.support.checkpoints import present
 from tests.support.disks import dropped
 from tests.support.followers import serving
 from tests.support.locks import is_held
-from tests.support.wide import SIZE, Halves, Store, answers, follow, frozen, places
+
+SIZE = 8 << 20  # bytes of a parameter
+
+
+class Halves(tf.Module):
+    """Every answer reads all parameters. Half of them never change, and the others are the version's number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.all = tf.Variable(tf.zeros([SIZE // 4096, 1024]))
+        self.frozen = tf.Variable(tf.zeros([SIZE // 4096, 1024]))
+
+    @tf.function(input_signature=[tf.TensorSpec([], tf.float32, name="x")])
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        zero = x + tf.reduce_max(tf.abs(self.frozen))
+        return {"lowest": zero + tf.reduce_min(self.all), "highest": zero + tf.reduce_max(self.all)}
+
+
+class Store:
+    """A store of Halves, whose publisher keeps two versions."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._writer = StoreWriter(path, keep=2)
+        self._graph = capture(Halves()).graph
+        self._writer.add_graph(self._graph.digest, self._graph.to_bytes())
+
+    def publish(self, number: int) -> Version:
+        version = Version(
+            number=number,
+            step=number,
+            prefix=f"ckpt-{number}",
+            graph=self._graph.digest,
+            step_done_at=1.0,
+            snapshot_at=1.0,
+        )
+        values = {spec.name: 0 if spec.name.startswith("frozen") else number for spec in self._graph.parameters}
+        shape = [SIZE // 4096, 1024]
+        tensors = {name: np.full(shape, value, np.float32) for name, value in values.items()}
+        return self._writer.commit(version, tensors, finite=True)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+@pytest.fixture
+def halves(memory: Path) -> Iterator[Store]:
+    """A store in this machine's memory."""
+    with closing(Store(memory / "halves")) as store:
+        yield store
+
+
+def follow(replica: Replica, version: Version) -> None:
+    """Restore a new version and swap to it, as a follower does."""
+    replica.swap(replica.restore(version))
+    replica.tend()
+
+
+def answers(replica: Replica, number: int) -> bool:
+    outputs, version = replica.predict({"x": np.float32(0)}, version=number)
+    return version.number == number and (outputs["lowest"], outputs["highest"]) == (number, number)
+
+
+def places(path: Path) -> set[str]:
+    """The addresses where this process has mapped a file as readers do, whatever the file's name is now."""
+    inode = str(path.stat().st_ino)
+    lines = [line.split(maxsplit=5) for line in Path("/proc/self/maps").read_text().splitlines()]
+    return {line[0] for line in lines if line[4] == inode and line[1].endswith("p")}
+
+
+def frozen(store: Store, number: int) -> Path:
+    """The file of the parameters that never change, which versions share."""
+    return store.path / f"ckpt-{number}.data-00000-of-00002"
 
 
 def begin(store: Store, replica: Replica) -> None:
@@ -59,9 +135,8 @@ def test_it_is_held_as_long_as_one_of_the_versions_is_in_memory(halves: Store) -
 @pytest.fixture
 def store(disk: Path) -> Iterator[Store]:
     """Not in memory."""
-    found = Store(disk / "halves", Halves)
-    yield found
-    found.close()
+    with closing(Store(disk / "halves")) as store:
+        yield store
 
 
 def unsealed(store: Store, number: int, *, finite: bool = True) -> Version:
@@ -70,7 +145,7 @@ def unsealed(store: Store, number: int, *, finite: bool = True) -> Version:
     With `finite` its record says that the publisher looked at all values.
     """
     version = store.publish(number)
-    store.data(number, 1, 2).touch()
+    (store.path / f"ckpt-{number}.data-00001-of-00002").touch()
     record = record_file(store.path, version.prefix)
     record.write_text(replace(version, finite=finite).to_json())
     return replace(version, finite=finite)
