@@ -144,15 +144,6 @@ def test_only_the_outputs_asked_for_and_their_parameters_are_captured() -> None:
         capture(model, outputs=["up"])
 
 
-def test_mixed_precision_answers_as_the_model_does() -> None:
-    layers = [keras.layers.Dense(8, dtype="mixed_bfloat16"), keras.layers.Dense(2, dtype="mixed_bfloat16")]
-    model = keras.Sequential([keras.Input((4,)), *layers])
-    captured = capture(model)
-    assert {one.dtype for one in captured.graph.parameters} == {"float32"}
-    x = tf.random.normal((3, 4))
-    np.testing.assert_array_equal(only_answer(captured, {"inputs": x}), model(x))
-
-
 class Blocks(keras.Model):
     """Layers in a list, in a private dict of lists, where TensorFlow does not see them."""
 

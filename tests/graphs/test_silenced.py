@@ -35,7 +35,7 @@ def printed_in_a_function(x: tf.Tensor) -> tf.Tensor:
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-@pytest.mark.parametrize("build", [printed, printed_beside, printed_in_a_loop, printed_in_a_function])
+@pytest.mark.parametrize("build", [printed_in_a_loop, printed_in_a_function])
 def test_what_is_printed_passes_through_in_silence(
     build: Callable[[tf.Tensor], tf.Tensor], version: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,11 +44,9 @@ def trace(model: keras.layers.Layer, inputs: Any = None) -> Trace:
     arguments = _built(model)
     traced = _trace_call(model, arguments)
     corrected = _misread(traced)  # Keras does not record the dtypes
-    return (
-        _trace_call(model, tf.nest.map_structure(lambda leaf: corrected.get(leaf.name, leaf), arguments))
-        if corrected
-        else traced
-    )
+    if not corrected:
+        return traced
+    return _trace_call(model, tf.nest.map_structure(lambda leaf: corrected.get(leaf.name, leaf), arguments))
 
 
 def _trace_call(model: keras.layers.Layer, arguments: tuple[Sequence[Any], Mapping[str, Any]]) -> Trace:
@@ -144,11 +142,14 @@ def _spec(tensor: keras.KerasTensor) -> tf.TypeSpec:
 
 
 def _given(model: keras.layers.Layer, inputs: Any) -> tuple[list[Any], dict[str, Any]]:
-    parameters = _parameters(model)
-    if isinstance(inputs, Mapping) and inputs and all(name in parameters for name in inputs):
+    if isinstance(inputs, Mapping) and inputs and inputs.keys() <= set(_parameters(model)):
         return [], {name: _named(inputs[name], name) for name in inputs}
-    first = parameters[0] if parameters else "inputs"
-    return [_named(inputs, "" if isinstance(inputs, Mapping) else first)], {}
+    return _first_argument(model, inputs)
+
+
+def _first_argument(model: keras.layers.Layer, specs: Any) -> tuple[list[Any], dict[str, Any]]:
+    first = next(iter(_parameters(model)), "inputs")
+    return [_named(specs, "" if isinstance(specs, Mapping) else first)], {}
 
 
 def _named(specs: Any, prefix: str) -> Any:
@@ -169,9 +170,7 @@ def _built(model: keras.layers.Layer) -> tuple[list[Any], dict[str, Any]]:
     if "shapes_dict" in config:
         shapes = {name.removesuffix("_shape"): shape for name, shape in config["shapes_dict"].items()}
         return [], {name: _named(_specs(shape, dtype), name) for name, shape in shapes.items()}
-    specs = _specs(config["input_shape"], dtype)
-    first = next(iter(_parameters(model)), "inputs")
-    return [_named(specs, "" if isinstance(specs, Mapping) else first)], {}
+    return _first_argument(model, _specs(config["input_shape"], dtype))
 
 
 def _specs(shapes: Any, dtype: str) -> Any:
