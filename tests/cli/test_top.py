@@ -1,15 +1,8 @@
-"""`paramsync top`: from counts to rates and latencies, the view, and a sample of a real server."""
+"""`paramsync top`: from counts to rates and latencies, and the view."""
 
 from __future__ import annotations
 
 import io
-import itertools
-import json
-import subprocess
-import sys
-import threading
-from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.cells import cell_len
@@ -21,7 +14,6 @@ from paramsync.program.quantiles import quantile
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.commands import only_line
-from tests.support.running import Running, request
 from tests.support.servers import SERVING, add_models, serving
 
 BOUNDS = [0.001, 0.01, 0.1]
@@ -77,34 +69,3 @@ def test_the_view_fits_its_terminal(width: int, nobody: str) -> None:
 def test_an_unknown_model_is_one_line(inferencer: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["top", "cats", "--server", inferencer]) == 1
     assert only_line(capsys.readouterr().err) == "paramsync top: model 'cats' is not served here; served: 'digits'"
-
-
-@pytest.mark.slow
-def test_top_tells_what_a_real_server_answers(served: Running) -> None:
-    """Rates of a server whose one worker answers as fast as one caller asks."""
-    over = threading.Event()
-    asked = itertools.count()
-
-    def ask() -> None:
-        while not over.is_set():
-            served.prediction_service.Predict(request(), timeout=30)
-            next(asked)
-
-    caller = threading.Thread(target=ask)
-    caller.start()
-    command = [sys.executable, "-m", "paramsync.cli", "top", "--server", f"127.0.0.1:{served.control_port}", "--json"]
-    model: dict[str, Any] = {"p50_seconds": None}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        while model["p50_seconds"] is None:  # the first sample has nothing to be compared with
-            sample = json.loads(process.stdout.readline())
-            (model,) = sample["models"]
-        process.kill()
-    over.set()
-    caller.join()
-    assert (model["model"], model["version"]) == ("m", 7)
-    assert 0 < model["answered_per_second"] < next(asked)
-    assert 0 < model["p50_seconds"] <= model["p99_seconds"]
-    (worker,) = sample["workers"]
-    assert (worker["state"], worker["restarts"]) == ("answering", 0)
-    assert Path(f"/proc/{worker['pid']}").exists()
