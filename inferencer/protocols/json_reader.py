@@ -35,7 +35,7 @@ class BodyTooLargeError(TooLargeError):
 
 
 class Body:
-    """The object that a body is."""
+    """A body: one JSON object."""
 
     def __init__(self, content: bytes) -> None:
         """`content` is at most MOST_BYTES, which `parsed_bytes` checks. Raises RequestError."""
@@ -107,7 +107,7 @@ def parsed_bytes(content: bytes) -> int:
 
 
 def text(what: str, value: Any) -> str:
-    """A string that messages can have. Raises InputError."""
+    """Check that a value is a string of UTF-8, as messages need. Raises InputError."""
     if not isinstance(value, str):
         raise InputError(what, expected="a string", found=kind(value))
     try:
@@ -118,7 +118,7 @@ def text(what: str, value: Any) -> str:
 
 
 def kind(value: Any) -> str:
-    """What JSON calls it."""
+    """The kind of a JSON value, as errors name it."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
     return {dict: "an object", str: "a string", bool: "a boolean", type(None): "null"}.get(type(value), "a number")

@@ -54,7 +54,7 @@ _HEALTH = "/healthz"
 _METRICS_SECONDS = 10.0  # the supervisor has for adding up the counts of all workers
 _METRICS = ("/metrics", "/monitoring/prometheus/metrics")  # the second as in TensorFlow Serving
 
-_NAMED = "model_spec"  # in the query: the answer shall have it
+_NAMED = "model_spec"  # in a query: the answer shall name its model, version and signature
 
 _T = TypeVar("_T")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,18 @@ from tests.support.running import LONG, Running, refused, request, seen, synced
 Code = grpc.StatusCode
 
 
-def test_an_answer_names_model_version_and_signature(served: Running) -> None:
-    answer = served.prediction_service.Predict(request(x=np.ones([3, 2], np.float32)), timeout=LONG)
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A server of model `m` with version 7, for tests that leave it as they find it."""
+    folder = tmp_path_factory.mktemp("shared")
+    with closing(Publisher(folder / "m")) as publisher, closing(Running(folder / "m")) as running:
+        publisher.publish(7)
+        synced(running)
+        yield running
+
+
+def test_an_answer_names_model_version_and_signature(shared: Running) -> None:
+    answer = shared.prediction_service.Predict(request(x=np.ones([3, 2], np.float32)), timeout=LONG)
     spec = answer.model_spec
     assert (spec.name, spec.version.value, spec.signature_name) == ("m", 7, "serving_default")
     assert proven(seen(answer), 7)
@@ -41,8 +53,8 @@ def test_a_resident_version_can_be_asked_for_by_number(served: Running, publishe
     assert "version 6 of model 'm' is not there; there are: 7, 8" in text
 
 
-def test_version_0_is_what_serves_where_there_is_no_such_version(served: Running, publisher: Publisher) -> None:
-    answer = served.prediction_service.Predict(request(version=0), timeout=LONG)
+def test_version_0_is_what_serves_where_there_is_no_such_version(shared: Running) -> None:
+    answer = shared.prediction_service.Predict(request(version=0), timeout=LONG)
     assert (answer.model_spec.version.value, proven(seen(answer), 7)) == (7, True)
 
 
@@ -90,13 +102,13 @@ def cut_short() -> predict_pb2.PredictRequest:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_wrong_request_gets_the_code_of_tensorflow_serving_and_both_sides(
-    served: Running, message: predict_pb2.PredictRequest, code: grpc.StatusCode, text: str
+    shared: Running, message: predict_pb2.PredictRequest, code: grpc.StatusCode, text: str
 ) -> None:
-    found, details = refused(served.prediction_service.Predict, message)
+    found, details = refused(shared.prediction_service.Predict, message)
     assert found is code
     assert text in details
     assert "Traceback" not in details
-    assert served.prediction_service.Predict(request(), timeout=LONG).model_spec.version.value == 7
+    assert shared.prediction_service.Predict(request(), timeout=LONG).model_spec.version.value == 7
 
 
 def test_what_a_kernel_refuses_is_the_callers_fault_in_one_line(running: Running, publisher: Publisher) -> None:
@@ -109,17 +121,17 @@ def test_what_a_kernel_refuses_is_the_callers_fault_in_one_line(running: Running
     assert "\n" not in text
 
 
-def test_bytes_that_are_no_message_are_the_callers_fault(served: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_bytes_that_are_no_message_are_the_callers_fault(shared: Running, caplog: pytest.LogCaptureFixture) -> None:
     expected = (Code.INVALID_ARGUMENT, "request: expected a {}, found 100 bytes that are none")
     for channel, service, method, kind in (
-        (served.predictions, "tensorflow.serving.PredictionService", "Predict", "tensorflow.serving.PredictRequest"),
-        (served.control, "paramsync.v1.Sync", "Pin", "paramsync.v1.PinRequest"),
-        (served.control, "grpc.health.v1.Health", "Check", "grpc.health.v1.HealthCheckRequest"),
+        (shared.predictions, "tensorflow.serving.PredictionService", "Predict", "tensorflow.serving.PredictRequest"),
+        (shared.control, "paramsync.v1.Sync", "Pin", "paramsync.v1.PinRequest"),
+        (shared.control, "grpc.health.v1.Health", "Check", "grpc.health.v1.HealthCheckRequest"),
     ):
         call = channel.unary_unary(f"/{service}/{method}", None, None)
         assert refused(call, b"\xff" * 100) == (expected[0], expected[1].format(kind))
     assert caplog.records == []
-    assert served.prediction_service.Predict(request(), timeout=LONG).model_spec.version.value == 7
+    assert shared.prediction_service.Predict(request(), timeout=LONG).model_spec.version.value == 7
 
 
 def test_every_answer_is_of_one_version_while_versions_are_committed_all_the_time(
