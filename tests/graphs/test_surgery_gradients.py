@@ -54,11 +54,6 @@ def last_outputs(x: tf.Tensor) -> tf.Tensor:
     return outputs[:, -1] @ _weights("head", 3)
 
 
-def scan(x: tf.Tensor) -> tf.Tensor:
-    weights = _weights()
-    return tf.scan(lambda state, row: tf.tanh(state @ weights + row), tf.transpose(x, [1, 0, 2]))[-1]
-
-
 def accumulator(x: tf.Tensor) -> tf.Tensor:
     weights = _weights()
 
@@ -97,7 +92,7 @@ def loop_in_branch(x: tf.Tensor) -> tf.Tensor:
     return tf.cond(tf.reduce_sum(x) > 1e9, lambda: x[:, 0], lambda: accumulator(x))
 
 
-LOOPS = {build.__name__: build for build in (last_outputs, scan, accumulator, nested, branches, loop_in_branch)}
+LOOPS = {build.__name__: build for build in (last_outputs, accumulator, nested, branches, loop_in_branch)}
 
 
 @pytest.mark.parametrize(
