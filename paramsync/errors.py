@@ -136,6 +136,24 @@ class UnfinishedError(ParamsyncError):
     """Files that are missing or incomplete: their writer may not be done yet."""
 
 
+class RemoteError(ParamsyncError):
+    """A bucket, or an object in it, that cannot be used."""
+
+
+class EmptiedError(RemoteError):
+    """A bucket that had a state object and has none any more."""
+
+    def __init__(self) -> None:
+        super().__init__("the state object is gone: somebody emptied the bucket; publish to another address")
+
+
+class FencedError(RemoteError):
+    """A publisher that another publisher of the same bucket has replaced."""
+
+    def __init__(self, mine: int, current: int) -> None:
+        super().__init__(f"another publisher has begun, epoch {current} after {mine}: this one stops")
+
+
 # The graph's fault ----------------------------------------------------------------------------------------------------
 
 

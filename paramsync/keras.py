@@ -72,7 +72,7 @@ class PublishCallback(keras.callbacks.Callback):
         if every_steps is None and every_seconds is None:
             every_seconds = 1.0
         self._schedule = PublishSchedule(every_steps=every_steps, every_seconds=every_seconds, at_start=at_start)
-        self._store = Path(store)
+        self._store = store
         self._inputs = inputs
         self._averages = averages
         self._publisher: Publisher | None = None

@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from paramsync.errors import SettingsError
 from paramsync.program import traces
 from paramsync.program.process import Stop, raise_descriptor_limit, start_logging
 from paramsync.program.service_manager import ServiceManager
 from paramsync.program.settings import service_manager
+from paramsync.remote.child import MirrorChild
 from paramsync.rpc.addresses import address
 
 from ..serving.access import access_of
-from ..settings.settings import Settings, prepare_environment
+from ..settings.settings import ModelSettings, Settings, prepare_environment
 from ..supervisor.template import Template
 
 _DESCRIPTORS = 64
 _OF_MODEL = 3  # descriptors: a graph, and a version's file twice, for checking and for sending
 _OF_WORKER = 7  # descriptors: the process, its channel, and its listeners, at most at two addresses and a path
+_END_OF_MIRROR = 2.0  # seconds
 _log = logging.getLogger("paramsync.inferencer")
 
 
@@ -31,8 +34,20 @@ def run(settings: Settings, *, stop: Stop) -> None:
     _check_descriptors(len(settings.models), settings.workers)
     start_logging(settings.log_format)
     template = Template(log_format=settings.log_format)  # first: its import of TensorFlow takes longest
-    with closing(template), traces.exported("paramsync-inferencer") as tracing:
+    with closing(template), _mirrored(settings), traces.exported("paramsync-inferencer") as tracing:
         asyncio.run(_serve(settings, template, stop, service_manager(), tracing=tracing))
+
+
+@contextmanager
+def _mirrored(settings: Settings) -> Iterator[None]:
+    """Within this context, local copies of stores in buckets are kept up with them, each by a process of its own."""
+    models = [model for model in settings.models if isinstance(model, ModelSettings) and model.address]
+    mirrors = [MirrorChild(model.address, str(model.store), keep=model.resident + 1) for model in models]
+    try:
+        yield
+    finally:
+        for mirror in mirrors:
+            mirror.close(_END_OF_MIRROR)
 
 
 def _check_descriptors(models: int, workers: int) -> None:

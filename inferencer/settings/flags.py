@@ -110,6 +110,8 @@ OF_SERVER = (
         Kind.NUMBER),
     Option("--state", readers.path, "DIR",
         "keep pins and labels in this folder (default: paramsync/CONTROL_PORT in $XDG_STATE_HOME or ~/.local/state)"),
+    Option("--cache", readers.path, "DIR",
+        "keep the local copies of stores in buckets in this folder, of this server alone (default: in memory)"),
     Option("--reload-root", readers.path, "DIR",
         "clients may add models (HandleReloadConfigRequest) whose stores are below this folder; may be repeated"
         " (default: any folder if --host is a loopback address, else none)",
@@ -154,6 +156,7 @@ examples:
   paramsync serve --model a=/stores/a --model b=/stores/b --resident 3
   paramsync serve --model a=/a --model b=/b --trainer b=other-host:8503
   paramsync serve --model mlp=/checkpoints --inputs x:0 --outputs y:0
+  paramsync serve --model digits=s3://bucket/models/digits
   paramsync serve --config models.toml --port 9000
 """
 
@@ -169,7 +172,11 @@ def parser() -> argparse.ArgumentParser:
     )
     models = parser.add_argument_group("what is served")
     models.add_argument(
-        "--model", action="append", type=_model, metavar="NAME=STORE", help="a model and its store; may be repeated"
+        "--model",
+        action="append",
+        type=_model,
+        metavar="NAME=STORE",
+        help="a model and its store, a directory or an address such as s3://bucket/digits; may be repeated",
     )
     models.add_argument(
         "--config",
@@ -195,10 +202,10 @@ def _add(group: Any, option: Option) -> None:
     )
 
 
-def _model(text: str) -> tuple[str, Path]:
+def _model(text: str) -> tuple[str, Path | str]:
     name, _, store = text.partition("=")
     try:
-        return readers.name(name), readers.path(store)
+        return readers.name(name), readers.store(store)
     except argparse.ArgumentTypeError as error:
         problem = f"expected NAME=STORE, such as digits=/var/lib/paramsync/digits, found {text!r}: {error}"
         raise argparse.ArgumentTypeError(problem) from None

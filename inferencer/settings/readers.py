@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from paramsync.errors import SettingsError
+from paramsync.remote.bucket import is_address
 from paramsync.rpc.addresses import check_address
 
 _NAME = 200  # bytes: a name becomes part of a file name, which may have 255
@@ -40,6 +41,11 @@ def path(text: str) -> Path:
     if not text or "\0" in text:
         raise ArgumentTypeError(f"expected a path, found {text!r}")
     return Path(text)
+
+
+def store(text: str) -> Path | str:
+    """The path of a store, or its address if it is in a bucket."""
+    return text if is_address(text) else path(text)
 
 
 def host(text: str) -> str:

@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from paramsync.errors import SettingsError, StoreError
 from paramsync.host.processes import processors
 from paramsync.program.flags import check_text
+from paramsync.remote.bucket import Bucket
+from paramsync.remote.child import cache_of
 from paramsync.rpc import settings as credentials
 from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, check_different
 from paramsync.rpc.tls import ClientTls, TlsFiles, tls_files
@@ -35,6 +37,8 @@ class ModelSettings:
 
     name: str
     store: Path
+    address: str = ""
+    """The bucket that the store is a local copy of."""
     inputs: tuple[str, ...] = ()
     outputs: tuple[str, ...] = ()
     graph: Path | None = None
@@ -108,6 +112,8 @@ class Settings:
     """None: the same host."""
     control_port: int = CONTROL_PORT
     poll_seconds: float = 5.0
+    cache: Path | None = None
+    """Where local copies of stores in buckets are; None: in memory."""
     state: Path | None = None
     reload_roots: tuple[Path, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
@@ -158,8 +164,8 @@ def parse(arguments: Sequence[str]) -> Settings:
         for option in of_models:
             raise SettingsError(f"{option.flag}: expected in [models.NAME] of {config}, found beside --config")
         of_server, by_model = models_file.read(config)
-        served = tuple(_settings_of_model(name, values) for name, values in by_model.items())
         given = {**of_server, **given}  # flags override the file
+        served = tuple(_settings_of_model(name, values, given.get("cache")) for name, values in by_model.items())
         try:
             check_models(served)
         except (SettingsError, StoreError) as error:
@@ -168,7 +174,9 @@ def parse(arguments: Sequence[str]) -> Settings:
         trainers = _trainers(of_models.pop(flags.TRAINER, ()), [name for name, _ in models])
         values = {option.field: value for option, value in of_models.items()}
         served = tuple(
-            ModelSettings(name=name, store=store, trainer=trainers.get(name, trainers.get(None)), **values)
+            ModelSettings(
+                name=name, trainer=trainers.get(name, trainers.get(None)), **_place(store, given.get("cache")), **values
+            )
             for name, store in models
         )
         if values.keys() & {"inputs", "outputs", "graph"} and len(served) > 1:
@@ -185,6 +193,14 @@ def parse(arguments: Sequence[str]) -> Settings:
     check_access(settings)
     check_different(ports(settings))
     return settings if settings.state else dataclasses.replace(settings, state=_state(settings.control_port))
+
+
+def _place(store: Path | str, cache: Path | None) -> dict[str, Any]:
+    """The fields of a model with this store. Raises SettingsError for an address that cannot be used."""
+    if isinstance(store, Path):
+        return {"store": store}
+    Bucket(store)
+    return {"store": cache_of(store, cache), "address": store}
 
 
 def check_access(settings: Settings) -> None:
@@ -273,8 +289,10 @@ def prepare_environment() -> None:
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
-def _settings_of_model(name: str, values: Mapping[str, Any]) -> AnySettings:
-    return ConnectionSettings(name=name, **values) if "first" in values else ModelSettings(name=name, **values)
+def _settings_of_model(name: str, values: Mapping[str, Any], cache: Path | None) -> AnySettings:
+    if "first" in values:
+        return ConnectionSettings(name=name, **values)
+    return ModelSettings(name=name, **{**values, **_place(values["store"], cache)})
 
 
 def _trainers(given: Sequence[tuple[str | None, str]], models: Collection[str]) -> dict[str | None, str]:

@@ -45,6 +45,7 @@ def parser() -> argparse.ArgumentParser:
     _add_operating(commands)
     _add_predict(commands)
     _add_looking(commands)
+    _add_mirror(commands)
     _add_programs(commands)
     text = "bash, zsh or fish; models: list the names of models that the scripts complete"
     completion = _command(commands, "completion", "completion", "print the completion script of a shell")
@@ -250,6 +251,23 @@ def _add_looking(commands: _Commands[argparse.ArgumentParser]) -> None:
         _add_json(command)
 
 
+def _add_mirror(commands: _Commands[argparse.ArgumentParser]) -> None:
+    summary = "keep a store up with another one, to or from a bucket"
+    places = (
+        "SRC and DST are directories, or addresses such as s3://bucket/models/digits,\n"
+        "gs:// and az://; at least one is an address. Credentials and endpoints are of\n"
+        "the environment: AWS_*, GOOGLE_*, AZURE_*, or those of the machine.\n\n"
+    )
+    mirror = _command(commands, "mirror", "mirror", summary, epilog=places)
+    mirror.add_argument("source", metavar="SRC", help="the store that is published to")
+    mirror.add_argument("target", metavar="DST", help="the store to bring up to it; a directory is made if missing")
+    mirror.add_argument("--once", action="store_true", help="copy the newest version, and end")
+    text = "how many of the newest versions DST lists (default 5)"
+    mirror.add_argument("--keep", type=_positive, default=5, metavar="N", help=text)
+    mirror.add_argument("--beside", action="store_true", help=argparse.SUPPRESS)  # of a program: end when stdin ends
+    _add_json(mirror, _JSON_LINES["mirror"])
+
+
 def _add_programs(commands: _Commands[argparse.ArgumentParser]) -> None:
     """Everything after the command is passed on, --help too."""
     serving = "serve predictions; --tf-serving as first argument: take tensorflow_model_server's flags"
@@ -264,6 +282,7 @@ _JSON_LINES = {
     "replace": "print each worker as one JSON object a line",
     "watch": "print each event as one JSON object a line",
     "top": "print one JSON object a second for each server",
+    "mirror": "print each version that was copied as one JSON object a line",
 }
 
 
@@ -295,6 +314,12 @@ def _number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 to {10**_DIGITS - 1}, found {text!r}")
     return int(text)
+
+
+def _positive(text: str) -> int:
+    if (number := _number(text)) < 1:
+        raise argparse.ArgumentTypeError("expected at least 1")
+    return number
 
 
 def _named_value(text: str) -> tuple[str, str]:
@@ -353,6 +378,12 @@ examples:
   paramsync verify /dev/shm/digits 420
   paramsync verify /dev/shm/digits --all
   paramsync verify /dev/shm/digits --trust digits.pub
+""",
+    "mirror": """\
+examples:
+  paramsync mirror /dev/shm/digits s3://bucket/models/digits
+  paramsync mirror s3://bucket/models/digits /dev/shm/digits
+  paramsync mirror s3://bucket/models/digits /tmp/digits --once
 """,
     "completion": """\
 examples:

@@ -11,6 +11,8 @@ import tensorflow as tf
 from paramsync.following.residents import RESIDENT, Residents
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.inference.resident import Resident
+from paramsync.remote.bucket import is_address
+from paramsync.remote.child import follow
 from paramsync.sources.opening import open_source
 from paramsync.sources.source import Source, Verification
 from paramsync.store.store import Store
@@ -35,8 +37,12 @@ class Replica(Residents[Resident]):
     ) -> None:
         """`resident` versions that served last stay in memory, and labelled versions beside them.
 
-        `source` is a Source, or a store's path, for which `open_source` gets the other arguments.
+        `source` is a Source; a store's path, for which `open_source` gets the other arguments; or the address of a
+        bucket, such as s3://bucket/models/digits: a local store in memory follows it in a process of its own, for as
+        long as this replica lives.
         """
+        if isinstance(source, str) and is_address(source):
+            source = follow(source, self)
         if isinstance(source, (Store, Path, str)):
             path = source.path if isinstance(source, Store) else Path(source)
             source = open_source(

@@ -28,6 +28,7 @@ from paramsync.publishing.write_behind import (
 )
 from paramsync.rpc.addresses import HOST
 from paramsync.store.commit import StoreWriter
+from paramsync.store.state_file import Retention
 from paramsync.version import Version
 
 if TYPE_CHECKING:
@@ -38,8 +39,12 @@ if TYPE_CHECKING:
     from paramsync.graphs.capturing import Capture
     from paramsync.publishing.control_port import ControlPort
     from paramsync.publishing.live_variables import Averages, LiveVariables
+    from paramsync.remote.child import MirrorChild
+    from paramsync.remote.outgoing import Outgoing
 
 _log = logging.getLogger("paramsync.trainer")
+
+_LOCAL = 2  # versions in the local store of a publisher to a bucket, which keeps the others
 
 
 @runtime_checkable
@@ -83,8 +88,8 @@ class Publisher:
     earlier, trained version (see PublishSchedule).
 
     Args:
-        store: The directory of the store, or a StoreWriter that is open, with its own `keep`, `durable` and
-            `signing_key`.
+        store: The directory of the store; the address of a bucket, such as s3://bucket/models/digits; or a StoreWriter
+            that is open, with its own `keep`, `durable` and `signing_key`.
         source: A model, or the Capture of anything else that has variables: a function, several signatures, a model
             whose inputs have to be named. For values of other frameworks see `of_graph`.
         schedule: When a step is due.
@@ -138,14 +143,22 @@ class Publisher:
         self._requests: list[Future[Version]] = []
         self._accepting = True
         self.meter = Meter()
+        self._outgoing = _outgoing(store, options)
         path = store.path if isinstance(store, StoreWriter) else Path(store)
+        if self._outgoing is not None:
+            path, options = self._outgoing.path, {**options, "keep": _LOCAL}
         self._control = _control_port(path, options)
         try:
             self._store = store if isinstance(store, StoreWriter) else _store_writer(path, options)
         except BaseException:
             self._close_control()
             raise
-        self._empty, self._before = _latest(self._store)  # emptiness and latest metrics at the start
+        before = None if self._outgoing is None else self._outgoing.latest
+        if before is not None:
+            self._store.go_above(before.number)
+        self._empty, self._before = (
+            _latest(self._store) if before is None else (False, before.metrics)
+        )  # emptiness and latest metrics at the start
         self._begun: int | None = None  # the step that the latest version already covers
         self._pinned: Metrics = self._before  # the metrics of the last publication, written or not
         write = SnapshotWriter(self._store, finite=not options.get("allow_nan", False)).write
@@ -258,6 +271,11 @@ class Publisher:
     def status(self) -> PublisherStatus:
         """How publishing goes, as one value."""
         return replace(self._behind.status(), held_back=self._gate.held_back if self._gate else None)
+
+    @property
+    def mirror(self) -> MirrorChild | None:
+        """The mirror that takes versions to a bucket, if the store is the address of one."""
+        return None if self._outgoing is None else self._outgoing.child
 
     @property
     def control(self) -> str | None:
@@ -388,6 +406,8 @@ class Publisher:
                 future.set_exception(StoppedError())
         self._behind.close()
         self._store.close(finished=finished)
+        if self._outgoing is not None:
+            self._outgoing.close()
         self._close_control()
 
     def _answer(self, control: ControlPort) -> None:
@@ -402,6 +422,16 @@ class Publisher:
         control, self._control = self._control, None
         if control is not None:
             control.close()
+
+
+def _outgoing(store: str | Path | StoreWriter, options: PublishOptions) -> Outgoing | None:
+    """The way into a bucket, if the store is the address of one."""
+    if not isinstance(store, str) or "://" not in store:
+        return None
+    from paramsync.remote.outgoing import Outgoing  # here: most publishers need no package for buckets
+
+    keep = options.get("keep", 5)
+    return Outgoing(store, keep=keep.keep if isinstance(keep, Retention) else keep)
 
 
 def _store_writer(path: Path, options: PublishOptions) -> StoreWriter:

@@ -14,7 +14,7 @@ from types import TracebackType
 
 from paramsync.checkpoint.data_file import FileStamp
 from paramsync.checkpoint.file_pool import NO_ROOM, FilePool
-from paramsync.checkpoint.writer import CheckpointWriter, Tensor
+from paramsync.checkpoint.writer import CheckpointWriter, Tensor, Written
 from paramsync.errors import CorruptCheckpointError, StoreError, UnreadableError
 from paramsync.host import files
 from paramsync.host.files import Repeats
@@ -111,6 +111,11 @@ class StoreWriter:
             self._reserved = max(step, self._reserved + 1)
             return self._reserved
 
+    def go_above(self, number: int) -> None:
+        """Reserve no number up to this one: another store has versions up to it."""
+        with self._numbers:
+            self._reserved = max(self._reserved, number)
+
     def latest(self) -> Version | None:
         """See `Store.latest`."""
         return self._store.latest()
@@ -123,13 +128,15 @@ class StoreWriter:
         unchanged: Collection[str] = (),
         finite: bool = False,
         copied: Callable[[str], object] | None = None,
+        recorded: bool = False,
     ) -> Version:
         """Publish, then prune. Returns the version as followers see it.
 
         Sets prefix, committed_at, bytes, bytes_written, checksum, finite, seal, and signs. `unchanged` are parameters
         whose values the caller knows to be those of this writer's last successful commit; others are compared.
         `copied` is called, on any thread, with the name of each parameter that changed, once this writer no longer
-        refers to it. Raises StoreError, CorruptCheckpointError if `checkpoint` was damaged meanwhile, ParameterError
+        refers to it. A `recorded` version has the record of another store: it is kept, and the tensors must have its
+        checksum. Raises StoreError, CorruptCheckpointError if `checkpoint` was damaged meanwhile, ParameterError
         for a tensor that TensorFlow cannot store, and NotFiniteError if values are to be `finite`. The previous version
         is then still the latest, and nothing of this one is left, unless the StoreError says that it was published.
         """
@@ -146,21 +153,11 @@ class StoreWriter:
                 for dropped in unlisted - self._state.find_gone(unlisted):  # no files: nothing to remove
                     self._mark(dropped, self._state.graph(dropped) or "")
                 written = self._checkpoints.write(self.path / name, tensors, unchanged, finite=finite, copied=copied)
-                version = replace(
-                    version,
-                    prefix=name,
-                    bytes=written.bytes,
-                    bytes_written=written.bytes_written,
-                    checksum=written.checksum(),
-                    finite=written.finite,
-                    seal=written.seal,
-                    publications=self._publications + 1,
-                    committed_at=time.time(),
-                )
-                if self._signer is not None:
-                    version = self._signer.sign(
-                        replace(version, digest=written.digest(), graph_file=self._graph_file(version.graph))
-                    )
+                if not recorded:
+                    version = self._record(version, name, written)
+                elif written.checksum() != version.checksum:
+                    expected = f"the tensors that were published as version {version.number}"
+                    raise CorruptCheckpointError(self.path / name, expected=expected, found="others")
                 write_text(store.record_file(self.path, name), version.to_json(), durable=self._durable)
                 self._sync()
                 self._state.publish(version, names)
@@ -262,6 +259,23 @@ class StoreWriter:
             raise StoreError(self.path, f"version {version.number}: expected {wrong[0]}, found {wrong[1]}")
         if version.graph and not self._store.graph_file(version.graph).exists():
             raise StoreError(self.path, f"expected graph {version.graph} to be added before version {version.number}")
+
+    def _record(self, version: Version, name: str, written: Written) -> Version:
+        """The record of a version that was written, signed if there is a key."""
+        version = replace(
+            version,
+            prefix=name,
+            bytes=written.bytes,
+            bytes_written=written.bytes_written,
+            checksum=written.checksum(),
+            finite=written.finite,
+            seal=written.seal,
+            publications=self._publications + 1,
+            committed_at=time.time(),
+        )
+        if self._signer is None:
+            return version
+        return self._signer.sign(replace(version, digest=written.digest(), graph_file=self._graph_file(version.graph)))
 
     def _graph_file(self, digest: str) -> str:
         """The digest of a graph's file: of the added file, or else of the file in the store."""

@@ -1,0 +1,119 @@
+"""`paramsync mirror`: keeps a store up with another, of which at least one is in a bucket."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import threading
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from paramsync.cli.formatting import console, duration, share, size, to_json
+from paramsync.cli.process import complain
+from paramsync.remote.bucket import is_address
+from paramsync.remote.mirror import Mirror
+from paramsync.remote.transfer import Transfer
+
+
+def run(arguments: Namespace) -> bool:
+    """With --once, True if the target has the newest version at the end."""
+    screen = console()
+
+    def write(facts: dict[str, object]) -> None:
+        sys.stdout.write(to_json(facts))
+        sys.stdout.flush()
+
+    def tell(done: Transfer) -> None:
+        if arguments.json:
+            write(_facts(done))
+        else:
+            screen.print(_line(done))
+
+    def warn(reason: str) -> None:
+        if arguments.json:
+            write({"error": reason})
+        else:
+            _complain(reason)
+
+    with _until_told() as stop, Mirror(arguments.source, arguments.target, keep=arguments.keep, stop=stop) as mirror:
+        if arguments.beside:
+            return _beside(mirror, tell, warn)
+        if not arguments.once:
+            mirror.run(tell, warn)
+            return True
+        try:
+            done = mirror.run_once()
+        except ConnectionError as error:
+            _complain(str(error))
+            return False
+        if done is not None:
+            tell(done)
+        elif mirror.status.newest is None:
+            _complain(f"nothing is published in {arguments.source}")
+            return False
+        elif not arguments.json:
+            screen.print(f"{arguments.target} has the newest version, {mirror.status.newest}")
+        return True
+
+
+def _beside(mirror: Mirror, tell: Callable[[Transfer], None], warn: Callable[[str], None]) -> bool:
+    """Run until the program beside ends: then standard input ends. A version that it published last is still copied."""
+    ending = threading.Event()
+
+    def read_to_the_end() -> None:
+        sys.stdin.buffer.read()
+        ending.set()
+        mirror.stop.set()
+
+    threading.Thread(target=read_to_the_end, daemon=True).start()
+    mirror.run(tell, warn)
+    if not ending.is_set():
+        return True
+    mirror.stop.clear()
+    done = mirror.finish(tell, warn)
+    if not is_address(mirror.source):  # a store of the program's own, in memory
+        shutil.rmtree(mirror.source, ignore_errors=True)
+    return done
+
+
+def _complain(reason: str) -> None:
+    complain(f"paramsync mirror: {reason}")
+
+
+@contextmanager
+def _until_told() -> Iterator[threading.Event]:
+    """An event that SIGTERM and Ctrl-C set: the version under way is finished. A second signal ends the process."""
+    stop = threading.Event()
+
+    def ask(number: int, frame: object) -> None:
+        stop.set()
+        for other in before:
+            signal.signal(other, before[other])
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _line(done: Transfer) -> str:
+    deltas = f"{done.deltas} delta{'s' * (done.deltas != 1)}"
+    way = deltas if done.way == "delta" else f"whole and {deltas}" if done.deltas else "whole"
+    part = f"{size(done.bytes)} of {size(done.size)} ({share(done.bytes / max(done.size, 1))})"
+    return f"version {done.version.number}: {part}, {way}, {duration(done.seconds)}"
+
+
+def _facts(done: Transfer) -> dict[str, object]:
+    return {
+        "version": done.version.number,
+        "step": done.version.step,
+        "bytes": done.bytes,
+        "size": done.size,
+        "way": done.way,
+        "deltas": done.deltas,
+        "seconds": done.seconds,
+    }

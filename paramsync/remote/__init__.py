@@ -1,0 +1,1 @@
+"""Stores beyond one machine: a bucket of an object store lies between the publisher and the followers."""

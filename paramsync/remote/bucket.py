@@ -1,0 +1,229 @@
+"""The folder of an object store that an address such as s3://bucket/models/digits leads to.
+
+Only this module knows obstore. Credentials and endpoints are those of the environment, as other tools read them.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from paramsync.errors import RemoteError, SettingsError
+from paramsync.program.packages import install
+from paramsync.remote import state as states
+from paramsync.remote.protocol import Answer, Answered, Create, Delete, Found, Operation, Read, Replace, Steps, Written
+
+if TYPE_CHECKING:
+    from paramsync.dtypes import Array
+
+SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
+
+_PART = 8 << 20  # bytes of one part of an upload, and of one range of a download
+_PARALLEL = 8  # parts and ranges under way
+_FIRST_WAIT, _LAST_WAIT = 0.1, 5.0  # seconds of the back-off after an operation with an unknown outcome
+_RACE = 8  # writers in the race of the probe
+_METADATA = "169.254.169.254"
+T = TypeVar("T")
+
+
+def is_address(text: str) -> bool:
+    """Whether a text is the address of a folder in an object store, and not a path."""
+    return text.partition("://")[0] in SCHEMES and "://" in text
+
+
+class Bucket:
+    """One folder of an object store. Safe to use from any thread."""
+
+    def __init__(self, address: str, *, store: Any = None) -> None:
+        """`store` is an object store of obstore's, if it is not to be made from the address.
+
+        Raises SettingsError for an address that cannot be used, or without the package.
+        """
+        self.address = address.rstrip("/")
+        scheme, _, place = address.partition("://")
+        if not is_address(address) or not place.strip("/"):
+            raise SettingsError(f"expected an address such as s3://bucket/models/digits, found {address!r}")
+        if any(sign in place for sign in "?#@"):
+            raise SettingsError(f"expected {scheme}://bucket/folder, without a query, fragment or password")
+        try:
+            import obstore
+            from obstore.store import from_url
+        except ImportError as error:
+            raise SettingsError(f"{self.address}: needs the package obstore: {install('bucket')}") from error
+        self._obstore = obstore
+        self._errors = obstore.exceptions
+        key = "GOOGLE_APPLICATION_CREDENTIALS" if scheme == "gs" else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        self._credentials = f"set {key}, or give this machine a role"
+        self.last_error = ""
+        """Why the last operation failed; "" after one that did not."""
+        try:
+            self._store = from_url(self.address) if store is None else store
+        except (self._errors.BaseError, ValueError) as error:
+            raise SettingsError(f"{self.address}: {_first_line(error)}") from error
+
+    def read(self, tag: str | None = None) -> Found | Answer | None:
+        """The state object, None if it still has this tag, or MISSING or UNKNOWN. Raises RemoteError for no access."""
+        options = {} if tag is None else {"if_none_match": tag.split("\n")[0]}
+        try:
+            found = self._call(lambda: self._obstore.get(self._store, states.NAME, options=options))
+        except self._errors.NotModifiedError:
+            return None
+        if isinstance(found, Answer):
+            return found
+        if found.meta["size"] > states.LIMIT:
+            raise RemoteError(f"{states.NAME}: expected at most {states.LIMIT} bytes, found {found.meta['size']}")
+        content = self._call(lambda: bytes(found.bytes()))
+        return content if isinstance(content, Answer) else Found(content, _tag(found.meta))
+
+    def answer(self, operation: Operation) -> Answered:
+        """Do what the protocol asks for, once."""
+        if isinstance(operation, Read):
+            found = self.read()
+            assert found is not None  # nothing was asked for a tag
+            return found
+        if isinstance(operation, Delete):
+            answer = self._call(lambda: self._obstore.delete(self._store, operation.name))
+            return answer if isinstance(answer, Answer) else Answer.DONE
+        return self._put(states.NAME, operation)
+
+    def perform(self, steps: Steps[T], stop: threading.Event) -> T:
+        """Run steps of the protocol to their end, with a back-off after answers that decide nothing.
+
+        Raises InterruptedError once `stop` is set, and what the steps raise.
+        """
+        wait = _FIRST_WAIT
+        operation = next(steps)
+        while True:
+            answer = self.answer(operation)
+            if answer in (Answer.UNKNOWN, Answer.REFUSED):
+                if stop.wait(wait * (0.5 + secrets.randbelow(1024) / 1024)):
+                    raise InterruptedError
+                wait = min(2 * wait, _LAST_WAIT)
+            else:
+                wait = _FIRST_WAIT
+            try:
+                operation = steps.send(answer)
+            except StopIteration as ended:
+                result: T = ended.value
+                return result
+
+    def put(self, name: str, content: bytes | IO[bytes] | Iterable[bytes]) -> None:
+        """Write an object of data, in parts if it is large. Raises RemoteError, ConnectionError to try again later."""
+        self._done(
+            name,
+            self._call(
+                lambda: self._obstore.put(self._store, name, content, chunk_size=_PART, max_concurrency=_PARALLEL)
+            ),
+        )
+
+    def get(self, name: str, limit: int) -> bytes:
+        """The content of a small object. Raises RemoteError, FileNotFoundError, ConnectionError to try again later."""
+        found = self._done(name, self._call(lambda: self._obstore.get(self._store, name)))
+        if found.meta["size"] > limit:
+            raise RemoteError(f"{name}: expected at most {limit} bytes, found {found.meta['size']}")
+        content: bytes = self._done(name, self._call(lambda: bytes(found.bytes())))
+        return content
+
+    def get_into(self, name: str, out: Array, advance: Callable[[int], object] = lambda count: None) -> None:
+        """Read an object's first bytes into an array, in several ranges at once. Raises as `get` does."""
+
+        def read(start: int) -> None:
+            stop = min(start + _PART, len(out))
+            found = self._call(lambda: self._obstore.get_range(self._store, name, start=start, end=stop))
+            if found is Answer.UNKNOWN and (size := self._size(name)) < stop:
+                raise RemoteError(f"{name}: expected {len(out)} bytes, found {size}")
+            view = memoryview(self._done(name, found))
+            if len(view) != stop - start:
+                raise RemoteError(f"{name}: expected {len(out)} bytes, found fewer")
+            out[start:stop] = view
+            advance(stop - start)
+
+        with ThreadPoolExecutor(_PARALLEL) as pool:
+            list(pool.map(read, range(0, len(out), _PART)))
+
+    def names(self, prefix: str = "") -> list[str]:
+        """The names of all objects below a prefix. For collection only: a listing is slow and costs money."""
+        listed = self._done(prefix, self._call(lambda: list(self._obstore.list(self._store, prefix or None))))
+        return [one["path"] for page in listed for one in page]
+
+    def probe(self) -> None:
+        """Raise RemoteError unless this server keeps what the protocol relies on. Some ignore conditions of a write."""
+        name = f"probe/0/{secrets.token_hex(8)}"
+        try:
+            first = self._put(name, Create(b"0"))
+            if not isinstance(first, Written):
+                raise RemoteError(f"{self.address}: no object can be created: {self.last_error or first}")
+            if isinstance(self._put(name, Create(b"1")), Written):
+                raise self._unfit("lets two writers create one object")
+            second = self._put(name, Replace(b"2", first.tag))
+            if not isinstance(second, Written):
+                raise self._unfit(f"refuses to replace an object by its ETag: {self.last_error or second}")
+            with ThreadPoolExecutor(_RACE) as pool:
+                race = pool.map(lambda at: self._put(name, Replace(b"%d" % (3 + at), second.tag)), range(_RACE))
+                winners = sum(isinstance(answer, Written) for answer in race)
+            if winners > 1:
+                raise self._unfit(f"let {winners} of {_RACE} writers replace one state of an object")
+        finally:
+            self._call(lambda: self._obstore.delete(self._store, name))
+
+    def _size(self, name: str) -> int:
+        found: int = self._done(name, self._call(lambda: self._obstore.head(self._store, name)))["size"]
+        return found
+
+    def _unfit(self, what: str) -> RemoteError:
+        return RemoteError(f"{self.address}: this server {what}; two publishers would destroy each other's versions")
+
+    def _put(self, name: str, operation: Create | Replace) -> Answered:
+        mode = "create" if isinstance(operation, Create) else _condition(operation.tag)
+        try:
+            written = self._call(
+                lambda: self._obstore.put(self._store, name, operation.content, mode=mode, use_multipart=False)
+            )
+        except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
+            return Answer.REFUSED
+        if written is Answer.MISSING:
+            raise RemoteError(f"{self.address}: there is no such bucket, or no such region: create it first")
+        return written if isinstance(written, Answer) else Written(_tag(written))
+
+    def _call(self, call: Callable[[], Any]) -> Any:
+        """The result of a call, MISSING, or UNKNOWN for an error that may pass. Raises RemoteError for no access."""
+        try:
+            result = call()
+        except (FileNotFoundError, self._errors.NotFoundError):
+            return Answer.MISSING
+        except (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError) as error:
+            raise RemoteError(f"{self.address}: access is denied: {_first_line(error)}") from error
+        except (self._errors.AlreadyExistsError, self._errors.PreconditionError, self._errors.NotModifiedError):
+            raise
+        except (self._errors.BaseError, OSError) as error:
+            self.last_error = _first_line(error)
+            if _METADATA in self.last_error:  # the last place where credentials are looked for
+                raise RemoteError(f"{self.address}: no credentials: {self._credentials}") from error
+            return Answer.UNKNOWN
+        self.last_error = ""
+        return result
+
+    def _done(self, name: str, answer: Any) -> Any:
+        if answer is Answer.MISSING:
+            raise FileNotFoundError(f"{self.address}/{name}")
+        if answer is Answer.UNKNOWN:
+            raise ConnectionError(f"{self.address}: {self.last_error}")
+        return answer
+
+
+def _tag(meta: Any) -> str:
+    """ETag and version of an object as one text: GCS has generations only."""
+    return f"{meta.get('e_tag') or ''}\n{meta.get('version') or ''}"
+
+
+def _condition(tag: str) -> dict[str, str]:
+    e_tag, version = tag.split("\n")
+    return {key: value for key, value in (("e_tag", e_tag), ("version", version)) if value}
+
+
+def _first_line(error: BaseException) -> str:
+    """What went wrong: obstore's errors go on with the server's XML and a dump of structures."""
+    return str(error).strip().split("\n", 1)[0].partition(": <?xml")[0][:300]

@@ -1,0 +1,126 @@
+"""A mirror in a process of its own beside a program: beside training, which it may not slow, or beside a server.
+
+The process ends with its program: it reads the end of its standard input, copies the newest version once more, and
+ends. A process that dies is started again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from pathlib import Path
+
+from paramsync.remote.bucket import Bucket
+
+_log = logging.getLogger("paramsync.mirror")
+
+_MEMORY = Path("/dev/shm")
+_FIRST_WAIT, _LAST_WAIT = 0.5, 30.0  # seconds until a process that died is started again
+_END_SECONDS = 60.0  # for the last version, when the program ends
+
+
+class MirrorChild:
+    """Runs `paramsync mirror SOURCE TARGET` until it is closed. Any thread."""
+
+    def __init__(self, source: str, target: str, *, keep: int = 5) -> None:
+        """Raises SettingsError for an address that cannot be used."""
+        for place in (source, target):
+            if "://" in place:
+                Bucket(place)
+        self._command = [sys.executable, "-m", "paramsync.cli", "mirror", source, target]
+        self._command += ["--keep", str(keep), "--json", "--beside"]
+        self._closed = threading.Event()
+        self._deadline = math.inf
+        self._ended_well = False
+        self._lock = threading.Lock()  # guards the start of a process against `close`
+        self._process: subprocess.Popen[bytes] | None = None
+        self.copied: int | None = None
+        """Number of the last version that was copied."""
+        self.reason = ""
+        """Why versions do not get through now; "" while they do."""
+        self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
+        self._thread.start()
+
+    def close(self, seconds: float = _END_SECONDS) -> bool:
+        """Have the newest version copied, and end the process. Returns whether it ended well in time."""
+        self._deadline = time.monotonic() + seconds
+        self._closed.set()
+        with self._lock:
+            if self._process is not None and self._process.stdin is not None:
+                self._process.stdin.close()
+        self._thread.join(seconds)
+        if self._thread.is_alive() and self._process is not None:
+            self._process.terminate()
+        return self._ended_well
+
+    def _run(self) -> None:
+        wait = _FIRST_WAIT
+        while not self._ended_well:
+            with self._lock:
+                process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                self._process = process
+                if self._closed.is_set() and process.stdin is not None:
+                    process.stdin.close()
+            assert process.stdout is not None
+            for line in process.stdout:
+                wait = _FIRST_WAIT
+                self._note(line)
+            code = process.wait()
+            with self._lock:
+                process.stdout.close()
+                if process.stdin is not None:
+                    process.stdin.close()
+            if self._closed.is_set():
+                self._ended_well = code == 0
+                if time.monotonic() > self._deadline:
+                    return
+            else:
+                self.reason = self.reason or f"the mirror ended with exit code {code}"
+                _log.warning("%s; started again in %.1f s", self.reason, wait)
+                self._closed.wait(wait)
+                wait = min(2 * wait, _LAST_WAIT)
+
+    def _note(self, line: bytes) -> None:
+        try:
+            facts = json.loads(line)
+        except ValueError:
+            return
+        if "error" in facts:
+            self.reason = str(facts["error"])
+            _log.warning("%s", self.reason)
+        elif "version" in facts:
+            self.reason, self.copied = "", int(facts["version"])
+            _log.debug("version %d was copied, %d bytes", facts["version"], facts["bytes"])
+
+
+def memory() -> Path:
+    """A folder whose files are in memory, where there is one."""
+    return _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+
+
+def cache_of(address: str, folder: Path | None = None) -> Path:
+    """The directory of this user's local store of an address: in `folder`, or in memory.
+
+    It is the same at the next start, so that a server answers before the bucket does.
+    """
+    if folder is None:
+        folder = memory() / f"paramsync-{os.getuid()}"
+    return folder / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16]
+
+
+def follow(address: str, owner: object, folder: Path | None = None) -> Path:
+    """The directory of a local store that a mirror keeps up with an address for as long as `owner` lives."""
+    path = cache_of(address, folder)
+    path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    child = MirrorChild(address, str(path))
+    weakref.finalize(owner, child.close, 1.0)
+    return path

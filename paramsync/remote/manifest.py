@@ -1,0 +1,124 @@
+"""The manifest of a version in a bucket: its record, its index, and the objects with its data. A value and its JSON."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import heapq
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from paramsync.errors import RemoteError
+from paramsync.version import Version
+
+LIMIT = 128 << 20  # bytes
+
+_EDGES = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A packed object with all tensors of version `number`."""
+
+    number: int
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """An object with the delta from version `base`, whose tensors have this checksum, to version `number`."""
+
+    base: int
+    checksum: str
+    number: int
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """How to get a version. All versions between `whole` and this one have the same tensors by name, dtype and shape.
+
+    record  the text of the version's record
+    index   the index of its tensors, as they lie in a packed object
+    graph   the object with the version's graph; "" for a version without a graph
+    whole   the object with all tensors of the newest version that is there as a whole: this one or an earlier one
+    edges   deltas that lead to this version from earlier ones, also by way of versions in between
+    """
+
+    record: str
+    index: bytes
+    graph: str
+    whole: Whole
+    edges: tuple[Edge, ...]
+
+    def objects(self) -> tuple[str, ...]:
+        """The names of all objects that are needed to get this version in any of the ways."""
+        names = [self.graph, self.whole.name, *(edge.name for edge in self.edges)]
+        return tuple(dict.fromkeys(filter(None, names)))
+
+    def version(self) -> Version:
+        """The version's record. Raises RemoteError for a malformed one."""
+        try:
+            return Version.from_json(self.record)
+        except (ValueError, RecursionError) as error:
+            raise RemoteError(f"a manifest: expected the record of a version, found {str(error)[:200]}") from error
+
+    def to_json(self) -> bytes:
+        values = asdict(self) | {"index": base64.b64encode(self.index).decode()}
+        return json.dumps(values).encode()
+
+
+def from_json(content: bytes, *, name: str, digest: str) -> Manifest:
+    """Read the manifest with this digest from the object `name`. Raises RemoteError."""
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise RemoteError(f"{name}: expected the manifest that the state names, found other bytes")
+    try:
+        values: dict[str, Any] = json.loads(content)
+        return Manifest(
+            record=_is(str, values["record"]),
+            index=base64.b64decode(values["index"], validate=True),
+            graph=_is(str, values["graph"]),
+            whole=Whole(**_fields(Whole, values["whole"])),
+            edges=tuple([Edge(**_fields(Edge, edge)) for edge in values["edges"][:_EDGES]]),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RemoteError(f"{name}: expected a manifest, found {type(error).__name__}: {error}") from error
+
+
+def route(edges: Iterable[Edge], known: Iterable[int], number: int, most: int | None = None) -> tuple[Edge, ...] | None:
+    """The deltas of the fewest bytes that lead to a version from any of the `known` ones.
+
+    None if there is no way, or none of fewer than `most` bytes.
+    """
+    ahead: dict[int, list[Edge]] = {}
+    for edge in edges:
+        if edge.number > edge.base:
+            ahead.setdefault(edge.base, []).append(edge)
+    queue: list[tuple[int, int, tuple[Edge, ...]]] = [(0, base, ()) for base in known]
+    heapq.heapify(queue)
+    done = set()
+    while queue:
+        cost, at, way = heapq.heappop(queue)
+        if most is not None and cost >= most:
+            return None
+        if at == number:
+            return way
+        if at not in done:
+            done.add(at)
+            for edge in ahead.get(at, ()):
+                heapq.heappush(queue, (cost + edge.size, edge.number, (*way, edge)))
+    return None
+
+
+def _fields(kind: type[Whole | Edge], values: Any) -> dict[str, Any]:
+    return {key: _is(str if key in ("name", "checksum") else int, values[key]) for key in kind.__slots__}
+
+
+def _is(kind: type[Any], value: Any) -> Any:
+    if type(value) is not kind or (kind is int and not 0 <= value < 1 << 63):
+        raise ValueError(f"expected {kind.__name__}, found {value!r:.50}")
+    return value

@@ -1,0 +1,162 @@
+"""A mirror: keeps one store up with another, of which at least one is in a bucket. A step, and a loop around it."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from paramsync.errors import CorruptCheckpointError, EmptiedError, FencedError, RemoteError, SettingsError, StoreError
+from paramsync.host.files import Repeats
+from paramsync.remote.bucket import Bucket, is_address
+from paramsync.remote.download import Download
+from paramsync.remote.transfer import Transfer
+from paramsync.remote.upload import Upload
+from paramsync.store.store import Store
+
+BUSY, IDLE = 0.2, 2.0  # seconds between two looks, while versions come and while none do
+
+_QUIET = 10.0  # seconds without a version until looks become as rare as IDLE
+_LONGEST = 15.0  # seconds between two attempts while the other side does not answer
+_END_SECONDS = 50.0  # for the last version at the end of training, while the bucket may be away
+_RANDOM = random.SystemRandom()
+
+
+@dataclass(frozen=True, slots=True)
+class MirrorStatus:
+    """How a mirror goes.
+
+    newest   number of the newest version in the source, as far as is known
+    copied   the last version that was copied
+    moved    bytes on the way so far
+    reason   why the last look failed; "" if it did not
+    answered when the bucket last answered, in seconds since the epoch
+    """
+
+    newest: int | None = None
+    copied: Transfer | None = None
+    transfers: int = 0
+    moved: int = 0
+    reason: str = ""
+    answered: float | None = None
+
+
+class Mirror:
+    """Keeps the store `target` up with the store `source`; directories or addresses of buckets. One thread owns it."""
+
+    def __init__(self, source: str, target: str, *, keep: int = 5, stop: threading.Event | None = None) -> None:
+        """`keep` is how many of the newest versions stay at the target. Waiting ends when `stop` is set.
+
+        Raises SettingsError, StoreError.
+        """
+        if not is_address(source) and not is_address(target):
+            raise SettingsError(
+                f"expected the address of a bucket, such as s3://bucket/models/m, and {source!r} is none"
+            )
+        self.source, self.target = source, target
+        self.stop = stop or threading.Event()
+        self.status = MirrorStatus()
+        self._between: tempfile.TemporaryDirectory[str] | None = None
+        self._down: Download | None = None
+        self._up: Upload | None = None
+        folder = Path(target)
+        if is_address(source):
+            if is_address(target):
+                self._between = tempfile.TemporaryDirectory(prefix="paramsync-mirror-")
+                folder = Path(self._between.name)
+            self._down = Download(Bucket(source), folder, keep=keep, stop=self.stop)
+        else:
+            folder = Path(source)
+        if is_address(target):
+            self._up = Upload(Store(folder), Bucket(target), keep=keep, stop=self.stop)
+
+    def run_once(self) -> Transfer | None:
+        """Copy the newest version, unless the target has it.
+
+        Raises FencedError and EmptiedError, after which this mirror is of no use; the errors of `Download.run_once` and
+        `Upload.run_once`, after which the next call tries again.
+        """
+        try:
+            done = None if self._down is None else self._down.run_once()
+            if self._up is not None:
+                done = self._up.run_once()
+        except Exception as error:
+            self.status = replace(self.status, reason=str(error))
+            raise
+        newest = self._down.newest if self._down is not None else self._up.newest if self._up is not None else None
+        self.status = replace(self.status, newest=newest, reason="", answered=time.time())
+        if done is not None:
+            status = self.status
+            self.status = replace(status, copied=done, transfers=status.transfers + 1, moved=status.moved + done.bytes)
+        return done
+
+    def run(self, tell: Callable[[Transfer], object], complain: Callable[[str], object]) -> None:
+        """Go on until `stop` is set. `complain` gets each new reason why a look failed.
+
+        Raises FencedError, EmptiedError.
+        """
+        last = time.monotonic()
+        wait = BUSY
+        repeats = Repeats()
+        while not self.stop.is_set():
+            try:
+                done = self.run_once()
+            except InterruptedError:
+                return
+            except (FencedError, EmptiedError):
+                raise
+            except (ConnectionError, RemoteError, StoreError, CorruptCheckpointError) as error:
+                if (told := repeats.text(str(error))) is not None:
+                    complain(told)
+                wait = min(2 * wait, _LONGEST)
+            else:
+                repeats.over()
+                if done is not None:
+                    last = time.monotonic()
+                    tell(done)
+                wait = BUSY if time.monotonic() - last < _QUIET else IDLE
+            self.stop.wait(wait * _RANDOM.uniform(0.75, 1.25))
+
+    def finish(self, tell: Callable[[Transfer], object], complain: Callable[[str], object]) -> bool:
+        """Copy the version that was published last, while the bucket may be away. False if it did not get there.
+
+        Raises FencedError, EmptiedError.
+        """
+        if self._up is None:
+            return True
+        end = time.monotonic() + _END_SECONDS
+        while not self.stop.is_set():
+            try:
+                done = self.run_once()
+            except (ConnectionError, RemoteError, StoreError, CorruptCheckpointError) as error:
+                if isinstance(error, (FencedError, EmptiedError)):
+                    raise
+                if time.monotonic() > end:
+                    complain(f"the last version did not get into the bucket: {error}")
+                    return False
+                self.stop.wait(BUSY)
+            else:
+                if done is None:
+                    return True
+                tell(done)
+        return False
+
+    def close(self) -> None:
+        """Unlock the local store."""
+        if self._down is not None:
+            self._down.close()
+        if self._between is not None:
+            self._between.cleanup()
+
+    def __enter__(self) -> Mirror:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()

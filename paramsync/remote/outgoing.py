@@ -1,0 +1,51 @@
+"""A publisher's way into a bucket: a local store in memory, and a mirror beside training that empties it."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from paramsync.errors import RemoteError
+from paramsync.remote import manifest as manifests
+from paramsync.remote import state as states
+from paramsync.remote.bucket import Bucket
+from paramsync.remote.child import MirrorChild, memory
+from paramsync.remote.protocol import Answer
+from paramsync.version import Version
+
+
+class Outgoing:
+    """The local store of one publisher, at `path`, whose versions go to a bucket. Any thread.
+
+    The store is removed once its last version is in the bucket, even if the publisher was killed.
+    """
+
+    def __init__(self, address: str, *, keep: int) -> None:
+        """`keep` is how many of the newest versions the bucket lists. Raises SettingsError, RemoteError."""
+        self.latest = _newest(Bucket(address))
+        """The newest version in the bucket before this publisher began."""
+        self.path = Path(tempfile.mkdtemp(prefix="paramsync-", dir=memory()))
+        self.child = MirrorChild(str(self.path), address, keep=keep)
+
+    def close(self) -> None:
+        """Wait until the last version is in the bucket, at most a minute."""
+        if self.child.close():
+            shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _newest(bucket: Bucket) -> Version | None:
+    """The newest version in a bucket. Raises RemoteError, also while the bucket does not answer."""
+    found = bucket.read()
+    if found is Answer.MISSING:
+        return None
+    if found is None or isinstance(found, Answer):
+        raise RemoteError(f"{bucket.address} does not answer: {bucket.last_error}")
+    newest = states.from_json(found.content).newest
+    if newest is None:
+        return None
+    try:
+        content = bucket.get(newest.manifest, manifests.LIMIT)
+    except (FileNotFoundError, ConnectionError) as error:
+        raise RemoteError(f"{bucket.address}: version {newest.number} cannot be read: {error}") from error
+    return manifests.from_json(content, name=newest.manifest, digest=newest.digest).version()

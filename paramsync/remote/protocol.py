@@ -1,0 +1,205 @@
+"""How the state object of a bucket changes hands. Pure: yields operations on the object, and is sent their answers.
+
+A publisher that starts raises the epoch **before** it uploads anything: this is the fence. Each commit then replaces
+the state that the publisher wrote last. A refused or unknown answer decides nothing: the publisher reads the state and
+then knows.
+
+    its own nonce            committed: only the answer was lost; operators keep the nonce of the last commit
+    another run or epoch     fenced: another publisher has begun, and this one stops
+    the same epoch           an operator made a choice: keep it, and try again
+    no state                 somebody emptied the bucket: an error, never a fresh start
+
+No clock and no lease takes part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any, TypeAlias, TypeVar
+
+from paramsync.errors import EmptiedError, FencedError, RemoteError
+from paramsync.remote import state as states
+from paramsync.remote.state import Listed, State
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read the state object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create the state object, unless it exists."""
+
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Replace:
+    """Replace the state object, if it still has this tag."""
+
+    content: bytes
+    tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete an object of data."""
+
+    name: str
+
+
+class Answer(Enum):
+    MISSING = "missing"
+    REFUSED = "refused"  # a condition of the operation did not hold
+    UNKNOWN = "unknown"  # perhaps done, perhaps not
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The content of the state object."""
+
+    content: bytes
+    tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The state object was written, and has this tag."""
+
+    tag: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A state that this writer read or wrote, and its tag in the bucket."""
+
+    state: State
+    tag: str
+
+
+Operation: TypeAlias = Read | Create | Replace | Delete
+Answered: TypeAlias = Found | Written | Answer
+T = TypeVar("T")
+Steps: TypeAlias = Generator[Operation, Answered, T]
+
+
+def read() -> Steps[Held | None]:
+    """The state in the bucket; None if there is none. Raises RemoteError for a malformed state."""
+    while True:
+        answer = yield Read()
+        if isinstance(answer, Found):
+            return Held(states.from_json(answer.content), answer.tag)
+        if answer is Answer.MISSING:
+            return None
+
+
+def take_over(run: str, nonce: str, *, seen: str | None = None) -> Steps[Held]:
+    """Begin the next epoch. `run` is the identity of a run that begins here, `seen` that of the run to go on with.
+
+    Raises EmptiedError if the state of a seen run is gone, RemoteError if another run took its place.
+    """
+    while True:
+        held = yield from read()
+        if held is None:
+            if seen is not None:
+                raise EmptiedError
+            mine = State(run=run, epoch=1, sequence=1, nonce=nonce, committed=nonce)
+            answer = yield Create(mine.to_json())
+        elif held.state.committed == nonce:
+            return held
+        elif seen not in (None, held.state.run):
+            raise RemoteError(f"expected versions of run {seen}, found those of run {held.state.run}")
+        else:
+            mine = held.state.commit(nonce, epoch=held.state.epoch + 1)
+            answer = yield Replace(mine.to_json(), held.tag)
+        if isinstance(answer, Written):
+            return Held(mine, answer.tag)
+
+
+def commit(held: Held, change: Callable[[State], State], nonce: str) -> Steps[Held]:
+    """Replace the state by what `change` makes of it, keeping operators' choices.
+
+    Raises FencedError if another publisher has begun, EmptiedError if the state is gone.
+    """
+    base = held
+    while True:
+        mine = change(base.state).commit(nonce)
+        answer = yield Replace(mine.to_json(), base.tag)
+        if isinstance(answer, Written):
+            return Held(mine, answer.tag)
+        current = yield from read()
+        if current is None:
+            raise EmptiedError
+        if current.state.committed == nonce:
+            return current
+        check_fence(held.state, current.state)
+        base = current
+
+
+def choose(change: Callable[[Mapping[str, Any]], Mapping[str, Any]], nonce: str) -> Steps[State]:
+    """Replace the operators' choices by what `change` makes of them; a choice that stands already is not written again.
+
+    Raises EmptiedError if there is no state.
+    """
+    while True:
+        held = yield from read()
+        if held is None:
+            raise EmptiedError
+        choices = change(held.state.choices)
+        if choices == held.state.choices:
+            return held.state
+        mine = held.state.choose(nonce, choices)
+        answer = yield Replace(mine.to_json(), held.tag)
+        if isinstance(answer, Written):
+            return mine
+
+
+def sweep(held: Held, names: frozenset[str]) -> Steps[frozenset[str]]:
+    """Delete the objects of these names, condemned long ago, after another look at the state. Returns their names.
+
+    Names that a later state condemned no more are kept. Condemned names never come back into use: every publisher
+    makes new names from its own epoch. So even a publisher that was stopped in here for a day deletes nothing live.
+    """
+    current = yield from read()
+    if current is None:
+        raise EmptiedError
+    check_fence(held.state, current.state)
+    deleted = set()
+    for name in sorted(names.intersection(current.state.condemned)):
+        if (yield Delete(name)) in (Answer.DONE, Answer.MISSING):
+            deleted.add(name)
+    return frozenset(deleted)
+
+
+def check_fence(mine: State, current: State) -> None:
+    """Raise FencedError if another publisher has begun since this publisher wrote `mine`."""
+    if (current.run, current.epoch) != (mine.run, mine.epoch):
+        raise FencedError(mine.epoch, current.epoch)
+
+
+def listing(
+    version: Listed, needed: Iterable[str], keep: int, swept: frozenset[str] = frozenset()
+) -> Callable[[State], State]:
+    """The change that lists a version, which needs these objects, as the newest and drops all but `keep` versions.
+
+    Condemns the objects that no version needs then. `swept` names are deleted already, and no longer condemned.
+    """
+    needs = dict.fromkeys(needed, version.number)
+
+    def change(state: State) -> State:
+        versions = (*state.versions, version)[-keep:]
+        objects = {name: last for name, last in {**state.objects, **needs}.items() if last >= versions[0].number}
+        after = replace(state, versions=versions, objects=objects)
+        condemned = {*state.condemned, *(state.live - after.live)} - swept
+        return replace(after, condemned=tuple(sorted(condemned)))
+
+    return change
+
+
+def is_older(state: State, seen: State | None) -> bool:
+    """Whether a follower that has seen a later state must ignore this state, which somebody brought back."""
+    return seen is not None and (state.epoch, state.sequence) < (seen.epoch, seen.sequence)

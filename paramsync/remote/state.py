@@ -1,0 +1,183 @@
+"""The state object of a bucket: which versions are there, and who may change that. A value, its JSON and its bounds.
+
+The state is the only object that is ever replaced, by compare-and-swap, so replacing it is the commit point. ETags of
+S3 are digests of the content: `sequence` and `nonce` make every state differ from all earlier ones.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from paramsync.errors import RemoteError
+
+NAME = "state.json"
+FORMAT = 1
+LIMIT = 64 << 10  # bytes
+
+_VERSIONS = 256
+_OBJECTS = 1 << 10  # names that are needed; also names that wait to be deleted
+_NUMBER = 1 << 63
+_OBJECT = re.compile(r"[a-z]+/[0-9]{1,19}/[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_RANDOM = re.compile(r"[0-9a-f]{32}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A version in the bucket: its manifest, with the manifest's SHA-256."""
+
+    number: int
+    manifest: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """The content of the state object.
+
+    run        identity of the training run: random, made with the first state
+    epoch      number of the publisher; a publisher that starts raises it, and so fences off all earlier publishers
+    sequence   number of the state
+    nonce      random text of the writer of this state
+    committed  nonce of the last write of a publisher, who knows its own write by it even beneath an operator's
+    versions   ascending by number; the last is the newest
+    objects    names of data objects, each with the number of the newest version that needs it
+    condemned  names that no version needs any more, to be deleted
+    choices    what operators chose for all followers; kept by publishers
+    """
+
+    run: str
+    epoch: int
+    sequence: int
+    nonce: str
+    committed: str
+    versions: tuple[Listed, ...] = ()
+    objects: Mapping[str, int] = field(default_factory=dict)
+    condemned: tuple[str, ...] = ()
+    choices: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def newest(self) -> Listed | None:
+        return self.versions[-1] if self.versions else None
+
+    @property
+    def live(self) -> frozenset[str]:
+        """The names of all objects that some version needs."""
+        return frozenset((*self.objects, *(version.manifest for version in self.versions)))
+
+    def commit(self, nonce: str, **changes: Any) -> State:
+        """The state that a publisher writes after this one."""
+        return replace(self, sequence=self.sequence + 1, nonce=nonce, committed=nonce, **changes)
+
+    def choose(self, nonce: str, choices: Mapping[str, Any]) -> State:
+        """The state that an operator writes after this one."""
+        return replace(self, sequence=self.sequence + 1, nonce=nonce, choices=choices)
+
+    def to_json(self) -> bytes:
+        """The content of the object. Raises RemoteError for a state that no reader would accept."""
+        values = {
+            "format": FORMAT,
+            "run": self.run,
+            "epoch": self.epoch,
+            "sequence": self.sequence,
+            "nonce": self.nonce,
+            "committed": self.committed,
+            "versions": [asdict(version) for version in self.versions],
+            "objects": dict(self.objects),
+            "condemned": self.condemned,
+            "choices": dict(self.choices),
+        }
+        content = json.dumps(values).encode()
+        from_json(content)
+        return content
+
+
+def from_json(content: bytes) -> State:
+    """Read a state object. Raises RemoteError, which says what is wrong with it."""
+    if len(content) > LIMIT:
+        raise _wrong(f"at most {LIMIT} bytes", len(content))
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise _wrong("JSON", "something else") from error
+    if not isinstance(values, dict):
+        raise _wrong("a JSON object", type(values).__name__)
+    if (written := values.get("format")) != FORMAT:
+        newer = isinstance(written, int) and written > FORMAT
+        raise _wrong(f"format {FORMAT}", f"{written!r}{', of a newer paramsync: upgrade this one' if newer else ''}")
+    state = State(
+        run=_text(values, "run", _RANDOM),
+        epoch=_number(values, "epoch"),
+        sequence=_number(values, "sequence"),
+        nonce=_text(values, "nonce", _RANDOM),
+        committed=_text(values, "committed", _RANDOM),
+        versions=tuple([_listed(version) for version in _list(values, "versions", _VERSIONS)]),
+        objects=_objects(values.get("objects")),
+        condemned=tuple([_name(name) for name in _list(values, "condemned", _OBJECTS)]),
+        choices=_mapping(values.get("choices", {})),
+    )
+    numbers = [version.number for version in state.versions]
+    if numbers != sorted(set(numbers)):
+        raise _wrong("versions in ascending order", numbers)
+    if both := state.live.intersection(state.condemned):
+        raise _wrong("condemned names that no version needs", min(both))
+    if state.objects and not set(state.objects.values()).issubset(numbers):
+        raise _wrong("objects that a listed version needs", "others")
+    return state
+
+
+def _listed(value: Any) -> Listed:
+    values = _mapping(value)
+    return Listed(
+        number=_number(values, "number"),
+        manifest=_text(values, "manifest", _OBJECT),
+        digest=_text(values, "digest", _DIGEST),
+    )
+
+
+def _objects(value: Any) -> dict[str, int]:
+    values = _mapping(value)
+    if len(values) > _OBJECTS:
+        raise _wrong(f"at most {_OBJECTS} objects", len(values))
+    return {_name(name): _number(values, name) for name in values}
+
+
+def _name(name: Any) -> str:
+    """The name of an object of data, which does not lead out of the folder of the state."""
+    return _text({"name": name}, "name", _OBJECT)
+
+
+def _list(values: Mapping[str, Any], key: str, limit: int) -> list[Any]:
+    found = values.get(key)
+    if not isinstance(found, list) or len(found) > limit:
+        raise _wrong(f"{key}: a list of at most {limit}", found)
+    return found
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise _wrong("a JSON object", value)
+    return value
+
+
+def _number(values: Mapping[str, Any], key: str) -> int:
+    found = values.get(key)
+    if type(found) is not int or not 0 <= found < _NUMBER:
+        raise _wrong(f"{key}: a whole number of 63 bits", found)
+    return found
+
+
+def _text(values: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
+    found = values.get(key)
+    if not isinstance(found, str) or not pattern.fullmatch(found):
+        raise _wrong(f"{key}: text like {pattern.pattern}", found)
+    return found
+
+
+def _wrong(expected: str, found: object) -> RemoteError:
+    shown = repr(found)
+    return RemoteError(f"{NAME}: expected {expected}, found {shown if len(shown) < 100 else shown[:100] + '...'}")

@@ -1,0 +1,197 @@
+"""Copies the newest version of a local store into a bucket: data, then the manifest, then the state that names it."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import tempfile
+import threading
+import time
+from dataclasses import dataclass, replace
+
+from paramsync.checkpoint.reader import Bundle
+from paramsync.errors import UnknownVersionError
+from paramsync.host import files
+from paramsync.remote import manifest as manifests
+from paramsync.remote import protocol, tensors
+from paramsync.remote.bucket import Bucket
+from paramsync.remote.manifest import Edge, Manifest, Whole
+from paramsync.remote.protocol import Held
+from paramsync.remote.state import Listed
+from paramsync.remote.tensors import Contents
+from paramsync.remote.transfer import Transfer
+from paramsync.store.store import Store
+from paramsync.tensorbundle import index
+from paramsync.tensorbundle.index import Index
+from paramsync.version import Version
+
+GRACE = 60.0  # seconds that condemned objects stay for followers which are reading them
+
+_STRIDES = (1, 8, 64)  # deltas lead over so many versions: a follower that is late takes few of them
+_KEPT = 64  # strides for which a delta stays
+_WORTH = 0.8  # a delta must be smaller than this share of a whole version
+_SMALL = 8 << 20  # bytes of a delta that is sent as one part
+_CHAIN = 0.5  # of a whole version: deltas since the last whole version may take so many bytes
+
+
+@dataclass(frozen=True, eq=False)
+class _Sent:
+    """A version that is in the bucket, with its files, which stay as they are while they are referred to."""
+
+    version: Version
+    bundle: Bundle
+    packed: Index
+    contents: Contents
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """A delta in the bucket, its stride, and the count of commits when it was sent."""
+
+    edge: Edge
+    stride: int
+    count: int
+
+
+class Upload:
+    """The publisher's side of a bucket. One thread owns it."""
+
+    def __init__(self, source: Store, bucket: Bucket, *, keep: int, stop: threading.Event) -> None:
+        """`keep` is how many of the newest versions the bucket lists. Waiting ends when `stop` is set."""
+        self._source = source
+        self._bucket = bucket
+        self._keep = keep
+        self._stop = stop
+        self._held: Held | None = None
+        self._bases: dict[int, _Sent] = {}  # by stride: the version that the next delta of this stride starts from
+        self._count = 0  # of commits
+        self._begun = 0  # count of commits when the last whole version was sent: strides begin there
+        self._whole: Whole | None = None
+        self._edges: tuple[_Placed, ...] = ()
+        self._graph = ("", "")  # digest and object of the last graph
+        self._condemned: dict[str, float] = {}  # since when, by name
+        self._swept: frozenset[str] = frozenset()
+
+    def start(self) -> None:
+        """Take the bucket over from earlier publishers. Raises RemoteError if the server is not fit for this."""
+        self._bucket.probe()
+        seen = None if self._held is None else self._held.state.run
+        steps = protocol.take_over(secrets.token_hex(16), secrets.token_hex(16), seen=seen)
+        self._held = self._bucket.perform(steps, self._stop)
+
+    def run_once(self) -> Transfer | None:
+        """Copy the newest version, unless the bucket has it or a newer one.
+
+        Raises FencedError and RemoteError, after which this publisher stops; ConnectionError and errors of the store,
+        after which the next call tries again.
+        """
+        if self._held is None:
+            self.start()
+        assert self._held is not None
+        self._sweep()
+        version = self._source.latest()
+        newest = self._held.state.newest
+        if version is None or (newest is not None and version.number <= newest.number):
+            return None
+        try:
+            bundle = self._source.open(version)
+        except UnknownVersionError:  # pruned meanwhile: a newer version is there
+            return None
+        return self._send(version, bundle)
+
+    @property
+    def newest(self) -> int | None:
+        """The newest version in the bucket."""
+        newest = None if self._held is None else self._held.state.newest
+        return None if newest is None else newest.number
+
+    def _send(self, version: Version, bundle: Bundle) -> Transfer:
+        assert self._held is not None
+        begun = time.monotonic()
+        contents = tensors.contents(bundle)
+        packed = tensors.pack(bundle.entries, contents)
+        if not version.checksum:  # published by TensorFlow
+            version = replace(
+                version,
+                prefix=f"ckpt-{version.number}",
+                checksum=index.digest(packed.entries),
+                bytes=sum(entry.size for entry in packed.entries.values()),
+            )
+        sent = _Sent(version, bundle, packed, contents)
+        graph = self._send_graph(version.graph)
+        size = tensors.size_of(packed)
+        sent_now = [placed for stride in _STRIDES if (placed := self._send_delta(stride, sent, size)) is not None]
+        total = sum(placed.edge.size for placed in sent_now)
+        edges = tuple([placed.edge for placed in (*self._edges, *sent_now)])
+        whole = self._whole
+        chain = None if whole is None else manifests.route(edges, [whole.number], version.number)
+        if whole is None or chain is None or sum(edge.size for edge in chain) > size * _CHAIN:
+            whole = Whole(version.number, self._name("data", str(version.number)), size)
+            self._bucket.put(whole.name, tensors.stream(packed, contents))
+            total += size
+        manifest = Manifest(version.to_json(), index.encode(packed), graph, whole, edges)
+        content = manifest.to_json()
+        name = self._name("versions", f"{version.number}.json")
+        self._bucket.put(name, content)
+        entry = Listed(version.number, name, hashlib.sha256(content).hexdigest())
+        change = protocol.listing(entry, manifest.objects(), self._keep, self._swept)
+        self._held = self._bucket.perform(protocol.commit(self._held, change, secrets.token_hex(16)), self._stop)
+        self._swept = frozenset()
+        if whole is not self._whole:
+            self._whole, self._begun = whole, self._count
+        self._bases.update((stride, sent) for stride in _STRIDES if self._is_due(stride))
+        self._edges = tuple([placed for placed in (*self._edges, *sent_now) if self._is_kept(placed)])
+        self._count += 1
+        way = "whole" if whole.number == version.number else "delta"
+        return Transfer(version, total, size, way, len(sent_now), time.monotonic() - begun)
+
+    def _is_due(self, stride: int) -> bool:
+        return (self._count - self._begun) % stride == 0
+
+    def _is_kept(self, placed: _Placed) -> bool:
+        """Whether a delta is of use: for followers that are a little late, or on the way from the whole version."""
+        last = placed.stride == _STRIDES[-1] and placed.count > self._begun
+        return last or self._count - placed.count < placed.stride * _KEPT
+
+    def _send_delta(self, stride: int, sent: _Sent, size: int) -> _Placed | None:
+        """Write the delta of this stride, if it is due. None if it is not, or if it would not be worth its bytes."""
+        base = self._bases.get(stride)
+        if base is None or not self._is_due(stride) or (stride > 1 and base is self._bases[1]):
+            return None
+        if not tensors.alike(base.packed.entries, sent.packed.entries):
+            return None
+        with tempfile.TemporaryFile() as file:  # a delta may be larger than the memory that a mirror should take
+            for block in tensors.difference(sent.packed.entries, base.contents, sent.contents):
+                file.write(block)
+            length = file.tell()
+            if length > size * _WORTH:
+                return None
+            file.seek(0)
+            name = self._name("deltas", f"{base.version.number}-{sent.version.number}")
+            self._bucket.put(name, file.read() if length < _SMALL else file)
+        edge = Edge(base.version.number, base.version.checksum, sent.version.number, name, length)
+        return _Placed(edge, stride, self._count)
+
+    def _send_graph(self, digest: str) -> str:
+        if not digest:
+            return ""
+        if self._graph[0] != digest:
+            name = self._name("graphs", f"{digest}.pb")
+            self._bucket.put(name, files.content(self._source.graph_file(digest), limit=files.MAX_MESSAGE))
+            self._graph = digest, name
+        return self._graph[1]
+
+    def _sweep(self) -> None:
+        """Delete what was condemned a grace period ago. The next commit takes the names out of the state."""
+        assert self._held is not None
+        now = time.monotonic()
+        condemned = frozenset(self._held.state.condemned) - self._swept
+        self._condemned = {name: self._condemned.get(name, now) for name in condemned}
+        due = frozenset(name for name, since in self._condemned.items() if now - since >= GRACE)
+        if due:
+            self._swept |= self._bucket.perform(protocol.sweep(self._held, due), self._stop)
+
+    def _name(self, kind: str, name: str) -> str:
+        """A name that no other publisher uses: it has the epoch."""
+        assert self._held is not None
+        return f"{kind}/{self._held.state.epoch}/{name}"

@@ -1,0 +1,169 @@
+"""Mirrors beside real programs, over a real S3 server: training publishes to a bucket, and servers follow it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+import tensorflow as tf
+from tensorflow_serving.apis import predict_pb2
+
+from paramsync import Follower, Publisher, Replica
+from paramsync.cli.__main__ import main
+from paramsync.remote import child
+from paramsync.remote.bucket import Bucket
+from paramsync.remote.child import MirrorChild
+from tests.support.buckets import SeaweedFs
+from tests.support.commands import NAMES, three_versions
+from tests.support.inferencers import LONG, Process
+from tests.support.programs import Program, eventually
+from tests.support.published import Witness
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def address(
+    seaweedfs: SeaweedFs, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> str:
+    """The address of a folder of this test, in a bucket that programs find by their environment."""
+    for name, value in seaweedfs.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(child, "_MEMORY", tmp_path)
+    return f"s3://{seaweedfs.bucket}/{request.node.name}"
+
+
+class Training:
+    """A publisher to a bucket; every parameter of a version is its step."""
+
+    def __init__(self, address: str) -> None:
+        self._model = Witness()
+        self.publisher = Publisher(address, self._model)
+        assert self.publisher.mirror is not None
+        self.mirror: MirrorChild = self.publisher.mirror
+
+    def publish(self, step: int) -> None:
+        for part in self._model.parts:
+            part.assign(tf.fill(part.shape, float(step)))
+        self.publisher.publish(step, wait=True)
+
+    def is_copied(self, number: int) -> bool:
+        return self.mirror.copied == number
+
+
+def serves(follower: Follower, number: int) -> None:
+    def look() -> bool:
+        status = follower.status()
+        return status.serving is not None and status.serving.number == number
+
+    eventually(look, lambda: f"version {number}: {follower.status()}")
+
+
+def test_what_training_publishes_serves_elsewhere_though_mirrors_are_killed(address: str, tmp_path: Path) -> None:
+    training = Training(address)
+    with Follower(Replica("m", address), poll_seconds=3600) as follower:
+        for step in range(1, 6):
+            training.publish(step)
+            serves(follower, step)
+            [seen] = {*follower.replica.predict({"x": np.ones([1, 2], np.float32)})[0]["seen"].numpy().tolist()}
+            assert seen == step
+            for pid in mirrors(address):
+                os.kill(pid, signal.SIGKILL)
+        training.publish(6)  # perhaps before the mirror is started again
+        training.publisher.close()
+        serves(follower, 6)
+    assert [*tmp_path.glob("*/publisher.lock")] == []
+
+
+def mirrors(address: str) -> list[int]:
+    found = subprocess.run(["pgrep", "-f", f"cli mirror .*{address}"], capture_output=True, text=True, check=False)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+def test_a_restarted_training_goes_on_above_the_versions_in_the_bucket(address: str) -> None:
+    first = Training(address)
+    first.publish(10)
+    first.publisher.close()
+    second = Training(address)
+    second.publish(3)
+    second.publisher.close()
+    with Follower(Replica("m", address), poll_seconds=3600) as follower:
+        serves(follower, 11)
+        status = follower.status()
+        assert status.serving is not None
+        assert status.serving.step == 3
+
+
+def test_the_command_copies_the_newest_version_for_stock_tensorflow(
+    address: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    assert main(["mirror", str(source), address, "--once"]) == 1
+    assert "nothing is published" in capsys.readouterr().err
+    three_versions(source)
+    assert main(["mirror", str(source), address, "--once"]) == 0
+    assert re.fullmatch(r"version 30: 33 kB of 33 kB \(.*%\), whole, .*\n", capsys.readouterr().out)
+    assert main(["mirror", address, str(target), "--once", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert (facts["version"], facts["way"], facts["deltas"]) == (30, "whole", 0)
+    assert main(["mirror", address, str(target), "--once"]) == 0
+    assert "has the newest version, 30" in capsys.readouterr().out
+    found = {name for name, _ in tf.train.list_variables(str(target))}
+    assert found == {*NAMES}
+    assert main(["verify", str(target)]) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_command_well(address: str, tmp_path: Path, number: signal.Signals) -> None:
+    three_versions(tmp_path / "source")
+    command = ("paramsync.cli", "mirror", tmp_path / "source", address)
+    with Program(*command, log=tmp_path / "log") as program:
+        program.said("version 30: ")
+        assert program.stop(number) == 0
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def answer(program: Process) -> tuple[set[float], int]:
+    message = predict_pb2.PredictRequest()
+    message.model_spec.name = "m"
+    message.inputs["x"].CopyFrom(tf.make_tensor_proto(np.ones([1, 2], np.float32)))
+    found = program.predict(message, timeout=LONG)
+    return {*found.outputs["seen"].float_val}, found.model_spec.version.value
+
+
+def answers(program: Process, number: int) -> bool:
+    try:
+        seen, version = answer(program)
+    except grpc.RpcError:
+        return False
+    assert seen == {version}
+    return version == number
+
+
+def test_a_server_answers_from_its_copy_while_the_bucket_is_away_and_after_a_restart(
+    address: str, seaweedfs: SeaweedFs, tmp_path: Path
+) -> None:
+    training = Training(address)
+    training.publish(1)
+    arguments = ("--model", f"m={address}", "--cache", tmp_path / "cache", "--workers", "1")
+    program = Process(*arguments)
+    program.connect()
+    eventually(lambda: answers(program, 1), lambda: "version 1")
+    with seaweedfs.away():
+        training.publish(2)
+        assert answer(program)[1] == 1
+        program.close()
+        program = Process(*arguments)
+        program.connect()
+        eventually(lambda: answers(program, 1), lambda: "version 1 from the copy")
+    eventually(lambda: answers(program, 2), lambda: "version 2, published while the bucket was away")
+    program.close()
+    training.publisher.close()
+    assert Bucket(address).names("versions")

@@ -1,0 +1,341 @@
+"""Mirrors between directories and a bucket, which is obstore's in memory."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import obstore
+import pytest
+import tensorflow as tf
+from obstore.store import MemoryStore
+
+from paramsync.errors import EmptiedError, FencedError, RemoteError
+from paramsync.remote import state, upload
+from paramsync.remote.bucket import Bucket
+from paramsync.remote.download import Download
+from paramsync.remote.upload import Upload
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import Store
+from paramsync.version import Version
+
+SIZE = 100_000
+
+
+class Pair:
+    """A store, its bucket, and a store that follows the bucket."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.objects = MemoryStore()
+        self.bucket = Bucket("s3://bucket/models/m", store=self.objects)
+        self.stop = threading.Event()
+        self.source, self.target = Store(folder / "source"), Store(folder / "target")
+        self.writer = StoreWriter(self.source.path, keep=3)
+        self.tensors: dict[str, Any] = {
+            "dense/kernel": np.random.default_rng(0).standard_normal(SIZE, np.float32),
+            "dense/bias": np.zeros(10, np.float32),
+            "words": np.array([b"one", b""], object),
+            "step": np.int64(0),
+            "flag": np.array([True, False]),
+            "phase": np.array([1 + 2j], np.complex128),
+        }
+        self.upload = self.publisher()
+        self.download = self.follower("target")
+
+    def publisher(self) -> Upload:
+        return Upload(self.source, self.bucket, keep=3, stop=self.stop)
+
+    def follower(self, name: str) -> Download:
+        return Download(self.bucket, self.folder / name, keep=3, stop=self.stop)
+
+    def publish(self, step: int, changed: int = 100) -> Version:
+        """Publish a version in which so many elements of the kernel differ from the one before."""
+        kernel = self.tensors["dense/kernel"].copy()
+        kernel[np.random.default_rng(step).choice(SIZE, changed, replace=False)] += 1e-3
+        self.tensors = {**self.tensors, "dense/kernel": kernel, "step": np.int64(step)}
+        now = time.time()
+        version = Version(number=step, step=step, prefix="", step_done_at=now, snapshot_at=now, metrics={"loss": 0.5})
+        return self.writer.commit(version, self.tensors)
+
+    def close(self) -> None:
+        self.download.close()
+        self.writer.close()
+
+    def names(self) -> set[str]:
+        return set(self.bucket.names())
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    yield made
+    made.close()
+
+
+def same(first: Store, second: Store) -> None:
+    """Both stores have the same newest version, record and all, and the same bytes."""
+    version = first.latest()
+    assert version is not None
+    assert second.latest() == version
+    old, new = first.open(version), second.open(version)
+    new.verify(new.entries)
+    for name in old.entries:
+        assert np.asarray(old.array(name)).tolist() == np.asarray(new.array(name)).tolist(), name
+
+
+def test_the_newest_version_comes_as_it_was_published_and_then_as_deltas(pair: Pair) -> None:
+    pair.publish(1)
+    assert pair.upload.run_once() is not None
+    first = pair.download.run_once()
+    assert first is not None
+    assert first.way == "whole"
+    same(pair.source, pair.target)
+    for step in range(2, 5):
+        pair.publish(step)
+        pair.upload.run_once()
+        done = pair.download.run_once()
+        assert done is not None
+        assert (done.way, done.deltas) == ("delta", 1)
+        assert done.bytes < first.bytes / 50
+        same(pair.source, pair.target)
+    assert pair.upload.run_once() is None
+    assert pair.download.run_once() is None
+
+
+def test_stock_tensorflow_reads_what_came_over_the_bucket(pair: Pair) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    pair.download.run_once()
+    reader = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(pair.target.path)))
+    assert (reader.get_tensor("dense/kernel") == pair.tensors["dense/kernel"]).all()
+    assert reader.get_tensor("words").tolist() == [b"one", b""]
+
+
+def test_only_the_newest_of_many_versions_is_copied(pair: Pair) -> None:
+    for step in range(1, 6):
+        pair.publish(step)
+    done = pair.upload.run_once()
+    assert done is not None
+    assert done.version.number == 5
+    assert pair.upload.run_once() is None
+
+
+@pytest.mark.parametrize(("behind", "deltas"), [(1, 1), (7, 7), (10, 3)])
+def test_a_late_follower_takes_few_deltas(pair: Pair, behind: int, deltas: int) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    pair.download.run_once()
+    for step in range(2, 2 + behind):
+        pair.publish(step)
+        pair.upload.run_once()
+    done = pair.download.run_once()
+    assert done is not None
+    assert (done.way, done.deltas) == ("delta", deltas)
+    same(pair.source, pair.target)
+
+
+def test_a_new_follower_takes_the_last_whole_version_and_the_deltas_since(pair: Pair) -> None:
+    for step in range(1, 5):
+        pair.publish(step)
+        pair.upload.run_once()
+    late = pair.follower("late")
+    done = late.run_once()
+    assert done is not None
+    assert done.way == "whole"
+    assert done.bytes <= 1.5 * done.size
+    same(pair.source, Store(pair.folder / "late"))
+    late.close()
+
+
+def test_versions_that_change_much_are_sent_whole_before_the_deltas_are_half_as_large(pair: Pair) -> None:
+    ways = []
+    for step in range(1, 9):
+        pair.publish(step, changed=SIZE // 3)
+        done = pair.upload.run_once()
+        assert done is not None
+        ways.append(done.way)
+        pair.download.run_once()
+        same(pair.source, pair.target)
+    assert ways[0] == "whole"
+    assert ways.count("whole") > 1
+    assert "delta" in ways
+
+
+def test_a_version_with_other_tensors_is_sent_whole(pair: Pair) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    pair.download.run_once()
+    pair.tensors["more"] = np.ones(3, np.float32)
+    pair.publish(2)
+    pair.upload.run_once()
+    done = pair.download.run_once()
+    assert done is not None
+    assert done.way == "whole"
+    same(pair.source, pair.target)
+
+
+def test_follower_and_publisher_go_on_after_a_restart(pair: Pair) -> None:
+    for step in (1, 2):
+        pair.publish(step)
+        pair.upload.run_once()
+    pair.download.run_once()
+    pair.download.close()
+    pair.download = pair.follower("target")
+    pair.publish(3)
+    pair.upload.run_once()
+    done = pair.download.run_once()
+    assert done is not None
+    assert done.way == "delta"
+    pair.upload = pair.publisher()
+    pair.publish(4)
+    done = pair.upload.run_once()
+    assert done is not None
+    assert done.way == "whole"
+    pair.download.run_once()
+    same(pair.source, pair.target)
+
+
+def test_a_publisher_that_another_one_replaced_stops_and_says_so(pair: Pair) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    other = pair.publisher()
+    other.start()
+    pair.publish(2)
+    with pytest.raises(FencedError, match="another publisher has begun"):
+        pair.upload.run_once()
+    assert other.run_once() is not None
+
+
+def test_an_emptied_bucket_is_an_error_and_no_fresh_start(pair: Pair) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    pair.download.run_once()
+    obstore.delete(pair.objects, state.NAME)
+    pair.publish(2)
+    with pytest.raises(EmptiedError):
+        pair.upload.run_once()
+    with pytest.raises(EmptiedError):
+        pair.download.run_once()
+    same_version = pair.target.latest()
+    assert same_version is not None
+    assert same_version.number == 1
+
+
+def test_what_no_version_needs_is_deleted_after_the_grace_period(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in range(1, 4):
+        pair.publish(step, changed=SIZE)
+        pair.upload.run_once()
+    monkeypatch.setattr(upload, "GRACE", 0.0)
+    for step in range(4, 9):
+        pair.publish(step, changed=SIZE)
+        pair.upload.run_once()
+    found = pair.bucket.read()
+    assert not isinstance(found, (type(None), type(state)))
+    current = state.from_json(found.content)  # type: ignore[union-attr]
+    assert pair.names() <= current.live | set(current.condemned) | {state.NAME}
+    assert current.live <= pair.names()
+    assert "versions/1/1.json" not in pair.names()
+    pair.download.run_once()
+    same(pair.source, pair.target)
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "flipped": lambda content: content[: len(content) // 2] + b"\xff" + content[len(content) // 2 + 1 :],
+    "cut": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "longer": lambda content: content + b"\0",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("kind", ["data", "deltas", "versions"])
+def test_a_damaged_object_is_never_served_and_the_next_good_version_is(pair: Pair, kind: str, damage: str) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    if kind != "data":
+        pair.download.run_once()
+    pair.publish(2)
+    pair.upload.run_once()
+    for name in pair.names():
+        if name.startswith(kind) and not name.endswith("/1.json"):
+            content = bytes(obstore.get(pair.objects, name).bytes())
+            obstore.put(pair.objects, name, DAMAGES[damage](content))
+    before = pair.target.latest()
+    if (kind, damage) == ("data", "longer"):  # only the version's own bytes are read
+        pair.download.run_once()
+    else:
+        with pytest.raises(RemoteError):
+            pair.download.run_once()
+        assert pair.target.latest() == before
+        assert pair.download.run_once() is None
+    pair.upload = pair.publisher()
+    pair.publish(3)
+    pair.upload.run_once()
+    pair.download.run_once()
+    same(pair.source, pair.target)
+
+
+def test_a_follower_finds_a_way_around_a_damaged_delta(pair: Pair) -> None:
+    for step in range(1, 4):
+        pair.publish(step)
+        pair.upload.run_once()
+        if step < 3:
+            pair.download.run_once()
+    obstore.put(pair.objects, "deltas/1/2-3", b"damaged")
+    with pytest.raises(RemoteError, match="deltas/1/2-3"):
+        pair.download.run_once()
+    ways = []
+    for step in range(4, 12):
+        pair.publish(step)
+        pair.upload.run_once()
+        try:
+            ways.append(pair.download.run_once())
+        except RemoteError:
+            continue
+    same(pair.source, pair.target)
+
+
+def test_a_state_that_somebody_brought_back_is_ignored(pair: Pair) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    old = bytes(obstore.get(pair.objects, state.NAME).bytes())
+    pair.publish(2)
+    pair.upload.run_once()
+    pair.download.run_once()
+    obstore.put(pair.objects, state.NAME, old)
+    with pytest.raises(RemoteError, match="brought an older state back"):
+        pair.download.run_once()
+    version = pair.target.latest()
+    assert version is not None
+    assert version.number == 2
+
+
+def test_the_state_of_another_run_is_not_followed(pair: Pair) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    pair.download.run_once()
+    obstore.delete(pair.objects, state.NAME)
+    other = pair.publisher()
+    pair.publish(2)
+    other.run_once()
+    with pytest.raises(RemoteError, match="expected versions of run"):
+        pair.download.run_once()
+
+
+def test_the_probe_leaves_nothing_behind(pair: Pair) -> None:
+    pair.bucket.probe()
+    assert pair.names() == set()
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://bucket/m?key=secret", "s3://key:secret@bucket/m", "digits", "http://host/bucket", "s3:bucket"]
+)
+def test_an_address_with_a_secret_or_of_no_bucket_is_refused(address: str) -> None:
+    with pytest.raises(Exception, match="expected") as refused:
+        Bucket(address)
+    assert "secret" not in str(refused.value)

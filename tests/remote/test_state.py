@@ -1,0 +1,73 @@
+"""The state object: whoever can write to a bucket can neither crash a reader nor lead it out of the bucket's folder."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paramsync.errors import RemoteError
+from paramsync.remote import state
+from paramsync.remote.state import Listed, State
+
+A = "a" * 32
+VERSION = Listed(7, "versions/1/7.json", "0" * 64)
+STATE = State(A, 1, 2, A, A, (VERSION,), {"data/1/7": 7, "graphs/1/ab.pb": 7}, ("data/1/6",), {"pin": 7})
+
+
+def changed(**values: Any) -> bytes:
+    return json.dumps({**json.loads(STATE.to_json()), **values}).encode()
+
+
+def test_a_state_is_read_as_it_was_written() -> None:
+    assert state.from_json(STATE.to_json()) == STATE
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        ({"format": 2}, "upgrade"),
+        ({"format": "x"}, "format"),
+        ({"run": "../x"}, "run"),
+        ({"epoch": -1}, "epoch"),
+        ({"epoch": True}, "epoch"),
+        ({"sequence": 1 << 63}, "sequence"),
+        ({"versions": {}}, "versions"),
+        ({"versions": [1]}, "JSON object"),
+        ({"choices": []}, "JSON object"),
+        ({"condemned": ["data/1/7"]}, "condemned"),
+        ({"condemned": ["state.json"]}, "name"),
+        ({"condemned": ["data/1/../../x"]}, "name"),
+        ({"versions": [{"number": 1, "manifest": "/etc/passwd", "digest": "0" * 64}]}, "manifest"),
+        ({"objects": {"data/1/7": 8}}, "listed version"),
+        ({"objects": {"../x": 7}}, "name"),
+        ({"objects": []}, "JSON object"),
+        ({"versions": [json.loads(STATE.to_json())["versions"][0]] * 2}, "ascending"),
+    ],
+)
+def test_a_state_that_contradicts_the_rules_is_refused_with_its_reason(values: dict[str, Any], why: str) -> None:
+    with pytest.raises(RemoteError, match=why):
+        state.from_json(changed(**values))
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"\xff", b"[" * 10_000, b"{}", b" " * (state.LIMIT + 1)])
+def test_what_is_no_state_is_refused(content: bytes) -> None:
+    with pytest.raises(RemoteError, match="expected"):
+        state.from_json(content)
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3)))
+def test_any_value_in_place_of_any_field_is_read_or_refused(value: Any) -> None:
+    for key in json.loads(STATE.to_json()):
+        with suppress(RemoteError):
+            state.from_json(changed(**{key: value}))
+
+
+def test_a_state_too_large_to_be_read_is_never_written() -> None:
+    names = tuple(f"data/1/{'x' * 150}{at}" for at in range(600))
+    with pytest.raises(RemoteError, match="at most"):
+        State(A, 1, 2, A, A, condemned=names).to_json()

@@ -1,0 +1,131 @@
+"""SeaweedFS, a real S3 server: one filer, and two gateways to it, as people run them behind a load balancer."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from obstore.store import S3Store
+
+from tests.support.programs import eventually
+
+BUCKET = "paramsync"
+
+
+class SeaweedFs:
+    """The server, with an empty bucket. `make buckets` installs it."""
+
+    bucket = BUCKET
+
+    def __init__(self, folder: Path) -> None:
+        weed = shutil.which("weed", path=str(Path(sys.executable).parent))
+        assert weed is not None, "SeaweedFS is not installed: make buckets"
+        self._weed, self._folder = weed, folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        master, volume, filer, *gateways = _free_ports(5)
+        (folder / "data").mkdir(parents=True)
+        self._run("server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-filer", f"-filer.port={filer}",
+                  f"-master.port={master}", f"-volume.port={volume}", "-volume.max=100",
+                  "-master.volumeSizeLimitMB=64")  # fmt: skip
+        self._filer = filer
+        self.endpoints = [f"http://127.0.0.1:{port}" for port in gateways]
+        self._until_answered(f"http://127.0.0.1:{filer}/")
+        for port in gateways:
+            self._run("s3", f"-port={port}", f"-filer=127.0.0.1:{filer}", "-port.iceberg=0", "-port.lance=0")
+        for endpoint in self.endpoints:
+            self._until_answered(endpoint)
+        made = urllib.request.Request(f"{self.endpoints[0]}/{BUCKET}", method="PUT")
+        eventually(lambda: _answers(made), lambda: f"a bucket:\n{self._log}")
+
+    def __enter__(self) -> SeaweedFs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+
+    def store(self, folder: str, *, gateway: int = 0) -> Any:
+        """obstore's store of a folder in the bucket."""
+        return S3Store(
+            BUCKET,
+            prefix=folder,
+            endpoint=self.endpoints[gateway],
+            region="us-east-1",
+            access_key_id="any",
+            secret_access_key="anything",
+            client_options={"allow_http": True},
+        )
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Within this context, the server is stopped: calls get no answer."""
+        for process in self._processes:
+            process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for process in self._processes:
+                process.send_signal(signal.SIGCONT)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """The variables by which programs find the server."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoints[0],
+            "AWS_ACCESS_KEY_ID": "any",
+            "AWS_SECRET_ACCESS_KEY": "anything",
+            "AWS_REGION": "us-east-1",
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+    def _run(self, *arguments: str) -> None:
+        with (self._folder / "log").open("ab") as log:
+            command = [self._weed, *arguments, "-ip.bind=127.0.0.1"]
+            self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder))
+
+    def _until_answered(self, address: str) -> None:
+        eventually(lambda: _answers(urllib.request.Request(address)), lambda: f"{address}:\n{self._log}")
+
+    @property
+    def _log(self) -> str:
+        return (self._folder / "log").read_text(errors="replace")[-3000:]
+
+
+def _answers(request: urllib.request.Request) -> bool:
+    try:
+        with urllib.request.urlopen(request, timeout=30):
+            return True
+    except urllib.error.HTTPError as error:
+        return error.code < 500 and request.get_method() == "GET"
+    except OSError:
+        return False
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free, and of which 10,000 more is free, too: there SeaweedFS listens for gRPC."""
+    with ExitStack() as stack:
+        ports: list[int] = []
+        while len(ports) < count:
+            sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
+            sockets[0].bind(("127.0.0.1", 0))
+            port = sockets[0].getsockname()[1]
+            try:
+                if port + 10_000 < 1 << 16:
+                    sockets[1].bind(("127.0.0.1", port + 10_000))
+                    ports.append(port)
+            except OSError:
+                continue
+        return ports
