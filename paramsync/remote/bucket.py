@@ -5,6 +5,7 @@ Only this module knows obstore. Credentials and endpoints are those of the envir
 
 from __future__ import annotations
 
+import re
 import secrets
 import threading
 from collections.abc import Callable, Iterable
@@ -25,6 +26,7 @@ _PART = 8 << 20  # bytes of one part of an upload, and of one range of a downloa
 _PARALLEL = 8  # parts and ranges under way
 _FIRST_WAIT, _LAST_WAIT = 0.1, 5.0  # seconds of the back-off after an operation with an unknown outcome
 _RACE = 8  # writers in the race of the probe
+_DURATION = re.compile(r" in [\d.]+\w*s\b")
 _METADATA = "169.254.169.254"
 T = TypeVar("T")
 
@@ -225,5 +227,6 @@ def _condition(tag: str) -> dict[str, str]:
 
 
 def _first_line(error: BaseException) -> str:
-    """What went wrong: obstore's errors go on with the server's XML and a dump of structures."""
-    return str(error).strip().split("\n", 1)[0].partition(": <?xml")[0][:300]
+    """What went wrong, the same text each time: obstore's errors have durations, the server's XML, and a dump."""
+    text = str(error).strip().split("\n", 1)[0].partition(": <?xml")[0]
+    return _DURATION.sub("", text)[:300]

@@ -14,6 +14,7 @@ from types import TracebackType
 from paramsync.errors import CorruptCheckpointError, EmptiedError, FencedError, RemoteError, SettingsError, StoreError
 from paramsync.host.files import Repeats
 from paramsync.remote.bucket import Bucket, is_address
+from paramsync.remote.copy_note import CopyNote
 from paramsync.remote.download import Download
 from paramsync.remote.transfer import Transfer
 from paramsync.remote.upload import Upload
@@ -61,6 +62,7 @@ class Mirror:
         self.source, self.target = source, target
         self.stop = stop or threading.Event()
         self.status = MirrorStatus()
+        self._noted: CopyNote | None = None
         self._between: tempfile.TemporaryDirectory[str] | None = None
         self._down: Download | None = None
         self._up: Upload | None = None
@@ -86,14 +88,23 @@ class Mirror:
             if self._up is not None:
                 done = self._up.run_once()
         except Exception as error:
-            self.status = replace(self.status, reason=str(error))
+            self._note(str(error))
             raise
+        self._note("")
         newest = self._down.newest if self._down is not None else self._up.newest if self._up is not None else None
-        self.status = replace(self.status, newest=newest, reason="", answered=time.time())
+        self.status = replace(self.status, newest=newest, answered=time.time())
         if done is not None:
             status = self.status
             self.status = replace(status, copied=done, transfers=status.transfers + 1, moved=status.moved + done.bytes)
         return done
+
+    def _note(self, reason: str) -> None:
+        """Say in the status, and in a local copy, why versions do not come."""
+        self.status = replace(self.status, reason=reason)
+        note = CopyNote(self.source, reason)
+        if self._down is not None and self._up is None and note != self._noted:
+            note.write(Path(self.target))
+            self._noted = note
 
     def run(self, tell: Callable[[Transfer], object], complain: Callable[[str], object]) -> None:
         """Go on until `stop` is set. `complain` gets each new reason why a look failed.

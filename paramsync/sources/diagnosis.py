@@ -8,6 +8,7 @@ from pathlib import Path
 
 from paramsync.errors import CorruptCheckpointError, StoreError
 from paramsync.host import files
+from paramsync.remote import copy_note
 from paramsync.sources.saved_models import committed, numbered
 from paramsync.store.store import LOCK, read_state, state_file
 
@@ -42,6 +43,8 @@ def _why(store: Path) -> str:
         return f"cannot be read: {error.strerror}"
     if not names:
         return "the directory is empty"
+    if (note := copy_note.read(store)) is not None and state_file(store).name not in names:
+        return f"copies {note.address}: {note.reason or 'nothing is published there yet'}"
     if state_file(store).name in names:
         return "its `checkpoint` names no version"
     if LOCK in names:

@@ -17,8 +17,10 @@ from obstore.store import MemoryStore
 from paramsync.errors import EmptiedError, FencedError, RemoteError
 from paramsync.remote import state, upload
 from paramsync.remote.bucket import Bucket
+from paramsync.remote.copy_note import CopyNote
 from paramsync.remote.download import Download
 from paramsync.remote.upload import Upload
+from paramsync.sources.diagnosis import absence
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from paramsync.version import Version
@@ -250,6 +252,15 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "empty": lambda content: b"",
     "longer": lambda content: content + b"\0",
 }
+
+
+def test_a_local_copy_says_what_it_copies_and_why_no_version_comes(tmp_path: Path) -> None:
+    CopyNote("s3://bucket/m", "no credentials").write(tmp_path)
+    assert absence(tmp_path) == f"{tmp_path}: copies s3://bucket/m: no credentials"
+    CopyNote("s3://bucket/m").write(tmp_path)
+    assert absence(tmp_path) == f"{tmp_path}: copies s3://bucket/m: nothing is published there yet"
+    (tmp_path / "mirror.json").write_text('{"other": 1}')
+    assert "copies" not in absence(tmp_path)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
