@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, replace
 
 from paramsync.checkpoint.reader import Bundle
-from paramsync.errors import UnknownVersionError
+from paramsync.errors import RemoteError, UnknownVersionError
 from paramsync.host import files
 from paramsync.remote import manifest as manifests
 from paramsync.remote import protocol, tensors
@@ -91,7 +91,12 @@ class Upload:
         self._sweep()
         version = self._source.latest()
         newest = self._held.state.newest
-        if version is None or (newest is not None and version.number <= newest.number):
+        if version is None:
+            return None
+        if newest is not None and version.number <= newest.number:
+            if version.number < newest.number and not self._count:
+                found = f"version {version.number} here and version {newest.number} in the bucket"
+                raise RemoteError(f"expected a newer version than the bucket has, found {found}: numbers only rise")
             return None
         try:
             bundle = self._source.open(version)

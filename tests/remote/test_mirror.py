@@ -213,6 +213,17 @@ def test_a_publisher_that_another_one_replaced_stops_and_says_so(pair: Pair) -> 
     assert other.run_once() is not None
 
 
+def test_a_store_that_began_anew_below_the_bucket_is_reported(pair: Pair) -> None:
+    pair.publish(10)
+    pair.upload.run_once()
+    with StoreWriter(pair.folder / "anew") as writer:
+        now = time.time()
+        writer.commit(Version(number=1, step=1, prefix="", step_done_at=now, snapshot_at=now), pair.tensors)
+    anew = Upload(Store(pair.folder / "anew"), pair.bucket, keep=3, stop=pair.stop)
+    with pytest.raises(RemoteError, match="version 1 here and version 10 in the bucket"):
+        anew.run_once()
+
+
 def test_an_emptied_bucket_is_an_error_and_no_fresh_start(pair: Pair) -> None:
     pair.publish(1)
     pair.upload.run_once()
