@@ -25,6 +25,7 @@ class Version:
     bytes_written  size of the tensors in files that no earlier version has
     checksum       digest of the checksums of all tensors: equal for versions with the same parameters
     finite         whether the publisher looked at all values and found no NaN and no infinity
+    precision      "bfloat16" if float32 values are rounded to bfloat16; "" if they are as they were trained
     seal           state of its data files at that check (`paramsync.checkpoint.data_file`); "" for files not in memory
     digest         cryptographic digest of all tensors (`paramsync.checkpoint.digests`); "" without a signature
     graph_file     SHA-256 of the graph's file; "" without a signature
@@ -44,6 +45,7 @@ class Version:
     bytes_written: int = 0
     checksum: str = ""
     finite: bool = False
+    precision: str = ""
     seal: str = ""
     digest: str = ""
     graph_file: str = ""

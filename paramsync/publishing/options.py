@@ -24,6 +24,7 @@ class PublishOptions(TypedDict, total=False):
     signing_key: str | Path | None
     on_error: OnError
     allow_nan: bool
+    precision: Literal["bfloat16"] | None
     allow_ops: Collection[str]
     publish_if: PublishIf | None
     control_port: int | None
@@ -40,6 +41,8 @@ def check_options(options: PublishOptions) -> None:
         raise SettingsError(f'on_error: expected "log" or "raise", found {on_error!r}')
     if not isinstance(keep, Retention):
         Retention(keep=keep)
+    if options.get("precision") not in (None, "bfloat16"):
+        raise SettingsError(f'precision: expected "bfloat16" or None, found {options.get("precision")!r}')
     if publish_if is not None:
         Gate(publish_if)
     if options.get("tls") is not None and options.get("control_port") is None:

@@ -24,6 +24,7 @@ from paramsync.publishing.write_behind import (
     WriteBehind,
     device_name,
     fetch,
+    rounded,
     trace_context,
 )
 from paramsync.rpc.addresses import HOST
@@ -102,6 +103,8 @@ class Publisher:
         on_error: "log", or "raise": a publication that failed raises PublishError once, at the next call.
         allow_nan: Whether to publish parameters that are NaN or infinite. Otherwise such a publication fails with
             NotFiniteError and counts as `refused`: the previous version stays the latest.
+        precision: "bfloat16" rounds float32 values to bfloat16. They stay float32 in the files, with low bytes of zero:
+            a version then travels to a bucket as a small part of its size (see docs/beyond-one-machine.md).
         allow_ops: Ops that followers are configured to allow, in addition to ops that only compute.
         publish_if: Publishes a step that is due only if the gate lets it through: the name of a metric, such as
             "val_loss", that must not get worse than that of the newest version, or a function of the metrics, called on
@@ -161,6 +164,7 @@ class Publisher:
         )  # emptiness and latest metrics at the start
         self._begun: int | None = None  # the step that the latest version already covers
         self._pinned: Metrics = self._before  # the metrics of the last publication, written or not
+        self._precision = options.get("precision") or ""
         write = SnapshotWriter(self._store, finite=not options.get("allow_nan", False)).write
         self._behind: WriteBehind[Snapshot] = WriteBehind(write)
         self._behind.start()
@@ -326,6 +330,7 @@ class Publisher:
             step=step,
             prefix=f"ckpt-{number}",
             graph=self._source.digest,
+            precision=self._precision,
             step_done_at=done_at,
             snapshot_at=time.time(),
         )
@@ -372,7 +377,7 @@ class Publisher:
             pinned = self._source.pin()
         except StructureError:
             return True  # reported like any publication that fails
-        return self._source.digest != published.graph or not self._store.has(fetch(pinned))
+        return self._source.digest != published.graph or not self._store.has(rounded(fetch(pinned), self._precision))
 
     def _is_held_back(self, step: int, metrics: Metrics | None) -> bool:
         """Whether the gate holds back a step that is due."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Generic, SupportsFloat, TypeVar
 
+import ml_dtypes
 import numpy as np
 
 from paramsync.dtypes import Array
@@ -214,6 +215,17 @@ class Snapshot:
         self.values.pop(name, None)
 
 
+def rounded(tensors: dict[str, Any], precision: str) -> dict[str, Any]:
+    """The tensors with float32 values rounded to the nearest bfloat16, if that is the precision."""
+    if precision != "bfloat16":
+        return tensors
+    arrays = {name: np.asarray(tensor) for name, tensor in tensors.items()}
+    return {
+        name: array.astype(ml_dtypes.bfloat16).astype(np.float32) if array.dtype == np.float32 else array
+        for name, array in arrays.items()
+    }
+
+
 def trace_context() -> Any:
     """The span that is open on this thread; None if OpenTelemetry is not imported."""
     current = getattr(sys.modules.get("opentelemetry.context"), "get_current", None)
@@ -278,9 +290,9 @@ class SnapshotWriter:
             del tensors[name]
             snapshot.let_go(name)
 
-        version = self._store.commit(
-            version, tensors, unchanged=self._frozen.unchanged(tensors), finite=self._finite, copied=let_go
-        )
+        unchanged = self._frozen.unchanged(tensors)
+        values = rounded(tensors, version.precision)
+        version = self._store.commit(version, values, unchanged=unchanged, finite=self._finite, copied=let_go)
         self._frozen.note_published(snapshot, tensors, self._store.unchanged)
         return version
 

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Version(_message.Message):
-    __slots__ = ("number", "step", "prefix", "graph", "step_done_at", "snapshot_at", "committed_at", "bytes", "metrics", "bytes_written", "checksum", "finite")
+    __slots__ = ("number", "step", "prefix", "graph", "step_done_at", "snapshot_at", "committed_at", "bytes", "metrics", "bytes_written", "checksum", "finite", "precision")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +28,7 @@ class Version(_message.Message):
     BYTES_WRITTEN_FIELD_NUMBER: _ClassVar[int]
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     FINITE_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     number: int
     step: int
     prefix: str
@@ -40,7 +41,8 @@ class Version(_message.Message):
     bytes_written: int
     checksum: str
     finite: bool
-    def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., prefix: _Optional[str] = ..., graph: _Optional[str] = ..., step_done_at: _Optional[float] = ..., snapshot_at: _Optional[float] = ..., committed_at: _Optional[float] = ..., bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_written: _Optional[int] = ..., checksum: _Optional[str] = ..., finite: bool = ...) -> None: ...
+    precision: str
+    def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., prefix: _Optional[str] = ..., graph: _Optional[str] = ..., step_done_at: _Optional[float] = ..., snapshot_at: _Optional[float] = ..., committed_at: _Optional[float] = ..., bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_written: _Optional[int] = ..., checksum: _Optional[str] = ..., finite: bool = ..., precision: _Optional[str] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ("model", "load")

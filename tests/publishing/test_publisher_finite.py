@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from paramsync.errors import NotFiniteError
+from paramsync.errors import NotFiniteError, SettingsError
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.store import Store
@@ -64,3 +64,28 @@ def test_not_finite_is_published_where_that_is_allowed(tmp_path: Path) -> None:
         published = publisher.publish(1, wait=True)
         assert (published.number, published.finite) == (1, False)
     assert publisher.status().refused == 0
+
+
+def test_float32_is_rounded_to_bfloat16_on_request_and_the_record_says_so(tmp_path: Path) -> None:
+    model = Precise()
+    trained = tf.constant([1.0, np.pi, -1e-3, 3e38, 1.00390625])
+    for number in model.numbers.values():
+        number.assign(tf.cast(trained if number.dtype != tf.float16 else tf.minimum(trained, 6e4), number.dtype))
+    with Publisher(tmp_path, model, schedule=EVERY_STEP, precision="bfloat16") as publisher:
+        version = publisher.publish(1, wait=True)
+    assert (version.precision, version.finite) == ("bfloat16", True)
+    found = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(tmp_path)))
+    for name, number in model.numbers.items():
+        values = found.get_tensor(f"numbers/{name}/.ATTRIBUTES/VARIABLE_VALUE")
+        expected = number.numpy()
+        if name == "float32":
+            expected = tf.cast(tf.cast(number, tf.bfloat16), tf.float32).numpy()
+            assert not (values.view(np.uint32) & 0xFFFF).any()
+        assert values.dtype == expected.dtype
+        assert (values == expected).all()
+    assert [version.number for version in Store(tmp_path).versions()] == [1]  # the end has no other values
+
+
+def test_an_unknown_precision_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="precision"):
+        Publisher(tmp_path, Precise(), precision="float8")  # type: ignore[arg-type]
