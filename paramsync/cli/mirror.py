@@ -8,13 +8,15 @@ import sys
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 
 from paramsync.cli.formatting import console, duration, share, size, to_json
 from paramsync.cli.process import complain
+from paramsync.errors import EmptiedError, FencedError
 from paramsync.remote.bucket import is_address
 from paramsync.remote.mirror import Mirror
 from paramsync.remote.transfer import Transfer
+from paramsync.remote.upload import Claim
 
 
 def run(arguments: Namespace) -> bool:
@@ -22,8 +24,9 @@ def run(arguments: Namespace) -> bool:
     screen = console()
 
     def write(facts: dict[str, object]) -> None:
-        sys.stdout.write(to_json(facts))
-        sys.stdout.flush()
+        with suppress(BrokenPipeError) if arguments.beside else nullcontext():  # the program was killed
+            sys.stdout.write(to_json(facts))
+            sys.stdout.flush()
 
     def tell(done: Transfer) -> None:
         if arguments.json:
@@ -37,9 +40,20 @@ def run(arguments: Namespace) -> bool:
         else:
             _complain(reason)
 
-    with _until_told() as stop, Mirror(arguments.source, arguments.target, keep=arguments.keep, stop=stop) as mirror:
+    claim = None
+    if arguments.beside:
+        seen = (arguments.seen[0], int(arguments.seen[1])) if arguments.seen else None
+        claim = Claim(arguments.beside, seen, lambda run, epoch: write({"run": run, "epoch": epoch}))
+    with (
+        _until_told() as stop,
+        Mirror(arguments.source, arguments.target, keep=arguments.keep, stop=stop, claim=claim) as mirror,
+    ):
         if arguments.beside:
-            return _beside(mirror, tell, warn)
+            try:
+                return _beside(mirror, tell, warn)
+            except (FencedError, EmptiedError) as error:
+                write({"error": str(error), "over": True})
+                return False
         if not arguments.once:
             mirror.run(tell, warn)
             return True
@@ -73,7 +87,7 @@ def _beside(mirror: Mirror, tell: Callable[[Transfer], None], warn: Callable[[st
         return True
     mirror.stop.clear()
     done = mirror.finish(tell, warn)
-    if not is_address(mirror.source):  # a store of the program's own, in memory
+    if done and not is_address(mirror.source):  # a store of the program's own, in memory
         shutil.rmtree(mirror.source, ignore_errors=True)
     return done
 

@@ -1,7 +1,8 @@
 """A mirror in a process of its own beside a program: beside training, which it may not slow, or beside a server.
 
 The process ends with its program: it reads the end of its standard input, copies the newest version once more, and
-ends. A process that dies is started again.
+ends. A process that dies is started again, unless another publisher has taken the bucket: starting it again would take
+the bucket back.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import logging
 import math
 import os
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -37,7 +39,10 @@ class MirrorChild:
             if "://" in place:
                 Bucket(place)
         self._command = [sys.executable, "-m", "paramsync.cli", "mirror", source, target]
-        self._command += ["--keep", str(keep), "--json", "--beside"]
+        self._command += ["--keep", str(keep), "--json", "--beside", secrets.token_hex(16)]
+        self._seen: list[str] = []  # arguments for the next process: run and epoch of this publisher
+        self.over = False
+        """Whether another publisher has begun, or somebody emptied the bucket: this mirror does not go on."""
         self._closed = threading.Event()
         self._deadline = math.inf
         self._ended_well = False
@@ -64,9 +69,14 @@ class MirrorChild:
 
     def _run(self) -> None:
         wait = _FIRST_WAIT
-        while not self._ended_well:
+        while not (self._ended_well or self.over):
             with self._lock:
-                process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                process = subprocess.Popen(
+                    [*self._command, *self._seen],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    start_new_session=True,  # Ctrl-C is for the program, whose last version is still to be copied
+                )
                 self._process = process
                 if self._closed.is_set() and process.stdin is not None:
                     process.stdin.close()
@@ -83,7 +93,7 @@ class MirrorChild:
                 self._ended_well = code == 0
                 if time.monotonic() > self._deadline:
                     return
-            else:
+            elif not self.over:
                 self.reason = self.reason or f"the mirror ended with exit code {code}"
                 _log.warning("%s; started again in %.1f s", self.reason, wait)
                 self._closed.wait(wait)
@@ -96,7 +106,10 @@ class MirrorChild:
             return
         if "error" in facts:
             self.reason = str(facts["error"])
-            _log.warning("%s", self.reason)
+            self.over = "over" in facts
+            _log.log(logging.ERROR if self.over else logging.WARNING, "%s", self.reason)
+        elif "epoch" in facts:
+            self._seen = ["--seen", str(facts["run"]), str(facts["epoch"])]
         elif "version" in facts:
             self.reason, self.copied = "", int(facts["version"])
             _log.debug("version %d was copied, %d bytes", facts["version"], facts["bytes"])

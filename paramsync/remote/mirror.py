@@ -17,7 +17,7 @@ from paramsync.remote.bucket import Bucket, is_address
 from paramsync.remote.copy_note import CopyNote
 from paramsync.remote.download import Download
 from paramsync.remote.transfer import Transfer
-from paramsync.remote.upload import Upload
+from paramsync.remote.upload import Claim, Upload
 from paramsync.store.store import Store
 
 BUSY, IDLE = 0.2, 2.0  # seconds between two looks, while versions come and while none do
@@ -50,7 +50,15 @@ class MirrorStatus:
 class Mirror:
     """Keeps the store `target` up with the store `source`; directories or addresses of buckets. One thread owns it."""
 
-    def __init__(self, source: str, target: str, *, keep: int = 5, stop: threading.Event | None = None) -> None:
+    def __init__(
+        self,
+        source: str,
+        target: str,
+        *,
+        keep: int = 5,
+        stop: threading.Event | None = None,
+        claim: Claim | None = None,
+    ) -> None:
         """`keep` is how many of the newest versions stay at the target. Waiting ends when `stop` is set.
 
         Raises SettingsError, StoreError.
@@ -75,7 +83,7 @@ class Mirror:
         else:
             folder = Path(source)
         if is_address(target):
-            self._up = Upload(Store(folder), Bucket(target), keep=keep, stop=self.stop)
+            self._up = Upload(Store(folder), Bucket(target), keep=keep, stop=self.stop, claim=claim)
 
     def run_once(self) -> Transfer | None:
         """Copy the newest version, unless the target has it.
@@ -109,7 +117,7 @@ class Mirror:
     def run(self, tell: Callable[[Transfer], object], complain: Callable[[str], object]) -> None:
         """Go on until `stop` is set. `complain` gets each new reason why a look failed.
 
-        Raises FencedError, EmptiedError.
+        Raises FencedError and, for the publisher's side of a bucket, EmptiedError.
         """
         last = time.monotonic()
         wait = BUSY
@@ -119,9 +127,9 @@ class Mirror:
                 done = self.run_once()
             except InterruptedError:
                 return
-            except (FencedError, EmptiedError):
-                raise
             except (ConnectionError, RemoteError, StoreError, CorruptCheckpointError) as error:
+                if self._is_over(error):
+                    raise
                 if (told := repeats.text(str(error))) is not None:
                     complain(told)
                 wait = min(2 * wait, _LONGEST)
@@ -145,7 +153,7 @@ class Mirror:
             try:
                 done = self.run_once()
             except (ConnectionError, RemoteError, StoreError, CorruptCheckpointError) as error:
-                if isinstance(error, (FencedError, EmptiedError)):
+                if self._is_over(error):
                     raise
                 if time.monotonic() > end:
                     complain(f"the last version did not get into the bucket: {error}")
@@ -156,6 +164,10 @@ class Mirror:
                     return True
                 tell(done)
         return False
+
+    def _is_over(self, error: Exception) -> bool:
+        """Whether this mirror must not try again. A follower of an emptied bucket waits for its state to come back."""
+        return self._up is not None and isinstance(error, (FencedError, EmptiedError))
 
     def close(self) -> None:
         """Unlock the local store."""

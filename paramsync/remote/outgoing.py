@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
 from pathlib import Path
@@ -12,7 +13,10 @@ from paramsync.remote import state as states
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.child import MirrorChild, memory
 from paramsync.remote.protocol import Answer
+from paramsync.store.store import Store
 from paramsync.version import Version
+
+_log = logging.getLogger("paramsync.trainer")
 
 
 class Outgoing:
@@ -23,15 +27,25 @@ class Outgoing:
 
     def __init__(self, address: str, *, keep: int) -> None:
         """`keep` is how many of the newest versions the bucket lists. Raises SettingsError, RemoteError."""
+        self._address = address
+        self._closed = False
         self.latest = _newest(Bucket(address))
         """The newest version in the bucket before this publisher began."""
         self.path = Path(tempfile.mkdtemp(prefix="paramsync-", dir=memory()))
         self.child = MirrorChild(str(self.path), address, keep=keep)
 
     def close(self) -> None:
-        """Wait until the last version is in the bucket, at most a minute."""
-        if self.child.close():
+        """Wait until the last version is in the bucket, at most a minute. A version that is not there yet is kept."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.child.close() or (latest := Store(self.path).latest()) is None or self.child.copied == latest.number:
             shutil.rmtree(self.path, ignore_errors=True)
+            return
+        place = f"{self.path} keeps it"
+        if not self.child.over:
+            place += f", and this copies it: paramsync mirror {self.path} {self._address} --once"
+        _log.error("version %d is not in the bucket: %s; %s", latest.number, self.child.reason or "no time left", place)
 
 
 def _newest(bucket: Bucket) -> Version | None:

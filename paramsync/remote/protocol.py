@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 
-from paramsync.errors import EmptiedError, FencedError, RemoteError
+from paramsync.errors import EmptiedError, FencedError
 from paramsync.remote import state as states
 from paramsync.remote.state import Listed, State
 
@@ -97,10 +97,11 @@ def read() -> Steps[Held | None]:
             return None
 
 
-def take_over(run: str, nonce: str, *, seen: str | None = None) -> Steps[Held]:
-    """Begin the next epoch. `run` is the identity of a run that begins here, `seen` that of the run to go on with.
+def take_over(run: str, nonce: str, *, seen: tuple[str, int] | None = None) -> Steps[Held]:
+    """Begin the next epoch. `run` is the identity of a run that begins here.
 
-    Raises EmptiedError if the state of a seen run is gone, RemoteError if another run took its place.
+    `seen` is the run and the epoch that this publisher had before its process was started again: it raises EmptiedError
+    if this state is gone, FencedError if another publisher has begun since.
     """
     while True:
         held = yield from read()
@@ -111,8 +112,8 @@ def take_over(run: str, nonce: str, *, seen: str | None = None) -> Steps[Held]:
             answer = yield Create(mine.to_json())
         elif held.state.committed == nonce:
             return held
-        elif seen not in (None, held.state.run):
-            raise RemoteError(f"expected versions of run {seen}, found those of run {held.state.run}")
+        elif seen not in (None, (held.state.run, held.state.epoch)):
+            raise FencedError(seen[1], held.state.epoch)
         else:
             mine = held.state.commit(nonce, epoch=held.state.epoch + 1)
             answer = yield Replace(mine.to_json(), held.tag)

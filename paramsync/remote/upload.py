@@ -7,6 +7,7 @@ import secrets
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from paramsync.checkpoint.reader import Bundle
@@ -53,11 +54,28 @@ class _Placed:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """How a publisher takes a bucket over, and does so again after its process died, but not from a successor.
+
+    nonce  of the take-over: the next process of the publisher knows by it that only the report was lost
+    seen   the run and the epoch that an earlier process of the publisher reported
+    tell   reports run and epoch
+    """
+
+    nonce: str
+    seen: tuple[str, int] | None = None
+    tell: Callable[[str, int], object] = lambda run, epoch: None
+
+
 class Upload:
     """The publisher's side of a bucket. One thread owns it."""
 
-    def __init__(self, source: Store, bucket: Bucket, *, keep: int, stop: threading.Event) -> None:
+    def __init__(
+        self, source: Store, bucket: Bucket, *, keep: int, stop: threading.Event, claim: Claim | None = None
+    ) -> None:
         """`keep` is how many of the newest versions the bucket lists. Waiting ends when `stop` is set."""
+        self._claim = Claim(secrets.token_hex(16)) if claim is None else claim
         self._source = source
         self._bucket = bucket
         self._keep = keep
@@ -75,9 +93,9 @@ class Upload:
     def start(self) -> None:
         """Take the bucket over from earlier publishers. Raises RemoteError if the server is not fit for this."""
         self._bucket.probe()
-        seen = None if self._held is None else self._held.state.run
-        steps = protocol.take_over(secrets.token_hex(16), secrets.token_hex(16), seen=seen)
+        steps = protocol.take_over(secrets.token_hex(16), self._claim.nonce, seen=self._claim.seen)
         self._held = self._bucket.perform(steps, self._stop)
+        self._claim.tell(self._held.state.run, self._held.state.epoch)
 
     def run_once(self) -> Transfer | None:
         """Copy the newest version, unless the bucket has it or a newer one.

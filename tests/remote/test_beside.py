@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import grpc
@@ -37,7 +38,8 @@ def address(
     for name, value in seaweedfs.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(child, "_MEMORY", tmp_path)
-    return f"s3://{seaweedfs.bucket}/{request.node.name}"
+    name = re.sub("[^a-z_]", "-", request.node.name)
+    return f"s3://{seaweedfs.bucket}/{name}"
 
 
 class Training:
@@ -85,6 +87,45 @@ def test_what_training_publishes_serves_elsewhere_though_mirrors_are_killed(addr
 def mirrors(address: str) -> list[int]:
     found = subprocess.run(["pgrep", "-f", f"cli mirror .*{address}"], capture_output=True, text=True, check=False)
     return [int(pid) for pid in found.stdout.split()]
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["stopped", "killed"])
+def test_a_publisher_that_another_one_replaced_does_not_take_the_bucket_back(
+    address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, dies: bool
+) -> None:
+    monkeypatch.setattr(child, "_FIRST_WAIT", 0.0)
+    first = Training(address)
+    first.publish(1)
+    eventually(lambda: first.is_copied(1), lambda: "version 1")
+    [stopped] = mirrors(address)
+    os.kill(stopped, signal.SIGSTOP)
+    second = Training(address)
+    second.publish(2)
+    eventually(lambda: second.is_copied(2), lambda: "version 2")
+    first.publish(3)
+    os.kill(stopped, signal.SIGKILL if dies else signal.SIGCONT)
+    eventually(lambda: first.mirror.over, lambda: first.mirror.reason)
+    assert "another publisher has begun" in first.mirror.reason
+    first.publisher.close()
+    assert "version 3 is not in the bucket: another publisher" in caplog.text
+    second.publish(4)
+    second.publisher.close()
+    assert second.mirror.copied == 4
+
+
+def test_a_publisher_that_is_killed_leaves_no_store_and_its_last_version_in_the_bucket(
+    address: str, tmp_path: Path
+) -> None:
+    pid = os.fork()
+    if pid == 0:
+        code = f"from tests.remote.test_beside import *; child._MEMORY = Path({str(tmp_path)!r})"
+        code += f"; Training({address!r}).publish(7); os.kill(os.getpid(), signal.SIGKILL)"
+        os.execv(sys.executable, [sys.executable, "-c", code])
+    assert os.waitpid(pid, 0)[1] == signal.SIGKILL
+    eventually(lambda: not mirrors(address), lambda: "the end of the mirror")
+    with Follower(Replica("m", address), poll_seconds=3600) as follower:
+        serves(follower, 7)
+    assert [*tmp_path.glob("*/publisher.lock")] == []
 
 
 def test_a_restarted_training_goes_on_above_the_versions_in_the_bucket(address: str) -> None:

@@ -202,7 +202,25 @@ def test_a_commit_keeps_what_an_operator_chose_meanwhile() -> None:
 
 
 def test_a_missing_state_is_never_a_fresh_start_for_somebody_who_has_seen_one() -> None:
-    steps = protocol.take_over(RUN, "b" * 32, seen=RUN)
+    steps = protocol.take_over(RUN, "b" * 32, seen=(RUN, 1))
     next(steps)
     with pytest.raises(EmptiedError):
         steps.send(Answer.MISSING)
+
+
+@pytest.mark.parametrize(("run", "epoch"), [(RUN, 3), ("e" * 32, 2)])
+def test_a_publisher_whose_process_died_does_not_take_the_bucket_back_from_its_successor(run: str, epoch: int) -> None:
+    current = State(run=run, epoch=epoch, sequence=9, nonce="c" * 32, committed="c" * 32)
+    steps = protocol.take_over(RUN, "b" * 32, seen=(RUN, 2))
+    next(steps)
+    with pytest.raises(FencedError):
+        steps.send(Found(current.to_json(), "1"))
+
+
+def test_a_publisher_whose_process_died_before_it_reported_its_epoch_goes_on_with_it() -> None:
+    current = State(run=RUN, epoch=3, sequence=9, nonce="b" * 32, committed="b" * 32)
+    steps = protocol.take_over(RUN, "b" * 32, seen=(RUN, 2))
+    next(steps)
+    with pytest.raises(StopIteration) as ended:
+        steps.send(Found(current.to_json(), "1"))
+    assert ended.value.value.state == current
