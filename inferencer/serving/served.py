@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 Supervisor: TypeAlias = "Callable[..., Awaitable[Any]]"
 """Asks the supervisor a question by its name and arguments."""
 
+_AT_A_TIME = 4  # questions
+
 
 class Model(Protocol):
     """A model, for any thread. It stays valid when the server's models change."""
@@ -74,6 +76,22 @@ class ServedModels(Models, Protocol):
 
     def batched(self, model: str) -> bool:
         """Whether waiting requests of this model may share a call."""
+
+
+def few_at_a_time(supervisor: Supervisor) -> Supervisor:
+    """Limit the questions that the supervisor has at a time, so that a flood of requests does not delay operators.
+
+    A question counts until its answer comes, even if the caller has left.
+    """
+    places = asyncio.Semaphore(_AT_A_TIME)
+
+    async def ask(*question: Any) -> Any:
+        await places.acquire()
+        answer = asyncio.ensure_future(supervisor(*question))
+        answer.add_done_callback(lambda _: places.release())
+        return await asyncio.shield(answer)
+
+    return ask
 
 
 class ServedModel:

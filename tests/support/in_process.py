@@ -26,6 +26,8 @@ class InProcess(Running):
 
     async def _start(self) -> tuple[Any, Ports]:
         self.asked: list[tuple[Any, ...]] = []
+        self.counted = asyncio.Event()  # until it is set, the counts of all workers do not come
+        self.counted.set()
         self._replicas = {path.name: Replica(path.name, path, allowed=GATED_OPS) for path in self.stores}
         self._now = {name: self._model(name) for name in self._replicas}
         supervisor: Any = self
@@ -72,6 +74,8 @@ class InProcess(Running):
         self.asked.append(question)
         if question[0] == "compare":
             await asyncio.Event().wait()
+        if question[0] in ("metrics", "statistics"):
+            await self.counted.wait()
         if question[0] == "metrics":
             return Exposition(self.server.metrics).text()
         return b'{"models":{}}'

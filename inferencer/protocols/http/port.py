@@ -25,7 +25,7 @@ from ...batching.batcher import Batcher
 from ...serving.access import caller_of, check_host, check_origin
 from ...serving.metrics import Metrics
 from ...serving.prometheus import CONTENT_TYPE
-from ...serving.served import ServedModels, Supervisor
+from ...serving.served import ServedModels, Supervisor, few_at_a_time
 from ...settings.settings import Settings, TfServing
 from ...transport.errors import is_unforeseen, logged_status, status_of
 from ...transport.memory_budget import MemoryBudget, MemoryShare, weight
@@ -80,7 +80,7 @@ class HttpPort:
         self._patience = _PATIENCE
         self._kserve = kserve
         self._access = access
-        self._supervisor = supervisor
+        self._counts = few_at_a_time(supervisor)
         self._hosts = settings.allowed_hosts
         self._page = Page(models, supervisor, access)
         self._budget = budget
@@ -175,7 +175,7 @@ class HttpPort:
         asked_kserve = request_of(method, path) if path == "/v2" or path.startswith("/v2/") else None
         self._check(request, None if asked_kserve is None else asked_kserve[0])
         if path in self._metrics_paths and method == "GET":
-            text = await asyncio.wait_for(self._supervisor("metrics"), _METRICS_SECONDS)
+            text = await asyncio.wait_for(self._counts("metrics"), _METRICS_SECONDS)
             return reply(200, text, {"Content-Type": CONTENT_TYPE})
         if asked_kserve is not None:
             call, message = asked_kserve

@@ -15,7 +15,7 @@ from paramsync.program.process import release
 from paramsync.status import Stage, State, nothing_serves
 
 from ...serving.metrics import Statistics
-from ...serving.served import ServedModels, Supervisor
+from ...serving.served import ServedModels, Supervisor, few_at_a_time
 from ..sync.service import wait
 from . import tensors
 from .infer import ModelInfer, ModelStreamInfer, take_resident
@@ -45,7 +45,7 @@ class KServe:
 
     def __init__(self, models: ServedModels, supervisor: Supervisor, draining: asyncio.Event) -> None:
         self._models = models
-        self._supervisor = supervisor
+        self._counts = few_at_a_time(supervisor)
         self.ModelInfer = ModelInfer(models)
         self.ModelStreamInfer = ModelStreamInfer(self.ModelInfer, draining)
 
@@ -135,7 +135,7 @@ class KServe:
         """Statistics of versions that are in memory or have answered lately."""
         response = pb.ModelStatisticsResponse()
         for model in self._models.some(request.name):
-            counted = await asyncio.wait_for(self._supervisor("statistics", model.name), _STATISTICS_SECONDS)
+            counted = await asyncio.wait_for(self._counts("statistics", model.name), _STATISTICS_SECONDS)
             resident = {str(number): Statistics() for number in model.status().resident}
             versions = {**resident, **counted}
             if request.version and request.version not in versions:

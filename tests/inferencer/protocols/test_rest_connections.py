@@ -159,3 +159,17 @@ def test_health_is_told_while_all_connections_are_busy(web: InProcess, monkeypat
         for path, text in (("/healthz", "not serving yet: empty"), ("/v1/models/plain", "as many connections as")):
             got = call(web.rest_port, "GET", path)
             assert (got.status, text in got.error) == (503, True), got.error
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/v2/models/plain/stats"])
+def test_the_supervisor_gets_few_questions_even_from_many_callers_that_leave(web: InProcess, path: str) -> None:
+    asked, came = len(web.asked), web.rest._came
+    web.counted.clear()
+    with ExitStack() as stack:
+        for _ in range(20):
+            connected(web, stack).sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+        eventually(lambda: web.rest._came == came + 20, lambda: f"20 requests: {web.rest._came - came}")
+    eventually(lambda: not len(web.rest._connections), lambda: "all callers to be gone")
+    assert len(web.asked) == asked + 4
+    web._loop.call_soon_threadsafe(web.counted.set)
+    assert call(web.rest_port, "GET", "/metrics").status == 200
