@@ -143,7 +143,8 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
         text = "not needed if only one model is served" if command is sync else "only this model"
         command.add_argument("model", nargs="?", default="", metavar="MODEL", help=text)
     for command in (pin, unpin, rollback, label, unlabel):
-        command.add_argument("model", metavar="MODEL")
+        text = "a model, or the address of a bucket such as s3://bucket/digits: of all its followers"
+        command.add_argument("model", metavar="MODEL", help=text)
     pin.add_argument("version", type=_number, metavar="N")
     label.add_argument("label", metavar="LABEL", help="such as stable or canary")
     label.add_argument("version", type=_number, metavar="N", help="stays in memory as long as it has a label")

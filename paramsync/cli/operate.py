@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from paramsync.cli.formatting import duration, plain, to_json
 from paramsync.cli.process import check_reader, complain
 from paramsync.cli.servers import ServerChange, ask_all, connected, short, tell
-from paramsync.errors import CallError, ParamsyncError
+from paramsync.errors import CallError, ParamsyncError, SettingsError
 from paramsync.host.files import line
+from paramsync.remote.bucket import is_address
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 
@@ -38,6 +39,8 @@ _CHANGES: dict[str, _Ask] = {
 
 def run(arguments: Namespace) -> bool:
     """True if every server made the change."""
+    if is_address(getattr(arguments, "model", "")):
+        return _of_fleet(arguments)
     with connected(arguments) as inferencers:
         if arguments.command == "watch":
             _watch(inferencers, arguments)
@@ -50,6 +53,29 @@ def run(arguments: Namespace) -> bool:
         ask_all(changes, lambda change: change.run(lambda: ask(change.inferencer, arguments)))
         sentence = _labels if "label" in arguments.command else _pinned
         return tell(arguments, changes, lambda change, status: sentence(status))
+
+
+def _of_fleet(arguments: Namespace) -> bool:
+    """Choose for all followers of a bucket."""
+    from paramsync.remote import fleet  # here: most operators have no bucket
+
+    address, command = arguments.model, arguments.command
+    if command == "watch":
+        raise SettingsError(f"expected a model of a server, found the address of a bucket, {address}")
+    choices = {
+        "pin": lambda: fleet.pin(address, arguments.version),
+        "unpin": lambda: fleet.pin(address, None),
+        "rollback": lambda: fleet.roll_back(address),
+        "label": lambda: fleet.label(address, arguments.label, arguments.version),
+        "unlabel": lambda: fleet.label(address, arguments.label, None),
+    }
+    state = fleet.choose(address, choices[command]())
+    labels = ", ".join(f"{label} is version {number}" for label, number in sorted(state.labels.items()))
+    pinned = "follow the newest version" if state.pinned is None else f"serve version {state.pinned}"
+    text = f"{address}: all followers {pinned}; {labels or 'no labels'}"
+    facts = {"address": address, "pinned": state.pinned, "labels": dict(state.labels)}
+    sys.stdout.write(to_json(facts) if arguments.json else f"{line(text)}\n")
+    return True
 
 
 def _replace_workers(inferencers: Sequence[Inferencer], arguments: Namespace) -> bool:

@@ -200,6 +200,8 @@ class OperatorRequests:
         `latest` is how many of the newest versions stay in memory; None: the versions that served last stay instead.
         """
         self._choices = choices
+        self.fleet = Choices()
+        """Choices for all followers of a bucket, set by the worker; choices that were made here win."""
         self._keep = keep
         self._latest = latest
         self._held: Change | None = None
@@ -254,7 +256,8 @@ class OperatorRequests:
     def pinned(self) -> int | None:
         """The pinned version, to serve until it is unpinned."""
         tried = self._pinning
-        return self._choices.pinned if tried is None or tried.answer.done() else tried.number
+        chosen = self._choices.pinned if tried is None or tried.answer.done() else tried.number
+        return self.fleet.pinned if chosen is None else chosen
 
     @property
     def going_back(self) -> bool:
@@ -264,7 +267,7 @@ class OperatorRequests:
     @property
     def labels(self) -> Mapping[str, int]:
         """The version that each label should lead to."""
-        return {**self._choices.labels, **self.labelling}
+        return {**self.fleet.labels, **self._choices.labels, **self.labelling}
 
     @property
     def labelling(self) -> Mapping[str, int]:

@@ -11,9 +11,11 @@ from weakref import WeakKeyDictionary
 
 from paramsync.following.faults import Fault, describe, fault_of, free_frames
 from paramsync.following.operator_requests import OperatorRequest, OperatorRequests
+from paramsync.following.pins_file import Choices
 from paramsync.following.policy import Backoff, Failures, newest, next_restore, served_before, stand_in
 from paramsync.following.report import Report
 from paramsync.following.residents import Residents
+from paramsync.remote import copy_note
 from paramsync.sources import diagnosis
 from paramsync.sources.source import Look, Progress
 from paramsync.status import State
@@ -94,6 +96,8 @@ class Reconciler:
         self._replica.release()
 
     def _look(self) -> Look:
+        note = copy_note.read(self._replica.source.path)
+        self._requests.fleet = Choices() if note is None else Choices(pinned=note.pinned, labels=note.labels)
         look = self._replica.source.look()
         error = "" if look.problem is None else describe(look.problem)
         if look.published is not None and look.numbers is not None:

@@ -48,6 +48,11 @@ class Download:
         self._writer.close()
 
     @property
+    def state(self) -> State | None:
+        """The last state that was seen."""
+        return self._seen
+
+    @property
     def newest(self) -> int | None:
         """The newest version in the bucket, as far as is known here."""
         newest = None if self._seen is None else self._seen.newest
@@ -69,8 +74,8 @@ class Download:
         if found is not None:
             self._look(states.from_json(found.content))
             self._tag = found.tag
-        listed = None if self._seen is None else self._seen.newest
-        if listed is None or listed.number <= self._refused:
+        listed = None if self._seen is None else self._seen.wanted
+        if listed is None or listed.number == self._refused:
             return None
         local = self._writer.latest()
         if local is not None and listed.number <= local.number:

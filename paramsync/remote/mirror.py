@@ -107,9 +107,12 @@ class Mirror:
         return done
 
     def _note(self, reason: str) -> None:
-        """Say in the status, and in a local copy, why versions do not come."""
+        """Say in the status why versions do not come, and in a local copy what operators chose, too."""
         self.status = replace(self.status, reason=reason)
+        state = None if self._down is None else self._down.state
         note = CopyNote(self.source, reason)
+        if state is not None:
+            note = CopyNote(self.source, reason, pinned=state.pinned, labels=dict(state.labels))
         if self._down is not None and self._up is None and note != self._noted:
             note.write(Path(self.target))
             self._noted = note

@@ -141,8 +141,8 @@ def commit(held: Held, change: Callable[[State], State], nonce: str) -> Steps[He
         base = current
 
 
-def choose(change: Callable[[Mapping[str, Any]], Mapping[str, Any]], nonce: str) -> Steps[State]:
-    """Replace the operators' choices by what `change` makes of them; a choice that stands already is not written again.
+def choose(choice: Callable[[State], Mapping[str, Any]], nonce: str) -> Steps[State]:
+    """Replace the operators' choices by `choice` of the state; a choice that stands already is not written again.
 
     Raises EmptiedError if there is no state.
     """
@@ -150,7 +150,7 @@ def choose(change: Callable[[Mapping[str, Any]], Mapping[str, Any]], nonce: str)
         held = yield from read()
         if held is None:
             raise EmptiedError
-        choices = change(held.state.choices)
+        choices = choice(held.state)
         if choices == held.state.choices:
             return held.state
         mine = held.state.choose(nonce, choices)
@@ -185,15 +185,23 @@ def check_fence(mine: State, current: State) -> None:
 def listing(
     version: Listed, needed: Iterable[str], keep: int, swept: frozenset[str] = frozenset()
 ) -> Callable[[State], State]:
-    """The change that lists a version, which needs these objects, as the newest and drops all but `keep` versions.
+    """The change that lists a version, which needs these objects, as the newest.
 
-    Condemns the objects that no version needs then. `swept` names are deleted already, and no longer condemned.
+    Drops all but the `keep` newest versions and those that operators chose, and condemns the objects that no version
+    needs then. `swept` names are deleted already, and no longer condemned.
     """
-    needs = dict.fromkeys(needed, version.number)
+    names = tuple(needed)
 
     def change(state: State) -> State:
-        versions = (*state.versions, version)[-keep:]
-        objects = {name: last for name, last in {**state.objects, **needs}.items() if last >= versions[0].number}
+        chosen = {state.pinned, *state.labels.values()}
+        before = (*state.versions, version)
+        versions = (*[old for old in before[:-keep] if old.number in chosen], *before[-keep:])
+        needs = {name: (state.objects.get(name, (version.number, 0))[0], version.number) for name in names}
+        objects = {
+            name: (first, last)
+            for name, (first, last) in {**state.objects, **needs}.items()
+            if any(first <= listed.number <= last for listed in versions)
+        }
         after = replace(state, versions=versions, objects=objects)
         condemned = {*state.condemned, *(state.live - after.live)} - swept
         return replace(after, condemned=tuple(sorted(condemned)))

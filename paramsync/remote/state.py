@@ -20,8 +20,10 @@ LIMIT = 64 << 10  # bytes
 
 _VERSIONS = 256
 _OBJECTS = 1 << 10  # names that are needed; also names that wait to be deleted
+_LABELS = 64
 _NUMBER = 1 << 63
 _OBJECT = re.compile(r"[a-z]+/[0-9]{1,19}/[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+_LABEL = re.compile(r"[\w.-]{1,64}")
 _RANDOM = re.compile(r"[0-9a-f]{32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -45,9 +47,9 @@ class State:
     nonce      random text of the writer of this state
     committed  nonce of the last write of a publisher, who knows its own write by it even beneath an operator's
     versions   ascending by number; the last is the newest
-    objects    names of data objects, each with the number of the newest version that needs it
+    objects    names of data objects, each with the numbers of the first and the last version that needs it
     condemned  names that no version needs any more, to be deleted
-    choices    what operators chose for all followers; kept by publishers
+    choices    what operators chose for all followers, `pinned` and `labels` among it; kept by publishers
     """
 
     run: str
@@ -56,13 +58,32 @@ class State:
     nonce: str
     committed: str
     versions: tuple[Listed, ...] = ()
-    objects: Mapping[str, int] = field(default_factory=dict)
+    objects: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     condemned: tuple[str, ...] = ()
     choices: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def newest(self) -> Listed | None:
         return self.versions[-1] if self.versions else None
+
+    @property
+    def pinned(self) -> int | None:
+        """The version that all followers are to serve; None: the newest."""
+        pinned: int | None = self.choices.get("pinned")
+        return pinned
+
+    @property
+    def labels(self) -> Mapping[str, int]:
+        """The version that each label leads to, at all followers."""
+        labels: Mapping[str, int] = self.choices.get("labels", {})
+        return labels
+
+    @property
+    def wanted(self) -> Listed | None:
+        """The version that followers are to fetch: the pinned one, or else the newest."""
+        if self.pinned is None:
+            return self.newest
+        return next((version for version in self.versions if version.number == self.pinned), None)
 
     @property
     def live(self) -> frozenset[str]:
@@ -118,15 +139,16 @@ def from_json(content: bytes) -> State:
         versions=tuple([_listed(version) for version in _list(values, "versions", _VERSIONS)]),
         objects=_objects(values.get("objects")),
         condemned=tuple([_name(name) for name in _list(values, "condemned", _OBJECTS)]),
-        choices=_mapping(values.get("choices", {})),
+        choices=_choices(_mapping(values.get("choices", {}))),
     )
     numbers = [version.number for version in state.versions]
     if numbers != sorted(set(numbers)):
         raise _wrong("versions in ascending order", numbers)
     if both := state.live.intersection(state.condemned):
         raise _wrong("condemned names that no version needs", min(both))
-    if state.objects and not set(state.objects.values()).issubset(numbers):
-        raise _wrong("objects that a listed version needs", "others")
+    for name, (first, last) in state.objects.items():
+        if not any(first <= number <= last for number in numbers):
+            raise _wrong("objects that a listed version needs", name)
     return state
 
 
@@ -139,11 +161,28 @@ def _listed(value: Any) -> Listed:
     )
 
 
-def _objects(value: Any) -> dict[str, int]:
+def _objects(value: Any) -> dict[str, tuple[int, int]]:
     values = _mapping(value)
     if len(values) > _OBJECTS:
         raise _wrong(f"at most {_OBJECTS} objects", len(values))
-    return {_name(name): _number(values, name) for name in values}
+    needed = {}
+    for name in values:
+        first, last = _list(values, name, 2) if isinstance(values[name], list) and len(values[name]) == 2 else (None, 0)
+        needed[_name(name)] = _number({name: first}, name), _number({name: last}, name)
+    return needed
+
+
+def _choices(values: dict[str, Any]) -> dict[str, Any]:
+    """What operators chose. Keys of a newer paramsync are kept."""
+    if values.get("pinned") is not None:
+        _number(values, "pinned")
+    labels = _mapping(values.get("labels", {}))
+    if len(labels) > _LABELS:
+        raise _wrong(f"at most {_LABELS} labels", len(labels))
+    for label in labels:
+        _text({"label": label}, "label", _LABEL)
+        _number(labels, label)
+    return values
 
 
 def _name(name: Any) -> str:

@@ -141,7 +141,7 @@ class Upload:
                 bytes=sum(entry.size for entry in packed.entries.values()),
             )
         sent = _Sent(version, bundle, packed, contents)
-        graph = self._send_graph(version.graph)
+        graph = self._send_graph(version.graph, version.number)
         size = tensors.size_of(packed)
         sent_now = [placed for stride in _STRIDES if (placed := self._send_delta(stride, sent, size)) is not None]
         total = sum(placed.edge.size for placed in sent_now)
@@ -195,11 +195,12 @@ class Upload:
         edge = Edge(base.version.number, base.version.checksum, sent.version.number, name, length)
         return _Placed(edge, stride, self._count)
 
-    def _send_graph(self, digest: str) -> str:
+    def _send_graph(self, digest: str, number: int) -> str:
+        """Write the graph of a version, unless the version before had it."""
         if not digest:
             return ""
         if self._graph[0] != digest:
-            name = self._name("graphs", f"{digest}.pb")
+            name = self._name("graphs", f"{number}.pb")
             self._bucket.put(name, files.content(self._source.graph_file(digest), limit=files.MAX_MESSAGE))
             self._graph = digest, name
         return self._graph[1]

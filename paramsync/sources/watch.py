@@ -45,7 +45,7 @@ _NEWS: list[type[FileSystemEvent]] = [
 _TRIES = 10  # if folders come and go faster, polling finds them
 # Publishers and TensorFlow rename onto `checkpoint`; a Saver writes its graph after that, and so may others. An ending
 # publisher closes its lock.
-_STORE = re.compile(r"checkpoint|publisher\.lock|[^/]*\.meta|graph-[^/]*\.pb|\d{1,18}|saved_model\.pb")
+_STORE = re.compile(r"checkpoint|publisher\.lock|mirror\.json|[^/]*\.meta|graph-[^/]*\.pb|\d{1,18}|saved_model\.pb")
 _NUMBERED = re.compile(r"checkpoint|\d{1,18}")
 # TensorFlow writes `saved_model.pb` last; a copied folder has it in any order.
 _SAVED_MODEL = re.compile(r"saved_model\.pb(txt)?|variables")

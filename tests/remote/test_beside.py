@@ -156,6 +156,12 @@ def test_the_command_copies_the_newest_version_for_stock_tensorflow(
     assert (facts["version"], facts["way"], facts["deltas"]) == (30, "whole", 0)
     assert main(["mirror", address, str(target), "--once"]) == 0
     assert "has the newest version, 30" in capsys.readouterr().out
+    assert main(["pin", address, "20"]) == 1
+    assert "there are: 30" in capsys.readouterr().err
+    assert main(["pin", address, "30"]) == 0
+    assert capsys.readouterr().out == f"{address}: all followers serve version 30; no labels\n"
+    assert main(["label", address, "stable", "30", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"address": address, "pinned": 30, "labels": {"stable": 30}}
     found = {name for name, _ in tf.train.list_variables(str(target))}
     assert found == {*NAMES}
     assert main(["verify", str(target)]) == 0

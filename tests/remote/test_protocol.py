@@ -102,7 +102,7 @@ class Publisher:
 
 
 def operator(chance: random.Random, choice: int) -> Steps[State]:
-    return protocol.choose(lambda choices: {**choices, f"pin{choice}": choice}, nonce(chance))
+    return protocol.choose(lambda state: {**state.choices, f"pin{choice}": choice}, nonce(chance))
 
 
 def drive(bucket: Bucket, chance: random.Random, rounds: int) -> tuple[list[Publisher], list[int]]:

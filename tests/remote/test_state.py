@@ -16,7 +16,7 @@ from paramsync.remote.state import Listed, State
 
 A = "a" * 32
 VERSION = Listed(7, "versions/1/7.json", "0" * 64)
-STATE = State(A, 1, 2, A, A, (VERSION,), {"data/1/7": 7, "graphs/1/ab.pb": 7}, ("data/1/6",), {"pin": 7})
+STATE = State(A, 1, 2, A, A, (VERSION,), {"data/1/7": (5, 7), "graphs/1/7.pb": (7, 7)}, ("data/1/6",), {"pin": 7})
 
 
 def changed(**values: Any) -> bytes:
@@ -43,8 +43,12 @@ def test_a_state_is_read_as_it_was_written() -> None:
         ({"condemned": ["state.json"]}, "name"),
         ({"condemned": ["data/1/../../x"]}, "name"),
         ({"versions": [{"number": 1, "manifest": "/etc/passwd", "digest": "0" * 64}]}, "manifest"),
-        ({"objects": {"data/1/7": 8}}, "listed version"),
-        ({"objects": {"../x": 7}}, "name"),
+        ({"objects": {"data/1/7": [8, 9]}}, "listed version"),
+        ({"objects": {"data/1/7": [7]}}, "whole number"),
+        ({"choices": {"pinned": "x"}}, "pinned"),
+        ({"choices": {"labels": {"a b": 7}}}, "label"),
+        ({"choices": {"labels": {"a": -1}}}, "whole number"),
+        ({"objects": {"../x": [7, 7]}}, "name"),
         ({"objects": []}, "JSON object"),
         ({"versions": [json.loads(STATE.to_json())["versions"][0]] * 2}, "ascending"),
     ],

@@ -1,0 +1,82 @@
+"""What operators choose for all followers of a bucket: one compare-and-swap of its state, which followers obey."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paramsync.errors import RemoteError, UnknownLabelError, UnknownVersionError
+from paramsync.remote import protocol
+from paramsync.remote.bucket import Bucket
+from paramsync.remote.state import State
+
+_SECONDS = 30.0  # for a bucket to answer
+
+Choice = Callable[[State], Mapping[str, Any]]
+"""The choices that follow from a state."""
+
+
+def choose(address: str, choice: Choice) -> State:
+    """Make a choice for all followers; returns the state that has it.
+
+    Raises RemoteError, EmptiedError for an address that nobody published to, and what `choice` raises.
+    """
+    bucket = Bucket(address)
+    stop = threading.Event()
+    timer = threading.Timer(_SECONDS, stop.set)
+    timer.start()
+    try:
+        return bucket.perform(protocol.choose(choice, secrets.token_hex(16)), stop)
+    except InterruptedError as error:
+        raise RemoteError(f"{bucket.address} does not answer: {bucket.last_error}") from error
+    finally:
+        timer.cancel()
+
+
+def pin(address: str, number: int | None) -> Choice:
+    """Serve this version and no newer one; None: follow the newest."""
+
+    def choice(state: State) -> Mapping[str, Any]:
+        if number is not None:
+            _check(address, state, number)
+        return {**state.choices, "pinned": number}
+
+    return choice
+
+
+def roll_back(address: str) -> Choice:
+    """Serve the version before the pinned or newest one."""
+
+    def choice(state: State) -> Mapping[str, Any]:
+        wanted = state.wanted
+        before = [version.number for version in state.versions if wanted and version.number < wanted.number]
+        if not before:
+            raise RemoteError(f"{address}: there is no version to go back to")
+        return {**state.choices, "pinned": before[-1]}
+
+    return choice
+
+
+def label(address: str, name: str, number: int | None) -> Choice:
+    """Have a label lead to this version; None: remove the label."""
+
+    def choice(state: State) -> Mapping[str, Any]:
+        if number is None and name not in state.labels:
+            raise UnknownLabelError(address, name, state.labels)
+        if number is not None:
+            _check(address, state, number)
+        labels = {**state.labels, **({} if number is None else {name: number})}
+        if number is None:
+            del labels[name]
+        return {**state.choices, "labels": labels}
+
+    return choice
+
+
+def _check(address: str, state: State, number: int) -> None:
+    """Raise UnknownVersionError for a version that the bucket does not list."""
+    listed = [version.number for version in state.versions]
+    if number not in listed:
+        raise UnknownVersionError(address, number, listed)
