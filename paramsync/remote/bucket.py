@@ -36,6 +36,12 @@ def is_address(text: str) -> bool:
     return text.partition("://")[0] in SCHEMES and "://" in text
 
 
+def check_keep(target: str, keep: int) -> None:
+    """Raise SettingsError if a bucket is to list more versions than its state has room for."""
+    if is_address(target) and keep > states.MOST_VERSIONS:
+        raise SettingsError(f"keep: expected at most {states.MOST_VERSIONS} versions in a bucket, found {keep}")
+
+
 class Bucket:
     """One folder of an object store. Safe to use from any thread."""
 
@@ -135,7 +141,7 @@ class Bucket:
         def read(start: int) -> None:
             stop = min(start + _PART, len(out))
             found = self._call(lambda: self._obstore.get_range(self._store, name, start=start, end=stop))
-            if found is Answer.UNKNOWN and (size := self._size(name)) < stop:
+            if found is Answer.UNKNOWN and (size := self.size(name)) < stop:
                 raise RemoteError(f"{name}: expected {len(out)} bytes, found {size}")
             view = memoryview(self._done(name, found))
             if len(view) != stop - start:
@@ -171,7 +177,8 @@ class Bucket:
         finally:
             self._call(lambda: self._obstore.delete(self._store, name))
 
-    def _size(self, name: str) -> int:
+    def size(self, name: str) -> int:
+        """The size of an object in bytes. Raises as `get` does."""
         found: int = self._done(name, self._call(lambda: self._obstore.head(self._store, name)))["size"]
         return found
 

@@ -21,7 +21,7 @@ import time
 import weakref
 from pathlib import Path
 
-from paramsync.remote.bucket import Bucket
+from paramsync.remote.bucket import Bucket, check_keep
 
 _log = logging.getLogger("paramsync.mirror")
 
@@ -35,6 +35,7 @@ class MirrorChild:
 
     def __init__(self, source: str, target: str, *, keep: int = 5) -> None:
         """Raises SettingsError for an address that cannot be used."""
+        check_keep(target, keep)
         for place in (source, target):
             if "://" in place:
                 Bucket(place)

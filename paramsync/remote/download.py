@@ -21,11 +21,14 @@ from paramsync.remote.manifest import Edge, Manifest, Whole
 from paramsync.remote.protocol import Answer
 from paramsync.remote.state import Listed, State
 from paramsync.remote.transfer import Transfer
+from paramsync.store import store
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Index
 from paramsync.version import Version
+
+_FIRST_PAUSE, _LAST_PAUSE = 15.0, 600.0  # seconds until a version that came damaged is fetched again
 
 
 class Download:
@@ -41,7 +44,8 @@ class Download:
         self._seen: State | None = None
         self._base: tuple[Version, Bundle] | None = None  # the last commit of this writer
         self._bad: set[str] = set()  # deltas that came damaged
-        self._refused = 0  # number of the last version that could not be used
+        self._refused: tuple[int, float, float] | None = None  # the version that came damaged, when to retry, and pause
+        self._gone = 0  # number of the last version that lacked an object
 
     def close(self) -> None:
         self._base = None
@@ -75,19 +79,34 @@ class Download:
             self._look(states.from_json(found.content))
             self._tag = found.tag
         listed = None if self._seen is None else self._seen.wanted
-        if listed is None or listed.number == self._refused:
+        if listed is None or self._waits(listed):
             return None
         local = self._writer.latest()
         if local is not None and listed.number <= local.number:
             return None
         try:
             return self._fetch(listed)
-        except FileNotFoundError:  # collected meanwhile: the next state names a newer version
+        except FileNotFoundError as error:  # collected meanwhile: the next state names a newer version
             self._tag = None
-            return None
+            if self._gone != listed.number:
+                self._gone = listed.number
+                return None
+            self._refuse(listed)
+            raise RemoteError(f"version {listed.number} lacks an object: {error}") from error
         except RemoteError:
-            self._refused = listed.number
+            self._refuse(listed)
             raise
+
+    def _waits(self, listed: Listed) -> bool:
+        """Whether this version came damaged a short time ago."""
+        return self._refused is not None and self._refused[0] == listed.number and time.monotonic() < self._refused[1]
+
+    def _refuse(self, listed: Listed) -> None:
+        """Let a version that came damaged wait: damage on the way passes, damage in the bucket may be mended."""
+        again = self._refused is not None and self._refused[0] == listed.number
+        pause = min(2 * self._refused[2], _LAST_PAUSE) if again and self._refused is not None else _FIRST_PAUSE
+        self._refused = listed.number, time.monotonic() + pause, pause
+        self._bad = self._bad if not again else set()
 
     def _look(self, state: State) -> None:
         """Take note of a state. Raises RemoteError for one that must not be followed."""
@@ -104,21 +123,28 @@ class Download:
         version = manifest.version()
         if version.number != listed.number:
             raise RemoteError(f"{listed.manifest}: expected version {listed.number}, found {version.number}")
-        packed = index.decode(manifest.index, path=Path(listed.manifest))
+        if version.prefix != f"ckpt-{version.number}" or store.problem(version):
+            raise RemoteError(f"{listed.manifest}: expected a record that a store can have, found another")
+        try:
+            packed = index.decode(manifest.index, path=Path(listed.manifest))
+        except CorruptCheckpointError as error:
+            raise RemoteError(str(error)) from error
         if index.digest(packed.entries) != version.checksum:
             raise RemoteError(f"{listed.manifest}: expected the index of the record's version, found another")
         self._add_graph(version, manifest)
-        problem = "no deltas lead here from the whole version"
+        problem: Exception = RemoteError("no deltas lead here from the whole version")
         for kind, edges in self._ways(manifest, version.number, tensors.size_of(packed)):
             try:
                 contents, unchanged, moved = self._contents(kind, manifest.whole, packed, edges)
                 self._commit(version, packed, contents, unchanged)
-            except (ValueError, RemoteError, CorruptCheckpointError) as error:
-                problem = str(error)
+            except (ValueError, RemoteError, CorruptCheckpointError, FileNotFoundError) as error:
+                problem = error
                 self._bad.update(edge.name for edge in edges)
             else:
                 seconds = time.monotonic() - begun
                 return Transfer(version, moved, tensors.size_of(packed), kind, len(edges), seconds)
+        if isinstance(problem, FileNotFoundError):
+            raise problem
         raise RemoteError(f"version {listed.number} came damaged: {problem}")
 
     def _ways(self, manifest: Manifest, number: int, size: int) -> Iterator[tuple[str, tuple[Edge, ...]]]:
@@ -129,7 +155,7 @@ class Download:
         if way is not None:
             yield "delta", way
         sound = [edge for edge in manifest.edges if edge.name not in self._bad]
-        way = manifests.route(sound, [manifest.whole.number], number)
+        way = manifests.route(sound, [manifest.whole.number], number, most=size + 1)
         if way is not None:
             yield "whole", way
 
@@ -145,6 +171,8 @@ class Download:
             size = tensors.size_of(packed)
             if whole.size != size:
                 raise ValueError(f"expected {size} bytes of a whole version, found {whole.size}")
+            if (found := self._bucket.size(whole.name)) < size:  # before the memory is taken
+                raise RemoteError(f"{whole.name}: expected {size} bytes, found {found}")
             content = np.empty(size, np.uint8)
             self._bucket.get_into(whole.name, content)
             contents = tensors.unpack(packed, content)
@@ -175,7 +203,11 @@ class Download:
             return
         path = self._store.graph_file(version.graph)
         limit = files.MAX_MESSAGE
-        content = files.content(path, limit=limit) if path.is_file() else self._bucket.get(manifest.graph, limit)
+        content = files.content(path, limit=limit) if path.is_file() else b""
+        if not store.has_checksum(content):
+            content = self._bucket.get(manifest.graph, limit)
+            if not store.has_checksum(content):
+                raise RemoteError(f"{manifest.graph}: expected a graph with its checksum, found other bytes")
         self._writer.add_graph(version.graph, content)
 
     def _commit(

@@ -13,7 +13,7 @@ from types import TracebackType
 
 from paramsync.errors import CorruptCheckpointError, EmptiedError, FencedError, RemoteError, SettingsError, StoreError
 from paramsync.host.files import Repeats
-from paramsync.remote.bucket import Bucket, is_address
+from paramsync.remote.bucket import Bucket, check_keep, is_address
 from paramsync.remote.copy_note import CopyNote
 from paramsync.remote.download import Download
 from paramsync.remote.transfer import Transfer
@@ -67,6 +67,7 @@ class Mirror:
             raise SettingsError(
                 f"expected the address of a bucket, such as s3://bucket/models/m, and {source!r} is none"
             )
+        check_keep(target, keep)
         self.source, self.target = source, target
         self.stop = stop or threading.Event()
         self.status = MirrorStatus()

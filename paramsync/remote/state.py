@@ -18,6 +18,8 @@ NAME = "state.json"
 FORMAT = 1
 LIMIT = 64 << 10  # bytes
 
+MOST_VERSIONS = 100  # that fit the limit, together with the names of their objects
+
 _VERSIONS = 256
 _OBJECTS = 1 << 10  # names that are needed; also names that wait to be deleted
 _LABELS = 64

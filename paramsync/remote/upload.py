@@ -28,6 +28,8 @@ from paramsync.version import Version
 
 GRACE = 60.0  # seconds that condemned objects stay for followers which are reading them
 
+_MOST_CONDEMNED = 512  # names in the state: more are deleted before their time
+
 _STRIDES = (1, 8, 64)  # deltas lead over so many versions: a follower that is late takes few of them
 _KEPT = 64  # strides for which a delta stays
 _WORTH = 0.8  # a delta must be smaller than this share of a whole version
@@ -148,7 +150,8 @@ class Upload:
         edges = tuple([placed.edge for placed in (*self._edges, *sent_now)])
         whole = self._whole
         chain = None if whole is None else manifests.route(edges, [whole.number], version.number)
-        if whole is None or chain is None or sum(edge.size for edge in chain) > size * _CHAIN:
+        far = self._count - self._begun >= _STRIDES[-1] * (_KEPT - 1)  # the way from the whole version would be deleted
+        if whole is None or chain is None or far or sum(edge.size for edge in chain) > size * _CHAIN:
             whole = Whole(version.number, self._name("data", str(version.number)), size)
             self._bucket.put(whole.name, tensors.stream(packed, contents))
             total += size
@@ -172,9 +175,8 @@ class Upload:
         return (self._count - self._begun) % stride == 0
 
     def _is_kept(self, placed: _Placed) -> bool:
-        """Whether a delta is of use: for followers that are a little late, or on the way from the whole version."""
-        last = placed.stride == _STRIDES[-1] and placed.count > self._begun
-        return last or self._count - placed.count < placed.stride * _KEPT
+        """Whether a delta is of use: for followers that are late, or on the way from the whole version."""
+        return self._count - placed.count < placed.stride * _KEPT
 
     def _send_delta(self, stride: int, sent: _Sent, size: int) -> _Placed | None:
         """Write the delta of this stride, if it is due. None if it is not, or if it would not be worth its bytes."""
@@ -211,7 +213,9 @@ class Upload:
         now = time.monotonic()
         condemned = frozenset(self._held.state.condemned) - self._swept
         self._condemned = {name: self._condemned.get(name, now) for name in condemned}
-        due = frozenset(name for name, since in self._condemned.items() if now - since >= GRACE)
+        oldest = sorted(self._condemned, key=lambda name: self._condemned[name])
+        many = oldest[: max(0, len(oldest) - _MOST_CONDEMNED)]  # a follower that needs them takes a newer version
+        due = frozenset([*many, *(name for name in oldest if now - self._condemned[name] >= GRACE)])
         if due:
             self._swept |= self._bucket.perform(protocol.sweep(self._held, due), self._stop)
 

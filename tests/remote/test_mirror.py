@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +18,28 @@ import pytest
 import tensorflow as tf
 from obstore.store import MemoryStore
 
-from paramsync.errors import EmptiedError, FencedError, RemoteError, UnknownLabelError, UnknownVersionError
+from paramsync.errors import (
+    EmptiedError,
+    FencedError,
+    RemoteError,
+    SettingsError,
+    UnknownLabelError,
+    UnknownVersionError,
+)
 from paramsync.following.follower import Follower
 from paramsync.following.replica import Replica
-from paramsync.remote import fleet, protocol, state, upload
+from paramsync.remote import download, fleet, protocol, state, tensors, upload
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.copy_note import CopyNote
 from paramsync.remote.download import Download
-from paramsync.remote.state import State
+from paramsync.remote.mirror import Mirror
+from paramsync.remote.protocol import Found
+from paramsync.remote.state import Listed, State
 from paramsync.remote.upload import Upload
 from paramsync.sources.diagnosis import absence
 from paramsync.store.commit import StoreWriter
-from paramsync.store.store import Store
+from paramsync.store.store import Store, add_checksum
+from paramsync.tensorbundle import index
 from paramsync.version import Version
 from tests.support.programs import eventually
 from tests.support.published import Publisher
@@ -61,13 +75,15 @@ class Pair:
     def follower(self, name: str) -> Download:
         return Download(self.bucket, self.folder / name, keep=3, stop=self.stop)
 
-    def publish(self, step: int, changed: int = 100) -> Version:
+    def publish(self, step: int, changed: int = 100, *, graph: str = "") -> Version:
         """Publish a version in which so many elements of the kernel differ from the one before."""
         kernel = self.tensors["dense/kernel"].copy()
         kernel[np.random.default_rng(step).choice(SIZE, changed, replace=False)] += 1e-3
         self.tensors = {**self.tensors, "dense/kernel": kernel, "step": np.int64(step)}
         now = time.time()
-        version = Version(number=step, step=step, prefix="", step_done_at=now, snapshot_at=now, metrics={"loss": 0.5})
+        version = Version(
+            number=step, step=step, prefix="", graph=graph, step_done_at=now, snapshot_at=now, metrics={"loss": 0.5}
+        )
         return self.writer.commit(version, self.tensors)
 
     def close(self) -> None:
@@ -328,14 +344,18 @@ def test_what_no_version_needs_is_deleted_after_the_grace_period(pair: Pair, mon
     for step in range(4, 9):
         pair.publish(step, changed=SIZE)
         pair.upload.run_once()
-    found = pair.bucket.read()
-    assert not isinstance(found, (type(None), type(state)))
-    current = state.from_json(found.content)  # type: ignore[union-attr]
+    current = current_state(pair)
     assert pair.names() <= current.live | set(current.condemned) | {state.NAME}
     assert current.live <= pair.names()
     assert "versions/1/1.json" not in pair.names()
     pair.download.run_once()
     same(pair.source, pair.target)
+
+
+def current_state(pair: Pair) -> State:
+    found = pair.bucket.read()
+    assert isinstance(found, Found)
+    return state.from_json(found.content)
 
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
@@ -401,6 +421,126 @@ def test_a_follower_finds_a_way_around_a_damaged_delta(pair: Pair) -> None:
         except RemoteError:
             continue
     same(pair.source, pair.target)
+
+
+def forge(pair: Pair, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the newest manifest, and the state that names it, as somebody who can write to the bucket does."""
+    current = current_state(pair)
+    newest = current.versions[-1]
+    manifest = json.loads(pair.bucket.get(newest.manifest, 1 << 20))
+    change(manifest)
+    content = json.dumps(manifest).encode()
+    obstore.put(pair.objects, newest.manifest, content)
+    newest = replace(newest, digest=hashlib.sha256(content).hexdigest())
+    versions = (*current.versions[:-1], newest)
+    obstore.put(pair.objects, state.NAME, replace(current, versions=versions).to_json())
+
+
+def claim_terabytes(manifest: dict[str, Any]) -> None:
+    """Have the manifest's index, record and whole version say that the last tensor is larger than any memory."""
+    entries = dict(index.decode(base64.b64decode(manifest["index"]), path=Path()).entries)
+    name = max(entries)
+    entries[name] = replace(entries[name], size=1 << 50, shape=(1 << 48,))
+    packed = index.Index(1, entries)
+    manifest["index"] = base64.b64encode(index.encode(packed)).decode()
+    manifest["record"] = json.dumps(json.loads(manifest["record"]) | {"checksum": index.digest(entries)})
+    manifest["whole"] |= {"size": tensors.size_of(packed)}
+
+
+def in_record(**values: Any) -> Callable[[dict[str, Any]], object]:
+    return lambda manifest: manifest.update(record=json.dumps(json.loads(manifest["record"]) | values))
+
+
+FORGERIES: dict[str, Callable[[dict[str, Any]], object]] = {
+    "terabytes": claim_terabytes,
+    "prefix": in_record(prefix="../../elsewhere"),
+    "number": in_record(number=3),
+    "step": in_record(step=-1),
+    "graph": in_record(graph="../elsewhere"),
+    "missing graph": in_record(graph="ab"),
+    "index": lambda manifest: manifest.update(index="AAAA"),
+    "edges": lambda manifest: manifest.update(edges={"a": 1}),
+    "outside": lambda manifest: manifest["whole"].update(name="../../elsewhere"),
+    "gone": lambda manifest: manifest["whole"].update(name="data/1/7"),
+}
+
+
+@pytest.mark.parametrize("forgery", FORGERIES)
+def test_a_forged_manifest_is_refused_and_the_next_good_version_comes(pair: Pair, forgery: str) -> None:
+    pair.tensors["zeros"] = np.zeros(4, np.float32)
+    pair.publish(1)
+    pair.upload.run_once()
+    pair.publish(2)
+    pair.upload.run_once()
+    forge(pair, FORGERIES[forgery])
+    if forgery in ("gone", "missing graph"):  # as if it was collected meanwhile
+        assert pair.download.run_once() is None
+    with pytest.raises(RemoteError):
+        pair.download.run_once()
+    assert pair.download.run_once() is None
+    assert pair.target.latest() is None
+    pair.publish(3)
+    pair.upload = pair.publisher()
+    pair.upload.run_once()
+    pair.download.run_once()
+    same(pair.source, pair.target)
+
+
+def test_a_version_that_was_damaged_on_its_way_is_fetched_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    sound = bytes(obstore.get(pair.objects, "data/1/1").bytes())
+    obstore.put(pair.objects, "data/1/1", DAMAGES["flipped"](sound))
+    monkeypatch.setattr(download, "_FIRST_PAUSE", 0.0)
+    with pytest.raises(RemoteError, match="came damaged"):
+        pair.download.run_once()
+    obstore.put(pair.objects, "data/1/1", sound)
+    pair.download.run_once()
+    same(pair.source, pair.target)
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES])
+def test_a_damaged_graph_is_not_kept(pair: Pair, monkeypatch: pytest.MonkeyPatch, damage: str) -> None:
+    monkeypatch.setattr(download, "_FIRST_PAUSE", 0.0)
+    graph = add_checksum(b"a graph" * 100)
+    pair.writer.add_graph("ab", graph)
+    pair.publish(1, graph="ab")
+    pair.upload.run_once()
+    obstore.put(pair.objects, "graphs/1/1.pb", DAMAGES[damage](graph))
+    with pytest.raises(RemoteError, match="expected a graph"):
+        pair.download.run_once()
+    obstore.put(pair.objects, "graphs/1/1.pb", graph)
+    pair.download.run_once()
+    same(pair.source, pair.target)
+    assert pair.target.graph_file("ab").read_bytes() == graph
+
+
+def test_state_and_manifest_stay_small_however_many_versions_come(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "_STRIDES", (1, 2, 4))
+    monkeypatch.setattr(upload, "_KEPT", 4)
+    monkeypatch.setattr(upload, "_MOST_CONDEMNED", 10)
+    for step in range(1, 60):
+        pair.publish(step, changed=1)
+        pair.upload.run_once()
+        current = current_state(pair)
+        assert len(current.objects) <= 3 * 4 + 3 * 3 + 2
+        assert len(current.condemned) <= 10 + 6
+        if step % 7 == 0:
+            late = pair.follower(f"late{step}")
+            late.run_once()
+            same(pair.source, Store(pair.folder / f"late{step}"))
+            late.close()
+
+
+def test_more_versions_than_a_state_has_room_for_are_refused() -> None:
+    with pytest.raises(SettingsError, match="at most 100"):
+        Mirror("store", "s3://bucket/m", keep=101)
+    numbers = range(10**9, 10**9 + 100)
+    most = tuple(Listed(number, f"versions/{10**6}/{number}.json", "0" * 64) for number in numbers)
+    names = [f"deltas/{10**6}/{number}-{number + 64}" for number in range(10**9, 10**9 + 820)]
+    objects = dict.fromkeys(names[:300], (numbers[0], numbers[-1]))
+    full = State("0" * 32, 10**6, 10**9, "0" * 32, "0" * 32, most, objects, tuple(names[300:]))
+    assert len(full.to_json()) < state.LIMIT
 
 
 def test_a_state_that_somebody_brought_back_is_ignored(pair: Pair) -> None:
