@@ -18,9 +18,11 @@ from crc32c import crc32c
 from paramsync import dtypes
 from paramsync.checkpoint.data_file import ALIGNMENT
 from paramsync.checkpoint.reader import Bundle
+from paramsync.checkpoint.tensor_bytes import THREADS, each
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError
 from paramsync.remote import delta
+from paramsync.remote.delta import Unsigned
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, Index
 from paramsync.tensorbundle.sstable import mask
@@ -98,17 +100,26 @@ def alike(first: Mapping[str, Entry], second: Mapping[str, Entry]) -> bool:
 def difference(entries: Mapping[str, Entry], old: Contents, new: Contents) -> Iterator[bytes]:
     """The bytes of the delta object that leads from `old` to `new`, block by block."""
     for name, content in new.items():
-        blocks = []
-        if old[name] is not content:
-            width = _width(entries[name])
-            before, after = old[name].view(width), content.view(width)
-            step = delta.BLOCK // after.itemsize
-            blocks = [delta.encode(before[at : at + step], after[at : at + step]) for at in range(0, len(after), step)]
-            if all(block[0] == delta.SAME for block in blocks):
-                blocks = []
+        blocks = [] if old[name] is content else _encode(_width(entries[name]), old[name], content)
+        if all(block[0] == delta.SAME for block in blocks):
+            blocks = []
         yield _COUNT.pack(len(blocks))
         for block in blocks:
             yield _COUNT.pack(len(block)) + block
+
+
+def _encode(width: np.dtype[Any], old: Array, new: Array) -> list[bytes]:
+    """The deltas of the blocks of a tensor."""
+    before, after = old.view(width), new.view(width)
+    step = delta.BLOCK // width.itemsize
+    blocks = [b""] * -(-len(after) // step)
+
+    def encode(at: int) -> None:
+        part = slice(at * step, (at + 1) * step)
+        blocks[at] = delta.encode(before[part], after[part])
+
+    each(encode, range(len(blocks)), threads=min(THREADS, len(blocks)))
+    return blocks
 
 
 def advance(entries: Mapping[str, Entry], old: Contents, content: bytes, own: set[str]) -> dict[str, Array]:
@@ -118,6 +129,7 @@ def advance(entries: Mapping[str, Entry], old: Contents, content: bytes, own: se
     """
     view = memoryview(content)
     new: dict[str, Array] = {}
+    blocks: list[tuple[memoryview, Unsigned | None, Unsigned]] = []  # delta, elements to copy first, their place
 
     def take() -> int:
         nonlocal view
@@ -127,20 +139,29 @@ def advance(entries: Mapping[str, Entry], old: Contents, content: bytes, own: se
         view = view[_COUNT.size :]
         return number
 
+    def apply(block: tuple[memoryview, Unsigned | None, Unsigned]) -> None:
+        packed, before, after = block
+        if before is not None:
+            np.copyto(after, before)
+        delta.apply(packed, after)
+
     for name, known in old.items():
         width = _width(entries[name])
         step = delta.BLOCK // width.itemsize
         size = len(known) // width.itemsize
-        if (blocks := take()) not in (0, -(-size // step)):
-            raise ValueError(f"expected {-(-size // step)} blocks of {name!r}, found {blocks}")
-        new[name] = known.copy() if blocks and name not in own else known
-        own.update([name] if blocks else [])
-        for at in range(0, size, step) if blocks else ():
+        if (count := take()) not in (0, -(-size // step)):
+            raise ValueError(f"expected {-(-size // step)} blocks of {name!r}, found {count}")
+        is_copied = bool(count) and name not in own
+        new[name] = np.empty_like(known) if is_copied else known
+        for at in range(0, size, step) if count else ():
             length = take()
-            delta.apply(view[:length], new[name].view(width)[at : at + step])
+            before, after = (array.view(width)[at : at + step] for array in (known, new[name]))
+            blocks.append((view[:length], before if is_copied else None, after))
             view = view[length:]
+        own.update([name] if count else [])
     if len(view):
         raise ValueError(f"expected the end of a delta, found {len(view)} bytes more")
+    each(apply, blocks)
     return new
 
 

@@ -20,15 +20,18 @@ DTYPES = [np.uint8, np.uint16, np.uint32, np.uint64]
     size=st.sampled_from([1, 2, 65_535, 65_536, 65_537, 200_001]),
     share=st.sampled_from([0.0, 1e-5, 0.01, 0.2, 0.3, 1.0]),
     spread=st.sampled_from([1, 100, 2**63]),
+    zeros=st.sampled_from([0, 1, 3]),
     seed=st.integers(0, 1 << 32),
 )
-def test_new_is_old_and_its_delta(dtype: Any, size: int, share: float, spread: int, seed: int) -> None:
+def test_new_is_old_and_its_delta(dtype: Any, size: int, share: float, spread: int, zeros: int, seed: int) -> None:
     chance = np.random.default_rng(seed)
     top = int(np.iinfo(dtype).max)
     old = chance.integers(0, top, size, dtype, endpoint=True)
     new = old.copy()
     changed = chance.random(size) < share
-    new[changed] += chance.integers(0, min(spread, top), int(changed.sum()), np.uint64).astype(dtype)
+    new[changed] += chance.integers(0, min(spread, top), int(changed.sum()), np.uint64).astype(dtype) << 8 * zeros % (
+        8 * old.itemsize
+    )
     packed = delta.encode(old, new)
     target = old.copy()
     delta.apply(memoryview(packed), target)
@@ -43,6 +46,17 @@ def test_a_weight_that_crosses_zero_costs_no_more_than_its_bytes() -> None:
     target = old.copy()
     delta.apply(memoryview(packed), target.view(np.uint32))
     assert (target == new).all()
+
+
+@pytest.mark.parametrize("share", [0.01, 0.26, 1.0])
+def test_low_bytes_that_are_always_zero_cost_nothing(share: float) -> None:
+    chance = np.random.default_rng(0)
+    old = chance.integers(0, 1 << 16, 1 << 18, np.uint16)
+    new = old.copy()
+    changed = chance.random(len(old)) < share
+    new[changed] += chance.integers(-3, 4, int(changed.sum())).astype(np.uint16)
+    wide = delta.encode(np.left_shift(old, 16, dtype=np.uint32), np.left_shift(new, 16, dtype=np.uint32))
+    assert len(wide) <= len(delta.encode(old, new)) + 100
 
 
 @pytest.mark.parametrize(("share", "most"), [(0.0, 1e-5), (0.01, 0.011), (0.05, 0.04)])
@@ -73,7 +87,7 @@ def test_every_cut_and_every_flipped_byte_of_a_head_is_refused(share: float) -> 
     for cut in range(len(packed)):
         with pytest.raises(ValueError, match="expected"):
             delta.apply(memoryview(packed[:cut]), old.copy())
-    for at in range(9):
+    for at in range(10):
         changed = bytearray(packed)
         changed[at] ^= 0x7F
         with pytest.raises(ValueError, match="expected"):
