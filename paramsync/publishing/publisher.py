@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Collection
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -150,12 +151,13 @@ class Publisher:
         path = store.path if isinstance(store, StoreWriter) else Path(store)
         if self._outgoing is not None:
             path, options = self._outgoing.path, {**options, "keep": _LOCAL}
-        self._control = _control_port(path, options)
-        try:
+        with ExitStack() as until_failure:
+            if self._outgoing is not None:
+                until_failure.callback(self._outgoing.give_up)
+            self._control = _control_port(path, options)
+            until_failure.callback(self._close_control)
             self._store = store if isinstance(store, StoreWriter) else _store_writer(path, options)
-        except BaseException:
-            self._close_control()
-            raise
+            until_failure.pop_all()
         before = None if self._outgoing is None else self._outgoing.latest
         if before is not None:
             self._store.go_above(before.number)

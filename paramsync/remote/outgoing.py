@@ -34,6 +34,11 @@ class Outgoing:
         self.path = Path(tempfile.mkdtemp(prefix="paramsync-", dir=memory()))
         self.child = MirrorChild(str(self.path), address, keep=keep)
 
+    def give_up(self) -> None:
+        """End the mirror at once, before anything is published, and remove the store."""
+        self.child.close(0.0)
+        shutil.rmtree(self.path, ignore_errors=True)
+
     def close(self) -> None:
         """Wait until the last version is in the bucket, at most a minute. A version that is not there yet is kept."""
         if self._closed:

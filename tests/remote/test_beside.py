@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from tensorflow_serving.apis import predict_pb2
 
 from paramsync import Follower, Publisher, Replica
 from paramsync.cli.__main__ import main
+from paramsync.errors import SettingsError
 from paramsync.remote import child
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.child import MirrorChild
@@ -87,6 +89,13 @@ def test_what_training_publishes_serves_elsewhere_though_mirrors_are_killed(addr
 def mirrors(address: str) -> list[int]:
     found = subprocess.run(["pgrep", "-f", f"cli mirror .*{address}"], capture_output=True, text=True, check=False)
     return [int(pid) for pid in found.stdout.split()]
+
+
+def test_a_publisher_that_does_not_start_leaves_no_mirror_and_no_store(address: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SettingsError, match="is taken"):
+        Publisher(address, Witness(), control_port=taken.getsockname()[1])
+    assert [*tmp_path.iterdir()] == []
+    eventually(lambda: not mirrors(address), lambda: "its mirror to end")
 
 
 @pytest.mark.parametrize("dies", [False, True], ids=["stopped", "killed"])
