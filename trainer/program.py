@@ -52,24 +52,17 @@ def run(settings: Settings, *, stop: Stop) -> None:
     screen = TrainingScreen(settings.log_format)
     screen.take_logs()
     for directory in (settings.store, settings.state, settings.tensorboard):
-        if directory is not None:
+        if isinstance(directory, Path):
             _make_writable(directory)
     function = job_source.find(settings.job)
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(traces.exported("paramsync-trainer"))
-        store = enter(
-            StoreWriter(
-                settings.store,
-                keep=Retention(keep=settings.keep, keep_for=settings.keep_for, keep_every=settings.keep_every),
-                durable=settings.durable,
-                signing_key=settings.signing_key,
-            )
-        )
+        store, address = _open_store(settings, stack)
         states = enter(StoreWriter(settings.state, keep=STATES, durable=settings.durable))
         access, tls = _access(settings), None if settings.tls is None else ServerTls(settings.tls)
         host, port = settings.host, settings.control_port
-        control = enter(closing(ControlPort(host, port, store=settings.store, access=access, tls=tls)))
+        control = enter(closing(ControlPort(host, port, store=store.path, address=address, access=access, tls=tls)))
         if settings.metrics_port is not None:
             registry = TrainerMetrics(lambda: control.training).registry
             metrics = enter(closing(MetricsPort(host, settings.metrics_port, registry, access=access, tls=tls)))
@@ -110,6 +103,18 @@ def run(settings: Settings, *, stop: Stop) -> None:
         control.training_ends()
         manager.stopping("publishing and saving the last step")
         loop.finish()
+
+
+def _open_store(settings: Settings, stack: ExitStack) -> tuple[StoreWriter, str | None]:
+    """The store, and the address of the bucket into which its versions go, if any. The stack closes both."""
+    durable, signing_key = settings.durable, settings.signing_key
+    if isinstance(settings.store, str):
+        from paramsync.remote.outgoing import Outgoing  # here: most trainers have no bucket
+
+        outgoing = stack.enter_context(closing(Outgoing(settings.store, keep=settings.keep)))
+        return stack.enter_context(outgoing.writer(durable=durable, signing_key=signing_key)), outgoing.address
+    keep = Retention(keep=settings.keep, keep_for=settings.keep_for, keep_every=settings.keep_every)
+    return stack.enter_context(StoreWriter(settings.store, keep=keep, durable=durable, signing_key=signing_key)), None
 
 
 def _access(settings: Settings) -> Access:

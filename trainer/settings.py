@@ -34,7 +34,7 @@ class Settings:
     """The program's settings. If `steps` is None, it trains until it is stopped."""
 
     job: str
-    store: Path
+    store: Path | str  # the address of a bucket, if a text
     schedule: PublishSchedule
     steps: int | None
     data: Path | None
@@ -68,9 +68,16 @@ def parse(arguments: Sequence[str]) -> Settings:
     if every_steps is None and every_seconds is None:
         every_seconds = 1.0
     given["allow_ops"] = tuple(given["allow_ops"] or ())
-    given["state"] = given["state"] or given["store"] / "training"
-    if given["state"].resolve() == given["store"].resolve():  # both have a file `checkpoint`
-        raise SettingsError(f"--state {given['state']}: expected another directory than the store, found the same")
+    store = given["store"]
+    if isinstance(store, str):
+        if given["state"] is None:
+            raise SettingsError(f"--store {store}: expected --state DIR with the address of a bucket, found none")
+        if given["keep_for"] is not None:
+            raise SettingsError(f"--keep-for: expected a directory as --store, found {store}: a bucket keeps by --keep")
+    else:
+        given["state"] = given["state"] or store / "training"
+        if given["state"].resolve() == store.resolve():  # both have a file `checkpoint`
+            raise SettingsError(f"--state {given['state']}: expected another directory than the store, found the same")
     if given["keep_every"] is not None and given["keep_for"] is None:
         raise SettingsError(f"--keep-every: expected --keep-for T with it, found {given['keep_every']:g} alone")
     tokens = credentials.tokens(given.pop("token_file"))
@@ -97,7 +104,8 @@ def _parser() -> argparse.ArgumentParser:
 
     job = "what to train: a function that returns a paramsync.Job (default: %(default)s, a network learns digits)"
     add("--job", job, type=_source, default=job_source.DEFAULT, metavar="MODULE:FUNCTION")
-    add("--store", "where to publish", type=Path, required=True, metavar="DIR")
+    store = "where to publish: a directory, or the address of a bucket, such as s3://bucket/models/digits"
+    add("--store", store, type=_store, required=True, metavar="DIR")
     add("--every-steps", "publish every N steps", type=_COUNT, metavar="N")
     add("--every-seconds", "publish every T seconds (default: 1, without --every-steps)", type=_SECONDS, metavar="T")
     add("--steps", "stop at step N (default: train until stopped)", type=_COUNT, metavar="N")
@@ -116,7 +124,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--allow-op", allow_op, dest="allow_ops", action="append", metavar="NAME")
     gate = "publish only where this is no worse than in the newest version: loss, which should fall, or 'max loss'"
     add("--publish-if", gate, choices=_GATES, metavar="METRIC")
-    add("--state", "where to save what resuming needs (default: STORE/training)", type=Path, metavar="DIR")
+    add(
+        "--state",
+        "where to save what resuming needs (default: STORE/training; needed with a bucket)",
+        type=Path,
+        metavar="DIR",
+    )
     state_seconds = "save what resuming needs every T seconds (default: 10)"
     add("--state-seconds", state_seconds, type=_SECONDS, default=10.0, metavar="T")
     held_out = "given to the job; digits: where to write the examples not trained on, as .npz"
@@ -135,6 +148,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--tls-client-ca", client_ca, type=Path, metavar="FILE")
     add("--auth-reads", "calls that read, /metrics among them, need a token too; health does not", action="store_true")
     return parser
+
+
+def _store(text: str) -> Path | str:
+    return text if "://" in text else Path(text)
 
 
 def _source(text: str) -> str:

@@ -73,11 +73,13 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
         port: int,
         *,
         store: Path,
+        address: str | None = None,
         option: str = "--control-port",
         access: Access | None = None,
         tls: ServerTls | None = None,
     ) -> None:
         """Port 0 is any free port. `access` says who may call; the default takes the tokens of the environment.
+        `address` is that of the bucket into which the versions of `store` go, if any.
 
         Raises SettingsError, which names `option`, if the server cannot listen there.
         """
@@ -87,6 +89,7 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
         self.training: Training | None = None
         """The training that has begun; None before."""
         self._store = store
+        self._shown = str(store) if address is None else address
         self._stopping = False
         self._watchers = Watchers()
         self._publishing = threading.BoundedSemaphore(MOST_PUBLISHING)
@@ -143,14 +146,12 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
         training = self.training
         states = sync_pb2.PublisherStatus
         if training is None:
-            return sync_pb2.PublisherStatus(
-                state=states.STARTING, store=str(self._store), publisher=lock_owner(self._store)
-            )
+            return sync_pb2.PublisherStatus(state=states.STARTING, store=self._shown, publisher=lock_owner(self._store))
         publishing, meter, state = training.publisher.status(), training.publisher.meter, training.state
         version = publishing.published
         return sync_pb2.PublisherStatus(
             state=states.STOPPING if self._stopping else states.TRAINING,
-            store=str(self._store),
+            store=self._shown,
             device=training.device,
             step=meter.step,
             total_steps=training.total_steps,

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from paramsync.errors import ParamsyncError, PublishError, StoppedError, StructureError
+from paramsync.errors import ParamsyncError, PublishError, SettingsError, StoppedError, StructureError
 from paramsync.publishing.external_values import ExternalValues, Values
 from paramsync.publishing.metrics import Gate, Meter, Metrics
 from paramsync.publishing.options import PublishOptions, check_options, read_tls
@@ -45,8 +45,6 @@ if TYPE_CHECKING:
     from paramsync.remote.outgoing import Outgoing
 
 _log = logging.getLogger("paramsync.trainer")
-
-_LOCAL = 2  # versions in the local store of a publisher to a bucket, which keeps the others
 
 
 @runtime_checkable
@@ -148,22 +146,14 @@ class Publisher:
         self._accepting = True
         self.meter = Meter()
         self._outgoing = _outgoing(store, options)
-        path = store.path if isinstance(store, StoreWriter) else Path(store)
-        if self._outgoing is not None:
-            path, options = self._outgoing.path, {**options, "keep": _LOCAL}
         with ExitStack() as until_failure:
             if self._outgoing is not None:
                 until_failure.callback(self._outgoing.give_up)
-            self._control = _control_port(path, options)
+            self._control = _control_port(store, self._outgoing, options)
             until_failure.callback(self._close_control)
-            self._store = store if isinstance(store, StoreWriter) else _store_writer(path, options)
+            self._store = store if isinstance(store, StoreWriter) else _store_writer(store, self._outgoing, options)
             until_failure.pop_all()
-        before = None if self._outgoing is None else self._outgoing.latest
-        if before is not None:
-            self._store.go_above(before.number)
-        self._empty, self._before = (
-            _latest(self._store) if before is None else (False, before.metrics)
-        )  # emptiness and latest metrics at the start
+        self._empty, self._before = _latest(self._store)  # emptiness and latest metrics at the start
         self._begun: int | None = None  # the step that the latest version already covers
         self._pinned: Metrics = self._before  # the metrics of the last publication, written or not
         self._precision = options.get("precision") or ""
@@ -179,6 +169,7 @@ class Publisher:
         store: str | Path,
         digest: str | None = None,
         *,
+        graph: str | Path | None = None,
         schedule: PublishSchedule | None = None,
         copy: bool = True,
         **options: Unpack[PublishOptions],
@@ -190,7 +181,8 @@ class Publisher:
                     train_step()
                     publisher.publish_if_due(step, values=lambda: {v.path: v.value for v in model.variables})
 
-        Imports neither TensorFlow nor Keras. `digest` names the graph if the store has several.
+        Imports neither TensorFlow nor Keras. `digest` names the graph if the store has several. If `store` is the
+        address of a bucket, `graph` is the directory that `paramsync graph publish` put the graph into.
 
         The values of each publication are named as in checkpoints, or by Keras' path or TensorFlow's name of the
         variable. Values that training may write to, such as arrays of numpy and tensors of PyTorch, are copied on the
@@ -199,7 +191,11 @@ class Publisher:
         they are written. `options` are the constructor's. Raises as the constructor does, and SettingsError if
         the graph is not in the store.
         """
-        return cls(store, ExternalValues.in_store(Path(store), digest, copy=copy), schedule=schedule, **options)
+        if graph is None:
+            if "://" in str(store):
+                raise SettingsError(f"of_graph({str(store)!r}): expected graph=DIR with it, found none")
+            graph = store
+        return cls(store, ExternalValues.in_store(Path(graph), digest, copy=copy), schedule=schedule, **options)
 
     def begin(self, step: int, *, values: Values | None = None) -> Version | None:
         """Begin at this step, before anything is trained: publish it if the schedule wants the start.
@@ -423,7 +419,8 @@ class Publisher:
 
         device = device_name() if self._is_live else ""
         control.training_begins(Training(publisher=self, device=device))
-        _log.info("publisher ready: control %s, store %s", control.address, self._store.path)
+        place = self._store.path if self._outgoing is None else self._outgoing.address
+        _log.info("publisher ready: control %s, store %s", control.address, place)
 
     def _close_control(self) -> None:
         control, self._control = self._control, None
@@ -441,17 +438,17 @@ def _outgoing(store: str | Path | StoreWriter, options: PublishOptions) -> Outgo
     return Outgoing(store, keep=keep.keep if isinstance(keep, Retention) else keep)
 
 
-def _store_writer(path: Path, options: PublishOptions) -> StoreWriter:
+def _store_writer(store: str | Path, outgoing: Outgoing | None, options: PublishOptions) -> StoreWriter:
     key = options.get("signing_key")
-    return StoreWriter(
-        path,
-        keep=options.get("keep", 5),
-        durable=options.get("durable", False),
-        signing_key=None if key is None else Path(key),
-    )
+    durable, signing_key = options.get("durable", False), None if key is None else Path(key)
+    if outgoing is not None:
+        return outgoing.writer(durable=durable, signing_key=signing_key)
+    return StoreWriter(Path(store), keep=options.get("keep", 5), durable=durable, signing_key=signing_key)
 
 
-def _control_port(store: Path, options: PublishOptions) -> ControlPort | None:
+def _control_port(
+    store: str | Path | StoreWriter, outgoing: Outgoing | None, options: PublishOptions
+) -> ControlPort | None:
     port, host = options.get("control_port"), options.get("host", HOST)
     if port is None:
         return None
@@ -462,7 +459,11 @@ def _control_port(store: Path, options: PublishOptions) -> ControlPort | None:
     tls = options.get("tls")
     certificates = tls is not None and tls.client_ca is not None
     access = Access(host=host, tokens=tokens(), certificates=certificates, options=KEYWORDS)
-    return ControlPort(host, port, store=store, option="control_port", access=access, tls=read_tls(options))
+    address = None if outgoing is None else outgoing.address
+    path = store.path if isinstance(store, StoreWriter) else Path(store) if outgoing is None else outgoing.path
+    return ControlPort(
+        host, port, store=path, address=address, option="control_port", access=access, tls=read_tls(options)
+    )
 
 
 def _latest(store: StoreWriter) -> tuple[bool, Metrics]:

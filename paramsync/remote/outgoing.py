@@ -13,10 +13,13 @@ from paramsync.remote import state as states
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.child import MirrorChild, memory
 from paramsync.remote.protocol import Answer
+from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.trainer")
+
+_LOCAL = 2  # versions in the local store; the bucket keeps the others
 
 
 class Outgoing:
@@ -27,12 +30,18 @@ class Outgoing:
 
     def __init__(self, address: str, *, keep: int) -> None:
         """`keep` is how many of the newest versions the bucket lists. Raises SettingsError, RemoteError."""
-        self._address = address
+        self.address = address
         self._closed = False
-        self.latest = _newest(Bucket(address))
-        """The newest version in the bucket before this publisher began."""
+        self._latest = _newest(Bucket(address))
         self.path = Path(tempfile.mkdtemp(prefix="paramsync-", dir=memory()))
         self.child = MirrorChild(str(self.path), address, keep=keep)
+
+    def writer(self, *, durable: bool = False, signing_key: Path | None = None) -> StoreWriter:
+        """The writer of the local store, whose versions come after those in the bucket. Raises as StoreWriter does."""
+        writer = StoreWriter(self.path, keep=_LOCAL, durable=durable, signing_key=signing_key)
+        if self._latest is not None:
+            writer.go_above(self._latest)
+        return writer
 
     def give_up(self) -> None:
         """End the mirror at once, before anything is published, and remove the store."""
@@ -49,7 +58,7 @@ class Outgoing:
             return
         place = f"{self.path} keeps it"
         if not self.child.over:
-            place += f", and this copies it: paramsync mirror {self.path} {self._address} --once"
+            place += f", and this copies it: paramsync mirror {self.path} {self.address} --once"
         _log.error("version %d is not in the bucket: %s; %s", latest.number, self.child.reason or "no time left", place)
 
 

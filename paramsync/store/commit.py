@@ -74,6 +74,7 @@ class StoreWriter:
         self.unchanged: frozenset[str] = frozenset()
         """The parameters that the last commit did not change."""
         self._reserved = -1
+        self._before: Version | None = None  # of the store that this one continues
         self._publications = 0  # number of publications since the store was made
         self._repeats = Repeats()  # suppresses repeated failures of removals
         self._closed = False
@@ -111,14 +112,15 @@ class StoreWriter:
             self._reserved = max(step, self._reserved + 1)
             return self._reserved
 
-    def go_above(self, number: int) -> None:
-        """Reserve no number up to this one: another store has versions up to it."""
+    def go_above(self, version: Version) -> None:
+        """Continue another store, whose newest version this is: later versions have higher numbers."""
+        self._before = version
         with self._numbers:
-            self._reserved = max(self._reserved, number)
+            self._reserved = max(self._reserved, version.number)
 
     def latest(self) -> Version | None:
-        """See `Store.latest`."""
-        return self._store.latest()
+        """See `Store.latest`. While the store is empty, the newest version of the store that it continues."""
+        return self._store.latest() or self._before
 
     def commit(
         self,

@@ -131,6 +131,11 @@ def test_a_store_without_a_graph_says_how_to_put_one_there(tmp_path: Path) -> No
     assert not (tmp_path / "none").exists()
 
 
+def test_the_address_of_a_bucket_wants_the_directory_of_the_graph() -> None:
+    with pytest.raises(SettingsError, match=r"of_graph\('s3://b/m'\): expected graph=DIR with it, found none"):
+        Publisher.of_graph("s3://b/m")
+
+
 def test_which_of_several_graphs_has_to_be_said(store: Path) -> None:
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     digests = sorted([put(store, model).graph.digest, capture(Affine()).graph.digest])

@@ -23,8 +23,10 @@ from paramsync.errors import SettingsError
 from paramsync.remote import child
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.child import MirrorChild
+from paramsync.rpc.client import Trainer
 from tests.support.buckets import SeaweedFs
 from tests.support.commands import NAMES, three_versions
+from tests.support.givens import Affine, put, values
 from tests.support.inferencers import LONG, Process
 from tests.support.programs import Program, eventually
 from tests.support.published import Witness
@@ -149,6 +151,43 @@ def test_a_restarted_training_goes_on_above_the_versions_in_the_bucket(address: 
         status = follower.status()
         assert status.serving is not None
         assert status.serving.step == 3
+
+
+def test_the_training_program_publishes_to_a_bucket_and_goes_on_above_its_versions(
+    address: str, tmp_path: Path
+) -> None:
+    number = 0
+    for state in ("first", "second"):
+        options = ("--state", tmp_path / state, "--steps", "20", "--every-steps", "5", "--control-port", "0")
+        with Program("trainer", "--store", address, *options, log=tmp_path / "log") as program:
+            assert program.end() == 0, program.text
+            assert re.search(f"trainer ready: control .*, store {address}\n", program.text)
+        with Follower(Replica("m", address), poll_seconds=3600) as follower:
+            eventually(lambda: follower.status().serving, lambda: "a version")
+            status = follower.status()
+            assert status.serving is not None
+            assert status.serving.step == 20
+            assert status.serving.number > number
+            number = status.serving.number
+
+
+def test_status_of_a_publisher_names_the_bucket(address: str) -> None:
+    with Publisher(address, Witness(), control_port=0) as publisher:
+        assert publisher.control is not None
+        with Trainer(publisher.control) as training:
+            assert training.status().store == address
+
+
+def test_values_of_other_frameworks_go_to_a_bucket_for_a_graph_that_is_in_a_directory(
+    address: str, tmp_path: Path
+) -> None:
+    put(tmp_path, Affine())
+    with Publisher.of_graph(address, graph=tmp_path) as publisher:
+        publisher.publish(1, values=values(2.0), wait=True)
+    with Follower(Replica("m", address), poll_seconds=3600) as follower:
+        serves(follower, 1)
+        outputs, _ = follower.replica.predict({"x": np.ones([1, 4], np.float32)})
+        assert next(iter(outputs.values())).numpy().tolist() == [[4.0] * 4]
 
 
 def test_the_command_copies_the_newest_version_for_stock_tensorflow(

@@ -52,6 +52,8 @@ def test_settings_say_what_the_command_line_says() -> None:
         (["--held-out", "\udcff"], r"expected arguments in UTF-8, found '\udcff'"),
         (["--state", "here"], "--state here: expected another directory than the store, found the same"),
         (["--job", "x:y.z"], "--job: expected MODULE:FUNCTION, found 'x:y.z'"),
+        (["--store", "s3://b/m"], "--store s3://b/m: expected --state DIR with the address of a bucket, found none"),
+        (["--store", "s3://b/m", "--state", "s", "--keep-for", "9"], "--keep-for: expected a directory as --store"),
         (["--keep-every", "3600"], "--keep-every: expected --keep-for T with it, found 3600 alone"),
         (["--publish-if", "accuracy"], "--publish-if: invalid choice: 'accuracy' (choose from 'loss', 'min loss', "),
     ],
