@@ -10,6 +10,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from paramsync.errors import RemoteError, SettingsError
@@ -28,6 +29,8 @@ _FIRST_WAIT, _LAST_WAIT = 0.1, 5.0  # seconds of the back-off after an operation
 _RACE = 8  # writers in the race of the probe
 _DURATION = re.compile(r" in [\d.]+\w*s\b")
 _METADATA = "169.254.169.254"
+_RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=10)}  # within a call; then callers decide
+_PASSWORD = re.compile(r"//[^/@\s]*@")  # in the address of an endpoint
 T = TypeVar("T")
 
 
@@ -68,7 +71,7 @@ class Bucket:
         self.last_error = ""
         """Why the last operation failed; "" after one that did not."""
         try:
-            self._store = from_url(self.address) if store is None else store
+            self._store = from_url(self.address, retry_config=_RETRIES) if store is None else store
         except (self._errors.BaseError, ValueError) as error:
             raise SettingsError(f"{self.address}: {_first_line(error)}") from error
 
@@ -167,6 +170,8 @@ class Bucket:
             if isinstance(self._put(name, Create(b"1")), Written):
                 raise self._unfit("lets two writers create one object")
             second = self._put(name, Replace(b"2", first.tag))
+            if second is Answer.UNKNOWN:
+                raise ConnectionError(f"{self.address}: {self.last_error}")
             if not isinstance(second, Written):
                 raise self._unfit(f"refuses to replace an object by its ETag: {self.last_error or second}")
             with ThreadPoolExecutor(_RACE) as pool:
@@ -236,4 +241,4 @@ def _condition(tag: str) -> dict[str, str]:
 def _first_line(error: BaseException) -> str:
     """What went wrong, the same text each time: obstore's errors have durations, the server's XML, and a dump."""
     text = str(error).strip().split("\n", 1)[0].partition(": <?xml")[0]
-    return _DURATION.sub("", text)[:300]
+    return _PASSWORD.sub("//", _DURATION.sub("", text))[:300]

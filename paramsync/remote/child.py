@@ -13,6 +13,7 @@ import logging
 import math
 import os
 import secrets
+import stat
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,8 @@ import time
 import weakref
 from pathlib import Path
 
-from paramsync.remote.bucket import Bucket, check_keep
+from paramsync.errors import SettingsError
+from paramsync.remote.bucket import Bucket, check_keep, is_address
 
 _log = logging.getLogger("paramsync.mirror")
 
@@ -39,6 +41,8 @@ class MirrorChild:
         for place in (source, target):
             if "://" in place:
                 Bucket(place)
+        if not is_address(target):
+            _make(Path(target))
         self._command = [sys.executable, "-m", "paramsync.cli", "mirror", source, target]
         self._command += ["--keep", str(keep), "--json", "--beside", secrets.token_hex(16)]
         self._seen: list[str] = []  # arguments for the next process: run and epoch of this publisher
@@ -121,6 +125,22 @@ def memory() -> Path:
     return _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
 
 
+def _make(cache: Path) -> None:
+    """Make the directory of a local store for this user alone. Raises SettingsError if it belongs to somebody else.
+
+    Everybody can make directories in memory, and whoever owns this one decides what is served.
+    """
+    try:
+        cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        cache.mkdir(exist_ok=True, mode=0o700)
+        for folder in (cache.parent, cache) if cache.parent.parent == memory() else ():
+            found = folder.lstat()
+            if found.st_uid != os.getuid() or not stat.S_ISDIR(found.st_mode):
+                raise SettingsError(f"{folder}: expected a directory of this user, found one of another: give --cache")
+    except OSError as error:
+        raise SettingsError(f"{cache}: cannot be made: {error.strerror}") from error
+
+
 def cache_of(address: str, folder: Path | None = None) -> Path:
     """The directory of this user's local store of an address: in `folder`, or in memory.
 
@@ -134,7 +154,6 @@ def cache_of(address: str, folder: Path | None = None) -> Path:
 def follow(address: str, owner: object, folder: Path | None = None) -> Path:
     """The directory of a local store that a mirror keeps up with an address for as long as `owner` lives."""
     path = cache_of(address, folder)
-    path.mkdir(parents=True, exist_ok=True, mode=0o700)
     child = MirrorChild(address, str(path))
     weakref.finalize(owner, child.close, 1.0)
     return path

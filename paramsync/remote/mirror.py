@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
-from paramsync.errors import CorruptCheckpointError, EmptiedError, FencedError, RemoteError, SettingsError, StoreError
+from paramsync.errors import EmptiedError, FencedError, ParamsyncError, SettingsError
 from paramsync.host.files import Repeats
 from paramsync.remote.bucket import Bucket, check_keep, is_address
 from paramsync.remote.copy_note import CopyNote
@@ -131,7 +131,7 @@ class Mirror:
                 done = self.run_once()
             except InterruptedError:
                 return
-            except (ConnectionError, RemoteError, StoreError, CorruptCheckpointError) as error:
+            except (OSError, ParamsyncError) as error:
                 if self._is_over(error):
                     raise
                 if (told := repeats.text(str(error))) is not None:
@@ -156,7 +156,9 @@ class Mirror:
         while not self.stop.is_set():
             try:
                 done = self.run_once()
-            except (ConnectionError, RemoteError, StoreError, CorruptCheckpointError) as error:
+            except InterruptedError:
+                return False
+            except (OSError, ParamsyncError) as error:
                 if self._is_over(error):
                     raise
                 if time.monotonic() > end:

@@ -183,18 +183,23 @@ def check_fence(mine: State, current: State) -> None:
 
 
 def listing(
-    version: Listed, needed: Iterable[str], keep: int, swept: frozenset[str] = frozenset()
+    version: Listed,
+    needed: Iterable[str],
+    keep: int,
+    swept: frozenset[str] = frozenset(),
+    orphans: frozenset[str] = frozenset(),
 ) -> Callable[[State], State]:
     """The change that lists a version, which needs these objects, as the newest.
 
     Drops all but the `keep` newest versions and those that operators chose, and condemns the objects that no version
-    needs then. `swept` names are deleted already, and no longer condemned.
+    needs then, among them `orphans`, which no state ever named. `swept` names are deleted already, and no longer
+    condemned.
     """
     names = tuple(needed)
 
     def change(state: State) -> State:
         chosen = {state.pinned, *state.labels.values()}
-        before = (*state.versions, version)
+        before = (*[old for old in state.versions if old.number < version.number], version)
         versions = (*[old for old in before[:-keep] if old.number in chosen], *before[-keep:])
         needs = {name: (state.objects.get(name, (version.number, 0))[0], version.number) for name in names}
         objects = {
@@ -203,7 +208,7 @@ def listing(
             if any(first <= listed.number <= last for listed in versions)
         }
         after = replace(state, versions=versions, objects=objects)
-        condemned = {*state.condemned, *(state.live - after.live)} - swept
+        condemned = {*state.condemned, *((state.live | orphans) - after.live)} - swept
         return replace(after, condemned=tuple(sorted(condemned)))
 
     return change

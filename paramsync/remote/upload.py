@@ -7,8 +7,10 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import IO
 
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import RemoteError, UnknownVersionError
@@ -18,7 +20,7 @@ from paramsync.remote import protocol, tensors
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.manifest import Edge, Manifest, Whole
 from paramsync.remote.protocol import Held
-from paramsync.remote.state import Listed
+from paramsync.remote.state import Listed, State
 from paramsync.remote.tensors import Contents
 from paramsync.remote.transfer import Transfer
 from paramsync.store.store import Store
@@ -29,6 +31,8 @@ from paramsync.version import Version
 GRACE = 60.0  # seconds that condemned objects stay for followers which are reading them
 
 _MOST_CONDEMNED = 512  # names in the state: more are deleted before their time
+
+_KINDS = ("data", "deltas", "graphs", "versions", "probe")  # of objects
 
 _STRIDES = (1, 8, 64)  # deltas lead over so many versions: a follower that is late takes few of them
 _KEPT = 64  # strides for which a delta stays
@@ -91,6 +95,7 @@ class Upload:
         self._graph = ("", "")  # digest and object of the last graph
         self._condemned: dict[str, float] = {}  # since when, by name
         self._swept: frozenset[str] = frozenset()
+        self._orphans: set[str] = set()  # names that were written, and that no state names yet
 
     def start(self) -> None:
         """Take the bucket over from earlier publishers. Raises RemoteError if the server is not fit for this."""
@@ -98,6 +103,14 @@ class Upload:
         steps = protocol.take_over(secrets.token_hex(16), self._claim.nonce, seen=self._claim.seen)
         self._held = self._bucket.perform(steps, self._stop)
         self._claim.tell(self._held.state.run, self._held.state.epoch)
+        with suppress(RemoteError, ConnectionError, FileNotFoundError):  # without the right to list, orphans stay
+            self._orphans.update(self._find_orphans(self._held.state))
+
+    def _find_orphans(self, state: State) -> list[str]:
+        """The objects of earlier publishers that died, or were fenced off, before a state named these objects."""
+        names = [name for kind in _KINDS for name in self._bucket.names(f"{kind}/")]
+        earlier = [name for name in names if (epoch := name.split("/")[1]).isdecimal() and int(epoch) < state.epoch]
+        return sorted({*earlier} - state.live - {*state.condemned})[:_MOST_CONDEMNED]
 
     def run_once(self) -> Transfer | None:
         """Copy the newest version, unless the bucket has it or a newer one.
@@ -153,16 +166,17 @@ class Upload:
         far = self._count - self._begun >= _STRIDES[-1] * (_KEPT - 1)  # the way from the whole version would be deleted
         if whole is None or chain is None or far or sum(edge.size for edge in chain) > size * _CHAIN:
             whole = Whole(version.number, self._name("data", str(version.number)), size)
-            self._bucket.put(whole.name, tensors.stream(packed, contents))
+            self._put(whole.name, tensors.stream(packed, contents))
             total += size
         manifest = Manifest(version.to_json(), index.encode(packed), graph, whole, edges)
         content = manifest.to_json()
         name = self._name("versions", f"{version.number}.json")
-        self._bucket.put(name, content)
+        self._put(name, content)
         entry = Listed(version.number, name, hashlib.sha256(content).hexdigest())
-        change = protocol.listing(entry, manifest.objects(), self._keep, self._swept)
+        change = protocol.listing(entry, manifest.objects(), self._keep, self._swept, frozenset(self._orphans))
         self._held = self._bucket.perform(protocol.commit(self._held, change, secrets.token_hex(16)), self._stop)
         self._swept = frozenset()
+        self._orphans.clear()
         if whole is not self._whole:
             self._whole, self._begun = whole, self._count
         self._bases.update((stride, sent) for stride in _STRIDES if self._is_due(stride))
@@ -193,7 +207,7 @@ class Upload:
                 return None
             file.seek(0)
             name = self._name("deltas", f"{base.version.number}-{sent.version.number}")
-            self._bucket.put(name, file.read() if length < _SMALL else file)
+            self._put(name, file.read() if length < _SMALL else file)
         edge = Edge(base.version.number, base.version.checksum, sent.version.number, name, length)
         return _Placed(edge, stride, self._count)
 
@@ -203,7 +217,7 @@ class Upload:
             return ""
         if self._graph[0] != digest:
             name = self._name("graphs", f"{number}.pb")
-            self._bucket.put(name, files.content(self._source.graph_file(digest), limit=files.MAX_MESSAGE))
+            self._put(name, files.content(self._source.graph_file(digest), limit=files.MAX_MESSAGE))
             self._graph = digest, name
         return self._graph[1]
 
@@ -218,6 +232,10 @@ class Upload:
         due = frozenset([*many, *(name for name in oldest if now - self._condemned[name] >= GRACE)])
         if due:
             self._swept |= self._bucket.perform(protocol.sweep(self._held, due), self._stop)
+
+    def _put(self, name: str, content: bytes | IO[bytes] | Iterable[bytes]) -> None:
+        self._orphans.add(name)
+        self._bucket.put(name, content)
 
     def _name(self, kind: str, name: str) -> str:
         """A name that no other publisher uses: it has the epoch."""

@@ -423,6 +423,64 @@ def test_a_follower_finds_a_way_around_a_damaged_delta(pair: Pair) -> None:
     same(pair.source, pair.target)
 
 
+def test_objects_that_no_state_came_to_name_are_deleted_too(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "GRACE", 0.0)
+    pair.publish(1)
+    pair.upload.run_once()
+    obstore.put(pair.objects, "data/2024/mine", b"not of paramsync")
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "perform", failing(ConnectionError("away")))
+        pair.publish(2)
+        with pytest.raises(ConnectionError):
+            pair.upload.run_once()
+    assert "deltas/1/1-2" in pair.names()
+    pair.publish(3)
+    pair.upload.run_once()
+    pair.upload.run_once()
+    assert "deltas/1/1-2" not in pair.names()
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "perform", failing(ConnectionError("away")))
+        pair.publish(4)
+        with pytest.raises(ConnectionError):
+            pair.upload.run_once()
+    assert "versions/1/4.json" in pair.names()
+    pair.upload = pair.publisher()
+    for step in (5, 6):
+        pair.publish(step)
+        pair.upload.run_once()
+    assert "versions/1/4.json" not in pair.names()
+    assert "data/2024/mine" in pair.names()
+    pair.download.run_once()
+    same(pair.source, pair.target)
+
+
+def test_a_version_whose_commit_was_interrupted_is_committed_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    pair.publish(2)
+    perform = pair.bucket.perform
+
+    def interrupted(steps: protocol.Steps[Any], stop: threading.Event) -> None:
+        perform(steps, stop)
+        raise InterruptedError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pair.bucket, "perform", interrupted)
+        with pytest.raises(InterruptedError):
+            pair.upload.run_once()
+    pair.upload.run_once()
+    pair.download.run_once()
+    same(pair.source, pair.target)
+    assert [version.number for version in current_state(pair).versions] == [1, 2]
+
+
+def failing(error: Exception) -> Callable[..., object]:
+    def fail(*arguments: object) -> None:
+        raise error
+
+    return fail
+
+
 def forge(pair: Pair, change: Callable[[dict[str, Any]], object]) -> None:
     """Change the newest manifest, and the state that names it, as somebody who can write to the bucket does."""
     current = current_state(pair)
