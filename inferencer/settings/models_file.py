@@ -51,8 +51,10 @@ def _content(path: Path) -> dict[str, Any]:
         return tomllib.loads(content.decode())
     except RecursionError as error:
         raise SettingsError(f"--config {path}: expected TOML, found lists in lists without end") from error
-    except ValueError as error:  # it is not TOML, not UTF-8, or a number has too many digits
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise SettingsError(f"--config {path}: expected TOML in UTF-8, found a mistake: {error}") from error
+    except ValueError as error:  # Python's message is about a setting of Python
+        raise SettingsError(f"--config {path}: expected TOML, found a number of too many digits") from error
 
 
 def _model(name: str, table: Any, base: Path, where: str) -> dict[str, Any]:

@@ -55,6 +55,18 @@ def test_signed_versions_serve_and_an_unsigned_one_is_passed_over(
     assert proven(ask(follower)[0], 3)
 
 
+def test_a_signed_version_serves_from_a_copy_that_no_writer_of_the_store_can_change(
+    pair: Keys, signing: Publisher
+) -> None:
+    follower = following(signing.path, pair)
+    version = signing.publish(1)
+    follower.run_once()
+    for data in signing.path.glob(f"{version.prefix}.data-*"):
+        with data.open("r+b") as file:
+            file.write(b"\1" * data.stat().st_size)
+    assert proven(ask(follower)[0], 1)
+
+
 def test_an_old_version_is_not_taken_for_the_newest_while_a_newer_one_serves(pair: Keys, signing: Publisher) -> None:
     """An attacker who can write into the store lists only the old version, whose signature is valid."""
     follower = following(signing.path, pair)

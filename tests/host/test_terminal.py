@@ -34,11 +34,12 @@ def test_a_status_shows_names_and_reasons_without_what_a_terminal_would_take_for
 @pytest.mark.parametrize(
     ("text", "said"),
     [
+        ("[models.m]\nstore='s'\nresident=" + "9" * 5000, "found a number of too many digits"),
         ("[models.m]\nstore='s'\nresident=0x" + "f" * 5000, "expected a whole number, found a number of too many"),
         ("[models.m]\nstore='s'\nlabels={stable=0x" + "f" * 5000 + "}", "expected the number of a version for stable"),
         ("[models.m]\nstore='~nosuchuser/x'", "who has no home here"),
     ],
-    ids=["hexadecimal", "label", "home"],
+    ids=["digits", "hexadecimal", "label", "home"],
 )
 def test_a_file_of_models_with_numbers_or_homes_that_nobody_has_is_refused(
     tmp_path: Path, text: str, said: str

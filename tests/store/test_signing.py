@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,16 @@ def test_a_signed_version_is_trusted_and_its_values_are_those_of_the_store(tmp_p
     assert found == published[1]
     assert (found.signed_by, len(found.digest), len(found.graph_file)) == (pair.id, 64, 64)
     np.testing.assert_array_equal(Store(tmp_path / "store").open(found).array("kernel"), tensors(2)["kernel"])
+
+
+def test_the_signed_fields_change_only_on_purpose() -> None:
+    # another signed field makes the signatures of every earlier release invalid
+    signed_fields = """
+        number step prefix graph step_done_at snapshot_at committed_at bytes bytes_written checksum finite precision
+        seal digest graph_file signed_by metrics
+    """
+    assert {*SIGNED} == {*signed_fields.split()}
+    assert {field.name for field in fields(Version)} - {*SIGNED} == {"signature", "publications", "traceparent"}
 
 
 @pytest.mark.parametrize("name", sorted({*SIGNED} - {"signed_by"}))

@@ -108,8 +108,9 @@ def serving(program: Process, publisher: Publisher) -> Process:
 
 
 @pytest.mark.promise
-def test_requests_in_flight_at_sigterm_are_answered_and_a_second_signal_changes_nothing(
-    gated: Process, tmp_path: Path
+@pytest.mark.parametrize("first", [signal.SIGTERM, signal.SIGHUP])
+def test_requests_in_flight_at_the_first_signal_are_answered_and_a_second_one_changes_nothing(
+    gated: Process, tmp_path: Path, first: signal.Signals
 ) -> None:
     assert gated.http("GET", "/healthz") == (200, {"status": "serving"}, True)
     watched = gated.health.Watch(health_pb2.HealthCheckRequest(), timeout=LONG)
@@ -124,7 +125,7 @@ def test_requests_in_flight_at_sigterm_are_answered_and_a_second_signal_changes_
     with ThreadPoolExecutor(1) as threads:
         posted = threads.submit(gated.http, "POST", "/v1/models/m:predict", {"inputs": inputs})
         eventually(lambda: called.exists() and by_http.exists(), lambda: "the requests to be computed")
-        gated.process.send_signal(signal.SIGTERM)
+        gated.process.send_signal(first)
         assert next(watched).status == NOT_SERVING
         assert gated.http("GET", "/healthz") == (503, {"error": "the server is stopping"}, False)
         assert not answer.done()
