@@ -25,10 +25,13 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # pip where uv is not to be had, or finds no index: it reads no pip.conf
 install = $(BIN)/uv pip install --python $(BIN)/python $(1) || $(PIP) $(1)
 
-.PHONY: up test test-all check lint types imports generated docs fast promises memory slow browser buckets vendor compose-test campaign mutations bench tf-serving-test fuzz h2spec proto manifests sbom lock format clean
+.PHONY: up fleet test test-all check lint types imports generated docs fast promises memory slow browser buckets vendor compose-test campaign mutations bench tf-serving-test fuzz h2spec proto manifests sbom lock format clean
 
 up: $(RUNS)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
+
+fleet: $(RUNS) buckets  ## a trainer and three inferencers, which share a bucket of an S3 server; ARGS="--seconds 20" ends by itself
+	@$(BIN)/python -m examples.fleet $(ARGS)
 
 test:  ## what a change needs: check, fast, promises
 	@$(MAKE) --no-print-directory check fast promises

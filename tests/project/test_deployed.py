@@ -151,12 +151,16 @@ def test_pods_are_confined_and_what_they_mount_is_there() -> None:
 
 def commands() -> Iterator[tuple[str, list[str]]]:
     """Where a program is started, and its arguments."""
-    composition = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    composition, beyond = (
+        yaml.safe_load((ROOT / file).read_text())["services"]
+        for file in ("docker-compose.yml", "docker-compose.bucket.yml")
+    )
     for name, pod in pods().items():
         [container] = pod["spec"]["containers"]
         yield f"kubernetes-{name}", [*container["command"], *container["args"]]
         yield f"compose-{name}", composition[name]["command"]
         unit = (ROOT / "deploy" / "systemd" / f"paramsync-{name}.service").read_text()
+        yield f"bucket-{name}", beyond[name]["command"]
         yield f"systemd-{name}", re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)[0].split()
 
 
@@ -192,9 +196,16 @@ def test_a_container_that_is_degraded_is_healthy(tmp_path: Path, code: int, heal
     assert (done.returncode == 0) is healthy
 
 
-def test_every_container_is_confined_and_listens_on_loopback() -> None:
-    composition = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-    assert {"trainer", "inferencer", "prometheus", "grafana"} == composition["services"].keys()
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [
+        ("docker-compose.yml", {"trainer", "inferencer", "prometheus", "grafana"}),
+        ("docker-compose.bucket.yml", {"trainer", "inferencer", "inferencer-2", "bucket"}),
+    ],
+)
+def test_every_container_is_confined_and_listens_on_loopback(file: str, names: set[str]) -> None:
+    composition = yaml.safe_load((ROOT / file).read_text())
+    assert composition["services"].keys() == names
     for name, service in composition["services"].items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
@@ -202,13 +213,31 @@ def test_every_container_is_confined_and_listens_on_loopback() -> None:
         assert service["mem_limit"], name
         assert service["pids_limit"], name
         assert service["healthcheck"]["test"], name
-        assert all(port.startswith("${PARAMSYNC_BIND:-127.0.0.1}:") for port in service["ports"]), name
+        assert all(port.startswith("${PARAMSYNC_BIND:-127.0.0.1}:") for port in service.get("ports", ())), name
         assert service.get("profiles") == (["monitoring"] if name in ("prometheus", "grafana") else None)
         for volume in service["volumes"]:
             source = volume.split(":")[0]
             there = (ROOT / source).exists() if source.startswith("./") else source in composition["volumes"]
             assert there, volume
+
+
+def test_the_store_in_memory_is_a_tmpfs() -> None:
+    composition = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
     assert composition["volumes"]["store"]["driver_opts"]["type"] == "tmpfs"
+
+
+def test_with_a_bucket_programs_share_no_volume_and_no_network() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.bucket.yml").read_text())["services"]
+    bucket = services.pop("bucket")
+    assert "ports" not in bucket
+    networks = [name for service in services.values() for name in service["networks"]]
+    assert sorted(networks) == sorted(bucket["networks"]) == sorted({*networks})
+    volumes = [volume.split(":")[0] for service in [*services.values(), bucket] for volume in service["volumes"]]
+    assert len(volumes) == len({*volumes})
+    for service in services.values():
+        assert service["environment"]["AWS_ENDPOINT_URL"] == "http://bucket:8333"
+        assert bucket["environment"].items() <= service["environment"].items()
+        assert any("s3://paramsync/models/digits" in word for word in service["command"])
 
 
 def test_secrets_are_files_where_that_is_asked_for() -> None:

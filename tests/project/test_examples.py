@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,14 @@ from paramsync.version import Version
 from tests.support.programs import ROOT, Program
 
 pytestmark = pytest.mark.slow
+
+
+def test_a_fleet_over_a_bucket_serves_and_ends_by_itself() -> None:
+    command = [sys.executable, "-m", "examples.fleet", "--seconds", "20"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(set(re.findall(r"(\S+:\d+) digits: version \d+ serves", done.stdout))) == 3
+
 
 X = np.random.default_rng(1).uniform(-1, 1, (5, 8)).astype(np.float32)
 
