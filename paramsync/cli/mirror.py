@@ -8,7 +8,7 @@ import sys
 import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager
 
 from paramsync.cli.formatting import console, duration, share, size, to_json
 from paramsync.cli.process import complain
@@ -24,9 +24,14 @@ def run(arguments: Namespace) -> bool:
     screen = console()
 
     def write(facts: dict[str, object]) -> None:
-        with suppress(BrokenPipeError) if arguments.beside else nullcontext():  # the program was killed
+        try:
             sys.stdout.write(to_json(facts))
             sys.stdout.flush()
+        except BrokenPipeError:
+            if not arguments.beside:
+                raise
+            if "error" in facts:  # the program was killed, and no longer reads what its last version came to
+                _complain(f"{facts['error']}; {arguments.source} keeps its versions")
 
     def tell(done: Transfer) -> None:
         if arguments.json:

@@ -83,6 +83,7 @@ class Download:
             return None
         local = self._writer.latest()
         if local is not None and listed.number <= local.number:
+            self._check_newest(local)
             return None
         try:
             return self._fetch(listed)
@@ -96,6 +97,13 @@ class Download:
         except RemoteError:
             self._refuse(listed)
             raise
+
+    def _check_newest(self, local: Version) -> None:
+        """Raise RemoteError if the bucket is behind this copy, which may be from before a restart of this mirror."""
+        if self.newest is not None and self.newest < local.number:
+            found = f"version {local.number} here and version {self.newest} in the bucket"
+            advice = f"remove {self._store.path} to follow the bucket from its beginning"
+            raise RemoteError(f"the bucket has an older state, or another run: found {found}; {advice}")
 
     def _waits(self, listed: Listed) -> bool:
         """Whether this version came damaged a short time ago."""

@@ -616,6 +616,22 @@ def test_a_state_that_somebody_brought_back_is_ignored(pair: Pair) -> None:
     assert version.number == 2
 
 
+def test_a_bucket_that_began_anew_below_a_copy_is_reported_after_a_restart_too(pair: Pair) -> None:
+    pair.publish(10)
+    pair.upload.run_once()
+    pair.download.run_once()
+    pair.download.close()
+    for name in pair.names():
+        obstore.delete(pair.objects, name)
+    with StoreWriter(pair.folder / "anew") as writer:
+        now = time.time()
+        writer.commit(Version(number=1, step=1, prefix="", step_done_at=now, snapshot_at=now), pair.tensors)
+    Upload(Store(pair.folder / "anew"), pair.bucket, keep=3, stop=pair.stop).run_once()
+    pair.download = pair.follower("target")
+    with pytest.raises(RemoteError, match="version 10 here and version 1 in the bucket"):
+        pair.download.run_once()
+
+
 def test_the_state_of_another_run_is_not_followed(pair: Pair) -> None:
     pair.publish(1)
     pair.upload.run_once()
