@@ -91,10 +91,11 @@ tf-serving-test: $(READY)  ## TensorFlow Serving's own server test and example m
 	@test -n "$(SERVING)" || { echo "make: SERVING=/path/to/a/checkout/of/tensorflow/serving" >&2; exit 2; }
 	@$(BIN)/python -m tests.conformance.tf_serving "$(SERVING)" $(ARGS)
 
-bench: $(READY)  ## every benchmark against all peers, which it installs; the figures go into TO=FOLDER as JSON
+bench: $(READY) buckets  ## every benchmark against all peers, which it installs; the figures go into TO=FOLDER as JSON
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-bench.lock
 	mkdir -p "$(TO)"
 	for name in publish restore stall freshness swap serve workers; do $(BIN)/python -m bench $$name --json "$(TO)/$$name.json" $(ARGS) || exit; done
+	$(BIN)/python -m tests.support.buckets $(BIN)/python -m bench mirror --address s3://paramsync/bench --json "$(TO)/mirror.json" $(ARGS)
 
 campaign: $(READY) browser  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions, bad requests, workers
 	$(BIN)/pytest tests/page tests/hostile/test_campaigns.py tests/hostile/test_mutated_requests.py tests/hostile/test_serving_campaigns.py --campaign -s $(ARGS)

@@ -9,7 +9,6 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 from paramsync.errors import CallError, SettingsError
 
@@ -105,9 +104,7 @@ class Paced:
     def __enter__(self) -> Paced:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._process.kill()
         self._process.wait()
         if self._process.stdout is not None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import keras
@@ -97,9 +96,7 @@ class Publications:
     def __enter__(self) -> Publications:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -53,13 +53,15 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 def _show_times(figures: Mapping[str, Any], screen: Console) -> None:
     """Every time measured, the fastest first, then the quotients."""
-    samples, ours, memcpy = figures["samples_ms"], figures["ours_ms"], figures["memcpy_ms"]
+    samples, ours, memcpy = figures["samples_ms"], figures.get("ours_ms", figures["memcpy_ms"]), figures["memcpy_ms"]
     medians = sorted((figures[f"{name}_ms"], name) for name in samples if f"{name}_ms" in figures)
     rows = []
     for median, name in medians:
         times = (median, min(samples[name]), max(samples[name]), median / memcpy, median / ours)
         rows.append((name, *(f"{value:.2f}" for value in times)))
     screen.print(_table(("", "median ms", "fastest", "slowest", "x memcpy", "x ours"), rows))
+    if sent := {key: value for key, value in figures.items() if key.startswith(("sent_", "fresh_"))}:
+        screen.print(", ".join(f"{key} {value:.2f}" for key, value in sent.items()), soft_wrap=True)
     if phases := figures.get("phases"):
         screen.print(", ".join(f"{name} {value:.2f} ms" for name, value in phases.items()), soft_wrap=True)
 
@@ -138,4 +140,5 @@ _SHOW = {
     "swap": _show_swap,
     "serve": _show_serve,
     "workers": _show_workers,
+    "mirror": _show_times,
 }

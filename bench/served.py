@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 
 import grpc
 import numpy as np
@@ -89,9 +88,7 @@ class Served:
     def __enter__(self) -> Served:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _ready(self) -> Mapping[str, str]:

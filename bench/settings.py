@@ -51,6 +51,7 @@ BENCHMARKS = {
     "swap": Benchmark("latency while versions are swapped in", ("load", "seconds", "runs"), runs=20, seconds=1),
     "serve": Benchmark("predictions a second, beside plain gRPC", ("seconds", "runs"), runs=5, seconds=2),
     "workers": Benchmark("several workers against one", ("seconds", "runs"), runs=5, seconds=2),
+    "mirror": Benchmark("a store beyond an object store", ("tensors", "address", "runs"), runs=5),
 }
 
 
@@ -73,6 +74,7 @@ class Settings:
     seconds: float = 0.0
     load: float = 0.0
     device: str = "cpu"
+    address: str = ""
 
     def absent(self) -> dict[str, str]:
         """The peers that were not asked for, with that as the reason."""
@@ -205,6 +207,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "help": "how long to train, or to call, at a time (default %(default)s)",
     },
     "device": {"choices": ("cpu", "gpu"), "default": "cpu", "help": "what to train on (default %(default)s)"},
+    "address": {"required": True, "metavar": "URL", "help": "of an empty folder, such as s3://bucket/bench"},
     "runs": {
         "type": _number("a whole number, 1 or more", int, lambda n: n > 0),
         "metavar": "N",

@@ -17,6 +17,7 @@ import pytest
 from bench import settings
 from bench.__main__ import main
 from bench.timing import Contestant, measure
+from tests.support.buckets import SeaweedFs
 
 TINY = ["--mb", "1", "--runs", "1"]
 
@@ -192,6 +193,24 @@ def test_workers_reports_rates_memory_and_what_clients_see(capsys: pytest.Captur
     assert figures["requests"] > 0
     assert (figures["failed"], figures["backwards"]) == (0, 0)
     assert "was replaced, and answered" in text
+
+
+@pytest.mark.slow
+def test_mirror_reports_transfers_deltas_and_freshness(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SeaweedFs(tmp_path) as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        figures, _ = _run(capsys, "mirror", *TINY, "--address", f"s3://{server.bucket}/bench")
+    _check_quotients(figures, upload_over_put=("ours_upload", "put"), download_over_get=("ours_download", "get"))
+    for share in ("all", "5_pct", "1_pct"):
+        assert figures[f"sent_{share}"] > 0
+        assert figures[f"ours_fresh_{share}_ms"] > 0
+    for share in ("5_pct", "1_pct"):
+        _check_quotients(
+            figures, **{f"{way}_{share}_over_memcpy": (f"ours_{way}_{share}", "memcpy") for way in ("make", "apply")}
+        )
 
 
 def _run(capsys: pytest.CaptureFixture[str], benchmark: str, *arguments: str) -> tuple[dict[str, Any], str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import socket
@@ -12,6 +13,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
@@ -129,3 +131,13 @@ def _free_ports(count: int) -> list[int]:
             except OSError:
                 continue
         return ports
+
+
+def main() -> int:
+    """Run a command beside a server that it finds by its environment."""
+    with TemporaryDirectory() as folder, SeaweedFs(Path(folder)) as server:
+        return subprocess.run(sys.argv[1:], env=os.environ | server.environment, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main())

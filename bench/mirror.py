@@ -1,0 +1,123 @@
+"""`python -m bench mirror`: transfers to and from an object store, deltas, and freshness beyond it."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import threading
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import obstore
+from obstore.store import from_url
+
+from bench import arrays
+from bench.model import Model, Publications
+from bench.progress import Progress
+from bench.settings import Settings
+from bench.timing import Contestant, measure
+from paramsync.cli.programs import Child
+from paramsync.graphs.capturing import capture
+from paramsync.remote import tensors
+from paramsync.remote.bucket import Bucket
+from paramsync.remote.download import Download
+from paramsync.remote.upload import Upload
+from paramsync.store.store import Store
+from paramsync.version import Version
+
+_SHARES = {"all": 1.0, "5_pct": 0.05, "1_pct": 0.01}  # of the elements change from version to version
+_PART, _PARALLEL = 8 << 20, 8  # of plain transfers, as of ours
+_NEVER = threading.Event()
+
+
+def run(given: Settings, folder: Path) -> dict[str, Any]:
+    """Whole versions and deltas in this process; then two mirrors as processes, and one version at a time."""
+    with Progress() as progress, ExitStack() as stack:
+        progress.say("making the parameters")
+        values = arrays.random(arrays.shapes(given.bytes, given.tensors), seed=0)
+        chance = np.random.default_rng(1)
+        captured = capture(Model([np.zeros((1, 1), np.float32)]))
+        source = stack.enter_context(Publications(folder / "source", captured))
+        address = f"{given.address}/{time.time_ns()}"
+
+        def publish(share: float = 0.0) -> Version:
+            for array in values if share else ():
+                changed = chance.random(array.shape, np.float32) < share
+                array[changed] *= 1 + 1e-3 * chance.random(int(changed.sum()), np.float32)
+            return source.publish({f"part_{at:04}": array for at, array in enumerate(values)})
+
+        def arrive(share: float) -> float:
+            """Milliseconds from the start of a publication until it is visible beyond the object store."""
+            version = publish(share)
+            while Store(folder / "far").latest() != version:
+                _NEVER.wait(0.001)
+            return (time.time() - version.step_done_at) * 1e3
+
+        contestants = [Contestant(name="memcpy", run=arrays.memcpy(lambda: values))]
+        contestants += _transfers(values, publish, address, folder, stack)
+        for name in ("5_pct", "1_pct"):
+            contestants += _deltas(Store(folder / "source"), publish, name)
+        timings = measure(contestants, runs=given.runs, order=random.Random(0), track=progress.track)
+        figures = timings.figures(
+            upload_over_put=("ours_upload", "put"),
+            download_over_get=("ours_download", "get"),
+            **{f"{one.name[5:]}_over_memcpy": (one.name, "memcpy") for one in contestants[-4:]},
+        )
+        ends = [str(folder / "source"), f"{address}/live", str(folder / "far")]
+        for log, way in ("up", ends[:2]), ("down", ends[1:]):
+            child = Child("paramsync.cli", ["mirror", *way, "--json"], log=folder / log)
+            stack.callback(child.wait, 60.0)
+            stack.callback(child.end)
+        arrive(1.0)  # both have begun
+        for name, share in _SHARES.items():
+            rounds = [arrive(share) for _ in range(given.runs)]
+            sent = json.loads((folder / "up").read_text().splitlines()[-1])
+            figures["samples_ms"][f"ours_fresh_{name}"] = rounds
+            figures[f"ours_fresh_{name}_ms"] = statistics.median(rounds)
+            figures[f"sent_{name}"] = sent["bytes"] / sent["size"]
+        plain = figures["put_ms"] + figures["get_ms"]
+        return figures | {"fresh_all_over_plain": figures["ours_fresh_all_ms"] / plain}
+
+
+def _transfers(values: Any, publish: Any, address: str, folder: Path, stack: ExitStack) -> list[Contestant]:
+    """A whole version, and the same bytes by obstore alone, in parts and ranges of the same size."""
+    plain, bucket = from_url(address), Bucket(f"{address}/ours")
+    content = np.concatenate([array.reshape(-1) for array in values]).view(np.uint8)
+    starts = range(0, len(content), _PART)
+    ends = [*starts[1:], len(content)]
+    download = Download(bucket, folder / "whole", keep=1, stop=_NEVER)
+    stack.callback(download.close)
+
+    def upload() -> None:
+        Upload(Store(folder / "source"), bucket, keep=1, stop=_NEVER).run_once()
+
+    def renew() -> None:
+        publish()
+        upload()
+
+    def put(name: str) -> None:
+        obstore.put(plain, name, content.data, chunk_size=_PART, max_concurrency=_PARALLEL)
+
+    put("got")
+    return [
+        Contestant(name="put", run=lambda: put("put"), clear=lambda: obstore.delete(plain, "put")),
+        Contestant(name="get", run=lambda: obstore.get_ranges(plain, "got", starts=starts, ends=ends)),
+        Contestant(name="ours_upload", prepare=publish, run=upload),
+        Contestant(name="ours_download", prepare=renew, run=download.run_once),
+    ]
+
+
+def _deltas(store: Store, publish: Any, name: str) -> list[Contestant]:
+    """Making one delta of a version, and applying it."""
+    bundles = [store.open(publish(share)) for share in (0.0, _SHARES[name])]
+    entries = bundles[0].entries
+    old, new = [{key: array.copy() for key, array in tensors.contents(bundle).items()} for bundle in bundles]
+    made = b"".join(tensors.difference(entries, old, new))
+    return [
+        Contestant(name=f"ours_make_{name}", run=lambda: list(tensors.difference(entries, old, new))),
+        Contestant(name=f"ours_apply_{name}", run=lambda: tensors.advance(entries, old, made, set())),
+    ]
