@@ -37,7 +37,7 @@ class SeaweedFs:
         master, volume, filer, *gateways = _free_ports(5)
         (folder / "data").mkdir(parents=True)
         self._run("server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-filer", f"-filer.port={filer}",
-                  f"-master.port={master}", f"-volume.port={volume}", "-volume.max=100",
+                  f"-master.port={master}", f"-volume.port={volume}", "-volume.max=400",
                   "-master.volumeSizeLimitMB=64")  # fmt: skip
         self._filer = filer
         self.endpoints = [f"http://127.0.0.1:{port}" for port in gateways]
