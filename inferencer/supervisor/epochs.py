@@ -190,7 +190,7 @@ class Epochs:
         self._word[0] = epoch
 
     def _ask_show(self, workers: Sequence[Worker], epoch: int, models: Sequence[ModelMessage], *, whole: bool) -> None:
-        """Show workers an epoch: all models if `whole`, else those that changed."""
+        """Show an epoch to workers: all models if `whole`, or only the models that changed."""
         statuses = {message.settings.name: message.status.ageless() for message in models}
         shows = {worker: worker.channel.ask("show", epoch, models, whole) for worker in workers}
         wait(shows.values(), timeout=_SHOW_SECONDS)

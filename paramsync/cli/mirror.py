@@ -69,11 +69,11 @@ def run(arguments: Namespace) -> bool:
             return False
         if done is not None:
             tell(done)
-        elif mirror.status.newest is None:
+        elif mirror.newest is None:
             _complain(f"nothing is published in {arguments.source}")
             return False
         elif not arguments.json:
-            screen.print(f"{arguments.target} has the newest version, {mirror.status.newest}")
+            screen.print(f"{arguments.target} has the newest version, {mirror.newest}")
         return True
 
 

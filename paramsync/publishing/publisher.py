@@ -272,7 +272,9 @@ class Publisher:
 
     def status(self) -> PublisherStatus:
         """How publishing goes, as one value."""
-        return replace(self._behind.status(), held_back=self._gate.held_back if self._gate else None)
+        status = replace(self._behind.status(), held_back=self._gate.held_back if self._gate else None)
+        reason = "" if self._outgoing is None else self._outgoing.child.reason
+        return replace(status, last_error=status.last_error or reason or None)
 
     @property
     def mirror(self) -> MirrorChild | None:

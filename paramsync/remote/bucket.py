@@ -138,7 +138,7 @@ class Bucket:
         content: bytes = self._done(name, self._call(lambda: bytes(found.bytes())))
         return content
 
-    def get_into(self, name: str, out: Array, advance: Callable[[int], object] = lambda count: None) -> None:
+    def get_into(self, name: str, out: Array) -> None:
         """Read an object's first bytes into an array, in several ranges at once. Raises as `get` does."""
 
         def read(start: int) -> None:
@@ -150,7 +150,6 @@ class Bucket:
             if len(view) != stop - start:
                 raise RemoteError(f"{name}: expected {len(out)} bytes, found fewer")
             out[start:stop] = view
-            advance(stop - start)
 
         with ThreadPoolExecutor(_PARALLEL) as pool:
             list(pool.map(read, range(0, len(out), _PART)))

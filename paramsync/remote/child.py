@@ -22,13 +22,14 @@ import time
 import weakref
 from pathlib import Path
 
-from paramsync.errors import SettingsError
+from paramsync.errors import RemoteError, SettingsError
 from paramsync.remote.bucket import Bucket, check_keep, is_address
 
 _log = logging.getLogger("paramsync.mirror")
 
 _MEMORY = Path("/dev/shm")
 _FIRST_WAIT, _LAST_WAIT = 0.5, 30.0  # seconds until a process that died is started again
+_START_SECONDS = 120.0  # for a mirror to start and take a bucket over, on a busy machine
 _END_SECONDS = 60.0  # for the last version, when the program ends
 
 
@@ -48,6 +49,7 @@ class MirrorChild:
         self._seen: list[str] = []  # arguments for the next process: run and epoch of this publisher
         self.over = False
         """Whether another publisher has begun, or somebody emptied the bucket: this mirror does not go on."""
+        self._heard = threading.Event()  # set once the process took the bucket over, or said why not
         self._closed = threading.Event()
         self._deadline = math.inf
         self._ended_well = False
@@ -59,6 +61,15 @@ class MirrorChild:
         """Why versions do not get through now; "" while they do."""
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
         self._thread.start()
+
+    def wait_until_taken_over(self) -> None:
+        """Wait until earlier publishers are fenced off: from then on nobody else adds versions to the bucket.
+
+        Raises RemoteError, with the reason, if the bucket cannot be taken over now.
+        """
+        heard = self._heard.wait(_START_SECONDS)
+        if not self._seen:
+            raise RemoteError(self.reason if heard else f"the mirror did not start within {_START_SECONDS:g} s")
 
     def close(self, seconds: float = _END_SECONDS) -> bool:
         """Have the newest version copied, and end the process. Returns whether it ended well in time."""
@@ -112,9 +123,11 @@ class MirrorChild:
         if "error" in facts:
             self.reason = str(facts["error"])
             self.over = "over" in facts
+            self._heard.set()
             _log.log(logging.ERROR if self.over else logging.WARNING, "%s", self.reason)
         elif "epoch" in facts:
             self._seen = ["--seen", str(facts["run"]), str(facts["epoch"])]
+            self._heard.set()
         elif "version" in facts:
             self.reason, self.copied = "", int(facts["version"])
             _log.debug("version %d was copied, %d bytes", facts["version"], facts["bytes"])
@@ -128,7 +141,7 @@ def memory() -> Path:
 def _make(cache: Path) -> None:
     """Make the directory of a local store for this user alone. Raises SettingsError if it belongs to somebody else.
 
-    Everybody can make directories in memory, and whoever owns this one decides what is served.
+    Any user can make directories in memory, and the owner of this directory decides what is served.
     """
     try:
         cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -170,7 +170,7 @@ class Download:
     def _contents(
         self, kind: str, whole: Whole, packed: Index, edges: tuple[Edge, ...]
     ) -> tuple[Mapping[str, Array], frozenset[str], int]:
-        """The bytes of the tensors, the names of those that the last commit has, and how many bytes came.
+        """The bytes of the tensors, the names of tensors that the last commit has already, and the bytes received.
 
         Raises ValueError, RemoteError, CorruptCheckpointError for objects that do not fit the version.
         """

@@ -7,7 +7,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 
@@ -27,25 +26,6 @@ _QUIET = 10.0  # seconds without a version until looks become as rare as IDLE
 _LONGEST = 15.0  # seconds between two attempts while the other side does not answer
 _END_SECONDS = 50.0  # for the last version at the end of training, while the bucket may be away
 _RANDOM = random.SystemRandom()
-
-
-@dataclass(frozen=True, slots=True)
-class MirrorStatus:
-    """How a mirror goes.
-
-    newest   number of the newest version in the source, as far as is known
-    copied   the last version that was copied
-    moved    bytes on the way so far
-    reason   why the last look failed; "" if it did not
-    answered when the bucket last answered, in seconds since the epoch
-    """
-
-    newest: int | None = None
-    copied: Transfer | None = None
-    transfers: int = 0
-    moved: int = 0
-    reason: str = ""
-    answered: float | None = None
 
 
 class Mirror:
@@ -71,7 +51,6 @@ class Mirror:
         check_keep(target, keep)
         self.source, self.target = source, target
         self.stop = stop or threading.Event()
-        self.status = MirrorStatus()
         self._noted: CopyNote | None = None
         self._between: tempfile.TemporaryDirectory[str] | None = None
         self._down: Download | None = None
@@ -101,16 +80,16 @@ class Mirror:
             self._note(str(error))
             raise
         self._note("")
-        newest = self._down.newest if self._down is not None else self._up.newest if self._up is not None else None
-        self.status = replace(self.status, newest=newest, answered=time.time())
-        if done is not None:
-            status = self.status
-            self.status = replace(status, copied=done, transfers=status.transfers + 1, moved=status.moved + done.bytes)
         return done
 
+    @property
+    def newest(self) -> int | None:
+        """The newest version in the bucket, as far as is known here."""
+        side = self._up if self._down is None else self._down
+        return None if side is None else side.newest
+
     def _note(self, reason: str) -> None:
-        """Say in the status why versions do not come, and in a local copy what operators chose, too."""
-        self.status = replace(self.status, reason=reason)
+        """Say in a local copy why versions do not come, and what operators chose."""
         state = None if self._down is None else self._down.state
         note = CopyNote(self.source, reason)
         if state is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 
 from paramsync.errors import RemoteError
@@ -32,9 +33,15 @@ class Outgoing:
         """`keep` is how many of the newest versions the bucket lists. Raises SettingsError, RemoteError."""
         self.address = address
         self._closed = False
-        self._latest = _newest(Bucket(address))
+        bucket = Bucket(address)
         self.path = Path(tempfile.mkdtemp(prefix="paramsync-", dir=memory()))
-        self.child = MirrorChild(str(self.path), address, keep=keep)
+        with ExitStack() as until_failure:
+            until_failure.callback(shutil.rmtree, self.path, ignore_errors=True)
+            self.child = MirrorChild(str(self.path), address, keep=keep)
+            until_failure.callback(self.child.close, 0.0)
+            self.child.wait_until_taken_over()
+            self._latest = _newest(bucket)  # only now: until then an earlier publisher may add versions
+            until_failure.pop_all()
 
     def writer(self, *, durable: bool = False, signing_key: Path | None = None) -> StoreWriter:
         """The writer of the local store, whose versions come after those in the bucket. Raises as StoreWriter does."""

@@ -191,9 +191,9 @@ def listing(
 ) -> Callable[[State], State]:
     """The change that lists a version, which needs these objects, as the newest.
 
-    Drops all but the `keep` newest versions and those that operators chose, and condemns the objects that no version
-    needs then, among them `orphans`, which no state ever named. `swept` names are deleted already, and no longer
-    condemned.
+    Keeps the `keep` newest versions and the versions that operators chose, and drops the others. Condemns the objects
+    that no kept version needs, and the `orphans`, which no state ever named. `swept` names are deleted already, and no
+    longer condemned.
     """
     names = tuple(needed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import tempfile
 import threading
@@ -32,7 +33,8 @@ GRACE = 60.0  # seconds that condemned objects stay for followers which are read
 
 _MOST_CONDEMNED = 512  # names in the state: more are deleted before their time
 
-_KINDS = ("data", "deltas", "graphs", "versions", "probe")  # of objects
+_KINDS = ("data", "deltas", "graphs", "versions")  # of objects
+_RUN = 8  # letters of the run's identity in a name, by which an object of ours differs from anybody else's
 
 _STRIDES = (1, 8, 64)  # deltas lead over so many versions: a follower that is late takes few of them
 _KEPT = 64  # strides for which a delta stays
@@ -66,7 +68,7 @@ class Claim:
 
     nonce  of the take-over: the next process of the publisher knows by it that only the report was lost
     seen   the run and the epoch that an earlier process of the publisher reported
-    tell   reports run and epoch
+    tell   reports run and epoch, once the bucket is taken over
     """
 
     nonce: str
@@ -107,10 +109,11 @@ class Upload:
             self._orphans.update(self._find_orphans(self._held.state))
 
     def _find_orphans(self, state: State) -> list[str]:
-        """The objects of earlier publishers that died, or were fenced off, before a state named these objects."""
-        names = [name for kind in _KINDS for name in self._bucket.names(f"{kind}/")]
-        earlier = [name for name in names if (epoch := name.split("/")[1]).isdecimal() and int(epoch) < state.epoch]
-        return sorted({*earlier} - state.live - {*state.condemned})[:_MOST_CONDEMNED]
+        """The objects of earlier publishers of this run that ended before a state named these objects."""
+        ours = re.compile(rf"({'|'.join(_KINDS)})/(\d+)/{state.run[:_RUN]}-[\d.a-z-]+")
+        names = [ours.fullmatch(name) for kind in _KINDS for name in self._bucket.names(f"{kind}/")]
+        earlier = {name[0] for name in names if name is not None and int(name[2]) < state.epoch}
+        return sorted(earlier - state.live - {*state.condemned})[:_MOST_CONDEMNED]
 
     def run_once(self) -> Transfer | None:
         """Copy the newest version, unless the bucket has it or a newer one.
@@ -238,6 +241,7 @@ class Upload:
         self._bucket.put(name, content)
 
     def _name(self, kind: str, name: str) -> str:
-        """A name that no other publisher uses: it has the epoch."""
+        """A name that nobody else uses: it has the run and the publisher's epoch."""
         assert self._held is not None
-        return f"{kind}/{self._held.state.epoch}/{name}"
+        state = self._held.state
+        return f"{kind}/{state.epoch}/{state.run[:_RUN]}-{name}"

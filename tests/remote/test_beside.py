@@ -20,10 +20,12 @@ from tensorflow_serving.apis import predict_pb2
 from paramsync import Follower, Publisher, Replica
 from paramsync.cli.__main__ import main
 from paramsync.errors import SettingsError
-from paramsync.remote import child
+from paramsync.remote import child, outgoing, state
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.child import MirrorChild
+from paramsync.remote.protocol import Found
 from paramsync.rpc.client import Trainer
+from paramsync.version import Version
 from tests.support.buckets import SeaweedFs
 from tests.support.commands import NAMES, three_versions
 from tests.support.givens import Affine, put, values
@@ -117,11 +119,33 @@ def test_a_publisher_that_another_one_replaced_does_not_take_the_bucket_back(
     os.kill(stopped, signal.SIGKILL if dies else signal.SIGCONT)
     eventually(lambda: first.mirror.over, lambda: first.mirror.reason)
     assert "another publisher has begun" in first.mirror.reason
+    assert first.publisher.status().last_error == first.mirror.reason
     first.publisher.close()
     assert "version 3 is not in the bucket: another publisher" in caplog.text
     second.publish(4)
     second.publisher.close()
     assert second.mirror.copied == 4
+
+
+def test_a_publisher_reads_the_newest_number_only_once_its_predecessor_can_add_no_more(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Training(address)
+    first.publish(10)
+    eventually(lambda: first.is_copied(10), lambda: "version 10")
+    newest, epochs = outgoing._newest, []
+
+    def read(bucket: Bucket) -> Version | None:
+        found = bucket.read()
+        assert isinstance(found, Found)
+        epochs.append(state.from_json(found.content).epoch)
+        return newest(bucket)
+
+    monkeypatch.setattr(outgoing, "_newest", read)
+    second = Training(address)
+    assert epochs == [2]
+    for training in (second, first):
+        training.publisher.close()
 
 
 def test_a_publisher_that_is_killed_leaves_no_store_and_its_last_version_in_the_bucket(
@@ -157,8 +181,8 @@ def test_the_training_program_publishes_to_a_bucket_and_goes_on_above_its_versio
     address: str, tmp_path: Path
 ) -> None:
     number = 0
-    for state in ("first", "second"):
-        options = ("--state", tmp_path / state, "--steps", "20", "--every-steps", "5", "--control-port", "0")
+    for folder in ("first", "second"):
+        options = ("--state", tmp_path / folder, "--steps", "20", "--every-steps", "5", "--control-port", "0")
         with Program("trainer", "--store", address, *options, log=tmp_path / "log") as program:
             assert program.end() == 0, program.text
             assert re.search(f"trainer ready: control .*, store {address}\n", program.text)

@@ -1,4 +1,4 @@
-"""The state object: whoever can write to a bucket can neither crash a reader nor lead it out of the bucket's folder."""
+"""The state object: no content of it crashes a reader, or leads the reader out of the bucket's folder."""
 
 from __future__ import annotations
 
