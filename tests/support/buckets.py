@@ -34,7 +34,7 @@ class SeaweedFs:
         assert weed is not None, "SeaweedFS is not installed: make buckets"
         self._weed, self._folder = weed, folder
         self._processes: list[subprocess.Popen[bytes]] = []
-        master, volume, filer, *gateways = _free_ports(5)
+        master, volume, filer, *gateways = free_ports(5)
         (folder / "data").mkdir(parents=True)
         self._run("server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-filer", f"-filer.port={filer}",
                   f"-master.port={master}", f"-volume.port={volume}", "-volume.max=400",
@@ -47,7 +47,7 @@ class SeaweedFs:
         for endpoint in self.endpoints:
             self._until_answered(endpoint)
         made = urllib.request.Request(f"{self.endpoints[0]}/{BUCKET}", method="PUT")
-        eventually(lambda: _answers(made), lambda: f"a bucket:\n{self._log}")
+        eventually(lambda: answers(made), lambda: f"a bucket:\n{self._log}")
 
     def __enter__(self) -> SeaweedFs:
         return self
@@ -85,13 +85,7 @@ class SeaweedFs:
     @property
     def environment(self) -> dict[str, str]:
         """The variables by which programs find the server."""
-        return {
-            "AWS_ENDPOINT_URL": self.endpoints[0],
-            "AWS_ACCESS_KEY_ID": "any",
-            "AWS_SECRET_ACCESS_KEY": "anything",
-            "AWS_REGION": "us-east-1",
-            "AWS_ALLOW_HTTP": "true",
-        }
+        return environment(self.endpoints[0])
 
     def _run(self, *arguments: str) -> None:
         with (self._folder / "log").open("ab") as log:
@@ -99,14 +93,25 @@ class SeaweedFs:
             self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder))
 
     def _until_answered(self, address: str) -> None:
-        eventually(lambda: _answers(urllib.request.Request(address)), lambda: f"{address}:\n{self._log}")
+        eventually(lambda: answers(urllib.request.Request(address)), lambda: f"{address}:\n{self._log}")
 
     @property
     def _log(self) -> str:
         return (self._folder / "log").read_text(errors="replace")[-3000:]
 
 
-def _answers(request: urllib.request.Request) -> bool:
+def environment(endpoint: str) -> dict[str, str]:
+    """The variables by which programs find an S3 server."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": "any",
+        "AWS_SECRET_ACCESS_KEY": "anything",
+        "AWS_REGION": "us-east-1",
+        "AWS_ALLOW_HTTP": "true",
+    }
+
+
+def answers(request: urllib.request.Request) -> bool:
     try:
         with urllib.request.urlopen(request, timeout=30):
             return True
@@ -116,7 +121,7 @@ def _answers(request: urllib.request.Request) -> bool:
         return False
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     """Ports that are free, and of which 10,000 more is free, too: there SeaweedFS listens for gRPC."""
     with ExitStack() as stack:
         ports: list[int] = []
