@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ def _measure(parsed: settings.Settings) -> dict[str, Any]:
     from bench import conditions
 
     benchmark = importlib.import_module(f"bench.{parsed.benchmark}")
-    load_before = conditions.load()
+    load_before = os.getloadavg()
     with (
         tempfile.TemporaryDirectory(prefix="paramsync-bench-", dir=parsed.folder) as name,
         contextlib.redirect_stdout(sys.stderr),  # some peers print

@@ -11,14 +11,7 @@ from typing import Any
 
 from bench.settings import Settings
 
-_PACKAGES = (
-    "paramsync", "tensorflow", "keras", "numpy", "crc32c", "h5py", "safetensors", "orbax-checkpoint", "jax",
-)  # fmt: skip
-
-
-def load() -> tuple[float, float, float]:
-    """The load average over 1, 5 and 15 minutes: what else went on."""
-    return os.getloadavg()
+_PACKAGES = ("paramsync", "tensorflow", "keras", "numpy", "crc32c", "h5py", "safetensors", "orbax-checkpoint", "jax")
 
 
 def collect(settings: Settings, load_before: tuple[float, float, float]) -> dict[str, Any]:
@@ -30,14 +23,14 @@ def collect(settings: Settings, load_before: tuple[float, float, float]) -> dict
         "frozen_pct": settings.frozen,
         "folder": str(settings.folder),
         "file_system": _file_system(settings.folder),
-        "cpu": _line("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
+        "cpu": line("/proc/cpuinfo", "model name") or platform.processor() or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
-        "memory": _line("/proc/meminfo", "MemTotal"),
+        "memory": line("/proc/meminfo", "MemTotal"),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "versions": {name: _installed(name) for name in _PACKAGES},
         "load_average_before": load_before,
-        "load_average_after": load(),
+        "load_average_after": os.getloadavg(),
     }
 
 
@@ -48,7 +41,7 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _line(file: str, key: str) -> str | None:
+def line(file: str, key: str) -> str | None:
     """What a file of the kernel's says behind a key."""
     try:
         lines = Path(file).read_text().splitlines()

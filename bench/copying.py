@@ -1,9 +1,9 @@
-"""A process that only copies bytes, at a pace: `python -m bench.copying --bytes N --pause S`."""
+"""A process that only copies bytes, at a pace: `python -m bench.copying BYTES SECONDS`."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
+import sys
 import threading
 import time
 
@@ -24,12 +24,8 @@ def copy(size: int, *, pause: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.copying")
-    parser.add_argument("--bytes", type=int, required=True)
-    parser.add_argument("--pause", type=float, required=True)
-    arguments = parser.parse_args()
     with contextlib.suppress(KeyboardInterrupt):
-        copy(arguments.bytes, pause=arguments.pause)
+        copy(int(sys.argv[1]), pause=float(sys.argv[2]))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import statistics
 import threading
 import time
 from contextlib import ExitStack
@@ -15,11 +14,12 @@ import numpy as np
 import obstore
 from obstore.store import from_url
 
-from bench import arrays
+from bench import arrays, conditions
 from bench.model import Model, Publications
 from bench.progress import Progress
 from bench.settings import Settings
 from bench.timing import Contestant, measure
+from paramsync.checkpoint.tensor_bytes import PORTION
 from paramsync.cli.programs import Child
 from paramsync.graphs.capturing import capture
 from paramsync.remote import tensors
@@ -42,6 +42,8 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
         graph = capture(Model([np.zeros((1, 1), np.float32)]))
         source = stack.enter_context(Publications(folder / "source", graph))
         address = f"{given.address}/{time.time_ns()}"
+        mirrors: dict[str, Child] = {}
+        own: dict[str, float] = {}
 
         def publish(share: float = 0.0) -> Version:
             for array in values if share else ():
@@ -53,7 +55,10 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
             """Milliseconds from the start of a publication until it is visible beyond the object store."""
             version = publish(share)
             while Store(folder / "far").latest() != version:
-                _NEVER.wait(0.001)
+                _NEVER.wait(0.005)
+                for name, child in mirrors.items():  # memory of its own: neither files nor stores in memory count
+                    kilobytes, _, _ = (conditions.line(f"/proc/{child.pid}/status", "RssAnon") or "0").partition(" ")
+                    own[f"memory_{name}_mb"] = max(own.get(f"memory_{name}_mb", 0), float(kilobytes) / 1e3)
                 if time.time() > version.step_done_at + _PATIENCE:
                     raise TimeoutError(f"version {version.number} did not arrive: {(folder / 'up').read_text()[-500:]}")
             return (time.time() - version.step_done_at) * 1e3
@@ -69,18 +74,18 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
             **{f"{one.name[5:]}_over_memcpy": (one.name, "memcpy") for one in contestants[-4:]},
         )
         ends = [str(folder / "source"), f"{address}/live", str(folder / "far")]
-        for log, way in ("up", ends[:2]), ("down", ends[1:]):
-            child = Child("paramsync.cli", ["mirror", *way, "--json"], log=folder / log)
-            stack.callback(child.wait, _PATIENCE)
-            stack.callback(child.end)
+        for name, way in ("up", ends[:2]), ("down", ends[1:]):
+            mirrors[name] = Child("paramsync.cli", ["mirror", *way, "--json"], log=folder / name)
+            stack.callback(mirrors[name].wait, _PATIENCE)
+            stack.callback(mirrors[name].end)
         arrive(1.0)  # both have begun
         for name, share in _SHARES.items():
             rounds = [arrive(share) for _ in range(given.runs)]
             sent = json.loads((folder / "up").read_text().splitlines()[-1])
             figures["samples_ms"][f"ours_fresh_{name}"] = rounds
-            figures[f"ours_fresh_{name}_ms"] = statistics.median(rounds)
+            figures[f"ours_fresh_{name}_ms"] = float(np.median(rounds))
             figures[f"sent_{name}"] = sent["bytes"] / sent["size"]
-        return figures | {"plain_ms": figures["put_ms"] + figures["get_ms"]}
+        return figures | {"plain_ms": figures["put_ms"] + figures["get_ms"]} | own
 
 
 def _transfers(values: Any, publish: Any, address: str, folder: Path, stack: ExitStack) -> list[Contestant]:
@@ -98,12 +103,9 @@ def _transfers(values: Any, publish: Any, address: str, folder: Path, stack: Exi
         uploads.append(Upload(Store(folder / "source"), bucket, keep=1, stop=_NEVER))
         uploads[-1].start()  # a server may take seconds to be probed
 
-    def upload() -> None:
-        uploads.pop().run_once()
-
     def renew() -> None:
         start()
-        upload()
+        uploads.pop().run_once()
 
     def put(name: str) -> None:
         obstore.put(plain, name, content.data, chunk_size=_PART, max_concurrency=_PARALLEL)
@@ -112,7 +114,7 @@ def _transfers(values: Any, publish: Any, address: str, folder: Path, stack: Exi
     return [
         Contestant(name="put", run=lambda: put("put"), clear=lambda: obstore.delete(plain, "put")),
         Contestant(name="get", run=lambda: obstore.get_ranges(plain, "got", starts=starts, ends=ends)),
-        Contestant(name="ours_upload", prepare=start, run=upload),
+        Contestant(name="ours_upload", prepare=start, run=lambda: uploads.pop().run_once()),
         Contestant(name="ours_download", prepare=renew, run=download.run_once),
     ]
 
@@ -121,8 +123,17 @@ def _deltas(store: Store, publish: Any, name: str) -> list[Contestant]:
     """Making one delta of a version, and applying it."""
     first, second = (store.open(publish(share)) for share in (0.0, _SHARES[name]))
     old, new = [{key: array.copy() for key, array in tensors.contents(bundle).items()} for bundle in (first, second)]
-    made = b"".join(tensors.difference(first.entries, old, new))
+    made = memoryview(b"".join([content for _, content in tensors.difference(first.entries, old, new)]))
+    places = {key: array.copy() for key, array in old.items()}
+
+    def apply() -> None:
+        blocks = tensors.blocks(first.entries, made)
+        for key, place in places.items():
+            for start in range(0, len(place), PORTION):
+                part = slice(start, start + PORTION)
+                tensors.advance(first.entries[key], blocks[key], start, old[key][part], place[part])
+
     return [
         Contestant(name=f"ours_make_{name}", run=lambda: list(tensors.difference(first.entries, old, new))),
-        Contestant(name=f"ours_apply_{name}", run=lambda: tensors.advance(first.entries, old, made, set())),
+        Contestant(name=f"ours_apply_{name}", run=apply),
     ]

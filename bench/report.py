@@ -60,7 +60,7 @@ def _show_times(figures: Mapping[str, Any], screen: Console) -> None:
         times = (median, min(samples[name]), max(samples[name]), median / memcpy, median / ours)
         rows.append((name, *(f"{value:.2f}" for value in times)))
     screen.print(_table(("", "median ms", "fastest", "slowest", "x memcpy", "x ours"), rows))
-    if sent := {key: value for key, value in figures.items() if key.startswith(("sent_", "plain_"))}:
+    if sent := {key: value for key, value in figures.items() if key.startswith(("sent_", "plain_", "memory_"))}:
         screen.print(", ".join(f"{key} {value:.2f}" for key, value in sent.items()), soft_wrap=True)
     if phases := figures.get("phases"):
         screen.print(", ".join(f"{name} {value:.2f} ms" for name, value in phases.items()), soft_wrap=True)

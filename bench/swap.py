@@ -147,8 +147,8 @@ class _Window:
 
 
 def _copier(store: Path, number: int, settings: Settings) -> Served:
-    log = store.with_name(f"{store.name}-copier-{number}.log")
-    return Served("bench.copying", [f"--bytes={settings.bytes}", f"--pause={PAUSE}"], log=log)
+    arguments = [str(settings.bytes), str(PAUSE)]
+    return Served("bench.copying", arguments, log=store.with_name(f"{store.name}-copier-{number}.log"))
 
 
 def _wait(seconds: float) -> None:

@@ -105,10 +105,8 @@ def _time(contestant: Contestant) -> float:
 
 @contextmanager
 def _without_collector() -> Iterator[None]:
-    was = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if was:
-            gc.enable()
+        gc.enable()

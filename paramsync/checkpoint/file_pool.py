@@ -8,7 +8,7 @@ import mmap
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
@@ -241,6 +241,17 @@ class PooledFile:
         # On a disk no page stays writable: once written back, it may need room again, and a copy would be a SIGBUS.
         while start < stop:
             start += os.pwrite(self.descriptor, source[start - stop :].data, start)
+
+    @contextmanager
+    def places(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Sequence[Array]]:
+        """Yield memory to write these ranges of the file in; they are allocated. Any thread. Raises OSError."""
+        if self._in_memory:
+            yield [self.content[start:stop] for start, stop in ranges]
+            return
+        drafts = [np.empty(stop - start, np.uint8) for start, stop in ranges]
+        yield drafts
+        for (start, _), draft in zip(ranges, drafts, strict=True):
+            self.put(start, draft)
 
     def take_known(self) -> dict[Any, Any]:
         """Return and forget the findings, before the file is written again; {} if the file changed, or is on a disk."""

@@ -45,6 +45,9 @@ DType = np.dtype[np.generic]
 Test = Callable[[memoryview], bool]
 """Whether all values in this memory, which is not empty, are sound."""
 
+Fill = Callable[[Sequence["Piece"], Sequence[Array]], object]
+"""Writes the bytes of each piece to its place in memory."""
+
 
 class Piece(NamedTuple):
     """Bytes of the tensor of this number, from `start` to `stop`."""
@@ -140,21 +143,19 @@ def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THRE
 def portions(sizes: Sequence[int]) -> Iterable[tuple[Piece, ...]]:
     """Divide tensors of these sizes into portions for one thread each: many small tensors, or a part of a large one.
 
-    No value is cut in two: pieces begin on multiples of the alignment. An empty tensor has a piece, too.
+    Every piece begins on a multiple of PORTION in its tensor. An empty tensor has a piece, too.
     """
     portion: list[Piece] = []
     room = PORTION
     for tensor, size in enumerate(sizes):
-        start = 0
-        while size - start > room:
-            portion.append(Piece(tensor, start, start + room))
-            yield tuple(portion)
-            portion, start, room = [], start + room, PORTION
-        portion.append(Piece(tensor, start, size))
-        room -= -((start - size) // ALIGNMENT) * ALIGNMENT
-        if not room:
-            yield tuple(portion)
-            portion, room = [], PORTION
+        for start in range(0, max(size, 1), PORTION):
+            piece = Piece(tensor, start, min(start + PORTION, size))
+            taken = -((start - piece.stop) // ALIGNMENT) * ALIGNMENT
+            if taken > room:
+                yield tuple(portion)
+                portion, room = [], PORTION
+            portion.append(piece)
+            room -= taken
     if portion:
         yield tuple(portion)
 
@@ -301,6 +302,27 @@ def write(
                 copied(piece.tensor)
 
     each(copy, reversed(layout.portions), threads=_threads(layout.end))
+    return [_joined(findings) for findings in parts]
+
+
+def receive(file: PooledFile, layout: Layout, fill: Fill, *, threads: int) -> list[Finding]:
+    """Have `fill` write the bytes of tensors to their places; returns findings about the bytes in the file.
+
+    A finding says nothing about the values of a tensor. `threads` is how many calls of `fill` run at once.
+    """
+    parts: list[list[tuple[Piece, Finding]]] = [[] for _ in layout.offsets]
+    file.take_known()  # findings about the bytes before
+
+    def work(portion: tuple[Piece, ...]) -> None:
+        starts = [layout.offsets[piece.tensor] + piece.start for piece in portion]
+        ends = [start + piece.stop - piece.start for start, piece in zip(starts, portion, strict=True)]
+        file.allocate(starts[0], ends[-1])
+        with file.places([*zip(starts, ends, strict=True)]) as places:
+            fill(portion, places)
+            for piece, place in zip(portion, places, strict=True):
+                parts[piece.tensor].append((piece, _finding(place.data, None)))  # still in the cache
+
+    each(work, layout.portions, threads=min(threads, len(layout.portions)))
     return [_joined(findings) for findings in parts]
 
 

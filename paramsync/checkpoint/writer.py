@@ -19,7 +19,7 @@ from paramsync import dtypes
 from paramsync.checkpoint import digests, tensor_bytes
 from paramsync.checkpoint.data_file import ALIGNMENT, FileStamp, seal_of
 from paramsync.checkpoint.file_pool import FilePool, PooledFile
-from paramsync.checkpoint.tensor_bytes import Layout, portions
+from paramsync.checkpoint.tensor_bytes import Layout, Piece, portions
 from paramsync.dtypes import Array
 from paramsync.errors import NotFiniteError, ParameterError
 from paramsync.host import files
@@ -33,6 +33,7 @@ _PAGE = 4096
 _STALE = 0.5  # the share of a file's bytes that may be stale
 _WORTH = 1 << 20  # bytes that deserve their own data file, however small their share of the checkpoint
 _SHARE = 1 / 64  # the share that deserves its own file, however few bytes it has
+_NOTHING: Array = np.empty(0, np.uint8)
 _NO_LINK = {errno.EPERM, errno.EMLINK, errno.ENOENT, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS}
 
 
@@ -45,6 +46,23 @@ class Dlpack(Protocol):
 
 
 Tensor: TypeAlias = npt.ArrayLike | Dlpack
+
+Range: TypeAlias = tuple[str, int, int]
+"""The name of a tensor, and where some of its bytes start and stop."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Arriving:
+    """Tensors whose bytes come from elsewhere, straight into the data file.
+
+    entries  dtype, shape and size of each tensor
+    fill     writes adjacent ranges to their places in memory, on any thread; ranges start on multiples of PORTION
+    threads  the number of calls of `fill` at once
+    """
+
+    entries: Mapping[str, Entry]
+    fill: Callable[[Sequence[Range], Sequence[Array]], object]
+    threads: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -124,7 +142,7 @@ class CheckpointWriter:
     def write(
         self,
         prefix: Path,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor] | Arriving,
         unchanged: Collection[str] = (),
         *,
         finite: bool = False,
@@ -133,12 +151,15 @@ class CheckpointWriter:
         """Write a checkpoint. Data files get their names first, so that an index never names missing data.
 
         `unchanged` are tensors whose values the caller knows to be those of the remembered checkpoint; others are
-        compared. `copied` is called, on any thread, with the name of each tensor that changed, once its bytes are
-        copied and the writer no longer refers to it. Object arrays hold strings, as bytes. On failure, no file has a
-        name of this checkpoint. Raises OSError, ParameterError for tensors that TensorFlow cannot store, and
-        NotFiniteError for NaN and infinity if all values are to be `finite`.
+        compared, unless they are `Arriving`. `copied` is called, on any thread, with the name of each tensor that
+        changed, once its bytes are copied and the writer no longer refers to it. Object arrays hold strings, as bytes.
+        On failure, no file has a name of this checkpoint. Raises OSError, ParameterError for tensors that TensorFlow
+        cannot store, and NotFiniteError for NaN and infinity if all values are to be `finite`; for `Arriving` tensors,
+        which are not checked, what their `fill` raises and CorruptCheckpointError for malformed strings.
         """
-        sources = {name: _Source(name, tensors[name]) for name in sorted(tensors, key=_key)}
+        arriving = tensors if isinstance(tensors, Arriving) else None
+        given: Mapping[str, Tensor | Entry] = tensors.entries if isinstance(tensors, Arriving) else tensors
+        sources = {name: _Source(name, given[name]) for name in sorted(given, key=_key)}
         sizes = {name: source.size for name, source in sources.items()}
         # Do not link shards that another program removed or changed, or unchecked values.
         sound = [shard.is_sound() and (self._last.finite or not finite) for shard in self._last.shards]
@@ -156,9 +177,11 @@ class CheckpointWriter:
             for shard, is_sound in zip(self._last.shards, sound, strict=True)
         ]
         try:
-            written = self._write(prefix, sources, decide(sizes, same, shards), finite=finite, copied=let_go)
+            plan = decide(sizes, same, shards)
+            written = self._write(prefix, sources, plan, finite=finite, copied=let_go, arriving=arriving)
         except _NoLinkError:
-            written = self._write(prefix, sources, decide(sizes, same, ()), finite=finite, copied=let_go)
+            plan = decide(sizes, same, ())
+            written = self._write(prefix, sources, plan, finite=finite, copied=let_go, arriving=arriving)
         return replace(written, unchanged=frozenset(same))
 
     def has(self, tensors: Mapping[str, Tensor]) -> bool:
@@ -179,6 +202,7 @@ class CheckpointWriter:
         *,
         finite: bool,
         copied: Callable[[str], object],
+        arriving: Arriving | None,
     ) -> Written:
         fresh = [names for names in (plan.moved, plan.changed) if names]
         if not sources:
@@ -191,7 +215,10 @@ class CheckpointWriter:
                 shards.append(self._link(self._last.shards[at], number, paths[number], names))
             for number, names in enumerate(fresh, len(shards)):
                 these = {name: sources[name] for name in names}
-                shards.append(self._fill(paths[number], number, these, finite=finite, copied=copied))
+                if arriving is None:
+                    shards.append(self._fill(paths[number], number, these, finite=finite, copied=copied))
+                else:
+                    shards.append(self._receive(paths[number], number, these, arriving))
             written = {name: entry for shard in shards for name, entry in shard.entries.items()}
             entries = {name: written[name] for name in sources}
             with files.aside(index_file(prefix), durable=self._durable) as listing:
@@ -260,14 +287,32 @@ class CheckpointWriter:
         size = sum(source.size for source in sources.values())
         return Shard(path, number, file, size, file.stamp, entries, made)
 
+    def _receive(self, path: Path, number: int, sources: Mapping[str, _Source], arriving: Arriving) -> Shard:
+        """Have a data file with these tensors filled."""
+        names = tuple(sources)
+        layout = arrange(tuple([source.size for source in sources.values()]))
+
+        def fill(pieces: Sequence[Piece], places: Sequence[Array]) -> None:
+            arriving.fill([(names[piece.tensor], piece.start, piece.stop) for piece in pieces], places)
+
+        with self._pool.writing(path, layout.end) as file:
+            findings = tensor_bytes.receive(file, layout, fill, threads=arriving.threads)
+            entries = {}
+            for (name, source), offset, finding in zip(sources.items(), layout.offsets, findings, strict=True):
+                source.note(name, file.content[offset : offset + source.size], path)
+                entries[name] = source.entry(number, offset, finding.checksum)
+        size = sum(source.size for source in sources.values())
+        return Shard(path, number, file, size, file.stamp, entries, {})
+
     def _same(self, sources: Mapping[str, _Source], unchanged: Collection[str], sound: Sequence[bool]) -> set[str]:
         """The names of tensors unchanged since the last checkpoint; `sound` says which of its shards count."""
         last = self._last.entries
         known = [name for name, source in sources.items() if source.is_like(last.get(name)) and sound[last[name].shard]]
+        compared = [name for name in known if name not in unchanged and sources[name].is_given]
         pairs = {
             name: (sources[name].content(), content)
-            for name in known
-            if name not in unchanged and (content := self._content(last[name])) is not None
+            for name in compared
+            if (content := self._content(last[name])) is not None
         }
         same = {name for name, is_same in zip(pairs, tensor_bytes.same([*pairs.values()]), strict=True) if is_same}
         return same.union(name for name in known if name in unchanged)
@@ -281,7 +326,14 @@ class CheckpointWriter:
 class _Source:
     """A tensor to write."""
 
-    def __init__(self, name: str, tensor: Tensor) -> None:
+    def __init__(self, name: str, tensor: Tensor | Entry) -> None:
+        """Of a tensor whose bytes are still to come, there is only the entry."""
+        self._checksum: int | None = None  # set for strings, whose checksum does not cover their stored bytes
+        self.is_given = not isinstance(tensor, Entry)
+        if isinstance(tensor, Entry):
+            self._array = _NOTHING
+            self._shape, self._dtype, self.size = tensor.shape, tensor.dtype, tensor.size
+            return
         array = _array(tensor, name)
         dtype = dtypes.from_numpy(array.dtype)
         if dtype is None:
@@ -290,15 +342,19 @@ class _Source:
         self._array = array
         self._shape = array.shape
         self._dtype = dtype
-        self._checksum: int | None = None  # set for strings, whose checksum does not cover their stored bytes
         if dtype == dtypes.STRING:
             encoded, self._checksum = index.encode_strings(array, name)
             self._array = np.frombuffer(encoded, np.uint8)
-        self.size: int = self._array.nbytes
+        self.size = self._array.nbytes
 
     def let_go(self) -> None:
         """Release the array, whose bytes are in a file now: only the entry is still needed."""
-        self._array = np.empty(0, np.uint8)
+        self._array = _NOTHING
+
+    def note(self, name: str, content: Array, path: Path) -> None:
+        """Take note of the bytes that came. Raises CorruptCheckpointError for malformed strings."""
+        if self._dtype == dtypes.STRING:
+            self._checksum = index.decode_strings(content.data, self._shape, path=path, name=name)[1]
 
     def content(self) -> Array:
         """The bytes, row by row; without a copy if the tensor is stored that way."""

@@ -8,23 +8,23 @@ from __future__ import annotations
 import re
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from paramsync.errors import RemoteError, SettingsError
 from paramsync.program.packages import install
+from paramsync.remote import settings
 from paramsync.remote import state as states
 from paramsync.remote.protocol import Answer, Answered, Create, Delete, Found, Operation, Read, Replace, Steps, Written
 
-if TYPE_CHECKING:
-    from paramsync.dtypes import Array
-
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 
-_PART = 8 << 20  # bytes of one part of an upload, and of one range of a download
-_PARALLEL = 8  # parts and ranges under way
+PARALLEL = 8  # parts of an upload, or ranges of a download, under way
+
+_PART = 8 << 20  # bytes of one part of an upload
 _FIRST_WAIT, _LAST_WAIT = 0.1, 5.0  # seconds of the back-off after an operation with an unknown outcome
 _RACE = 8  # writers in the race of the probe
 _DURATION = re.compile(r" in [\d.]+\w*s\b")
@@ -68,10 +68,12 @@ class Bucket:
         self._errors = obstore.exceptions
         key = "GOOGLE_APPLICATION_CREDENTIALS" if scheme == "gs" else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         self._credentials = f"set {key}, or give this machine a role"
+        self._speed: float | None = None  # bytes a second of the last large object that was sent
         self.last_error = ""
         """Why the last operation failed; "" after one that did not."""
+        options: Any = settings.connection(scheme)
         try:
-            self._store = from_url(self.address, retry_config=_RETRIES) if store is None else store
+            self._store = store or from_url(self.address, retry_config=_RETRIES, client_options=options)
         except (self._errors.BaseError, ValueError) as error:
             raise SettingsError(f"{self.address}: {_first_line(error)}") from error
 
@@ -121,14 +123,30 @@ class Bucket:
                 result: T = ended.value
                 return result
 
-    def put(self, name: str, content: bytes | IO[bytes] | Iterable[bytes]) -> None:
-        """Write an object of data, in parts if it is large. Raises RemoteError, ConnectionError to try again later."""
-        self._done(
-            name,
-            self._call(
-                lambda: self._obstore.put(self._store, name, content, chunk_size=_PART, max_concurrency=_PARALLEL)
-            ),
+    def put(self, name: str, content: bytes | IO[bytes] | Iterable[memoryview], size: int = 0) -> None:
+        """Write an object of data, in parts if it is large; `size` is that of content which is not in memory.
+
+        No more parts are under way than the link can send in time. Raises RemoteError, ConnectionError to try again
+        later.
+        """
+        size = len(content) if isinstance(content, bytes) else size
+        parts = (
+            PARALLEL if self._speed is None else max(1, min(PARALLEL, int(self._speed * settings.STALLED / 3 / _PART)))
         )
+        begun = time.monotonic()
+        written = self._call(
+            lambda: self._obstore.put(self._store, name, content, chunk_size=_PART, max_concurrency=parts)
+        )
+        seconds = time.monotonic() - begun
+        if written is Answer.UNKNOWN and seconds >= settings.STALLED:
+            self._speed = 0.0
+        elif not isinstance(written, Answer) and size > _PART:
+            self._speed = size / seconds
+        self._done(name, written)
+
+    def seconds(self, size: int) -> float | None:
+        """How long sending so many bytes will take; None if nothing tells."""
+        return size / self._speed if self._speed else None
 
     def get(self, name: str, limit: int) -> bytes:
         """The content of a small object. Raises RemoteError, FileNotFoundError, ConnectionError to try again later."""
@@ -138,21 +156,15 @@ class Bucket:
         content: bytes = self._done(name, self._call(lambda: bytes(found.bytes())))
         return content
 
-    def get_into(self, name: str, out: Array) -> None:
-        """Read an object's first bytes into an array, in several ranges at once. Raises as `get` does."""
-
-        def read(start: int) -> None:
-            stop = min(start + _PART, len(out))
-            found = self._call(lambda: self._obstore.get_range(self._store, name, start=start, end=stop))
-            if found is Answer.UNKNOWN and (size := self.size(name)) < stop:
-                raise RemoteError(f"{name}: expected {len(out)} bytes, found {size}")
-            view = memoryview(self._done(name, found))
-            if len(view) != stop - start:
-                raise RemoteError(f"{name}: expected {len(out)} bytes, found fewer")
-            out[start:stop] = view
-
-        with ThreadPoolExecutor(_PARALLEL) as pool:
-            list(pool.map(read, range(0, len(out), _PART)))
+    def get_range(self, name: str, start: int, stop: int) -> memoryview:
+        """Some bytes of an object. Raises as `get` does."""
+        found = self._call(lambda: self._obstore.get_range(self._store, name, start=start, end=stop))
+        if found is Answer.UNKNOWN and (size := self.size(name)) < stop:
+            raise RemoteError(f"{name}: expected {stop} bytes, found {size}")
+        content = memoryview(self._done(name, found))
+        if len(content) != stop - start:
+            raise RemoteError(f"{name}: expected {stop} bytes, found fewer")
+        return content
 
     def names(self, prefix: str = "") -> list[str]:
         """The names of all objects below a prefix. For collection only: a listing is slow and costs money."""

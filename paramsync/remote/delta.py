@@ -28,11 +28,12 @@ import numpy as np
 Unsigned: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.unsignedinteger[Any]]]
 Positions: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.signedinteger[Any]]]
 
-BLOCK = 4 << 20  # bytes of a block, so that its temporary arrays stay in the processor's cache
+BLOCK = 4 << 20  # bytes of a block
 
 SAME, SPARSE, DENSE, RAW = range(4)
 
 _RUN = 16  # bits of a position within a run
+_CHUNK = 4 << _RUN  # elements that are compared at once: they stay in a cache until their differences are taken
 _DENSE = 2  # a block is dense if more than one element in so many changed: gathering them would take longer
 _LEVEL = 1  # of zstd: higher levels save a few percent for several times the time
 _HEAD = struct.Struct("<BBII")  # form, low bytes of differences that are left out, bytes of gaps, of differences
@@ -41,28 +42,38 @@ _FEW = 10  # one changed element in so many, or more: numpy finds them without a
 
 def encode(old: Unsigned, new: Unsigned) -> bytes:
     """The delta from `old` to `new`, blocks of the same size and unsigned dtype."""
-    differs = old != new
-    count = int(np.count_nonzero(differs))
-    if not count:
+    counts: list[int] = []
+    gaps, differences = [], []
+    is_sparse = False
+    for start in range(0, len(new), _CHUNK):
+        before, after = old[start : start + _CHUNK], new[start : start + _CHUNK]
+        differs = before != after
+        runs = [int(np.count_nonzero(differs[at : at + (1 << _RUN)])) for at in range(0, len(differs), 1 << _RUN)]
+        counts += runs
+        if not (count := sum(runs)):
+            continue
+        if count * _DENSE > len(after) and not is_sparse:
+            if np.count_nonzero(old != new) * _DENSE > len(new):
+                shift, packed = _pack_differences(new - old)
+                return _HEAD.pack(DENSE, shift, 0, len(packed)) + packed if len(packed) < new.nbytes else _raw(new)
+            is_sparse = True
+        changed = _places(differs, count)
+        gaps.append(changed.astype(np.uint16))
+        difference = after.take(changed)
+        difference -= before.take(changed)
+        differences.append(difference)
+    if not gaps:
         return _HEAD.pack(SAME, 0, 0, 0)
-    if count * _DENSE > len(new):
-        shift, packed = _pack_differences(new - old)
-        return _HEAD.pack(DENSE, shift, 0, len(packed)) + packed if len(packed) < new.nbytes else _raw(new)
-    changed = _places(differs, count)
-    starts = np.arange(0, len(new) + (1 << _RUN), 1 << _RUN)
-    counts = np.diff(np.searchsorted(changed, starts)).astype("<u4")
-    gaps = changed.astype(np.uint16)
-    gaps[1:] -= gaps[:-1].copy()
-    differences = new.take(changed)
-    differences -= old.take(changed)
-    packed_gaps = _pack(gaps)
-    shift, packed = _pack_differences(differences)
+    gap = np.concatenate(gaps)
+    gap[1:] -= gap[:-1].copy()
+    packed_gaps = _pack(gap)
+    shift, packed = _pack_differences(np.concatenate(differences))
     head = _HEAD.pack(SPARSE, shift, len(packed_gaps), len(packed))
-    return b"".join((head, counts.tobytes(), packed_gaps, packed))
+    return b"".join((head, np.array(counts, "<u4").tobytes(), packed_gaps, packed))
 
 
-def apply(delta: memoryview, target: Unsigned) -> None:
-    """Turn `target`, which has the old elements, into the new ones.
+def apply(delta: memoryview, source: Unsigned, target: Unsigned) -> None:
+    """Write the new elements into `target`, from the old elements in `source`, which may be `target` itself.
 
     Raises ValueError for a delta that does not fit this block; the target is then of no use any more.
     """
@@ -78,15 +89,39 @@ def apply(delta: memoryview, target: Unsigned) -> None:
         or shift >= (1 if form in (SAME, RAW) else target.itemsize)
     ):
         raise ValueError(f"expected {counts + gaps + differences} bytes of form {form}, found {len(body)}")
-    if form == RAW:
+    if form == SAME:
+        _copy(source, target)
+    elif form == RAW:
         if differences != target.nbytes:
             raise ValueError(f"expected {target.nbytes} bytes, found {differences}")
         target[:] = np.frombuffer(body, target.dtype)
     elif form == DENSE:
-        target += _unpack_differences(body, len(target), target.dtype, shift)
-    elif form == SPARSE:
-        changed = _positions(np.frombuffer(body[:counts], "<u4"), body[counts : counts + gaps], len(target))
-        target[changed] += _unpack_differences(body[counts + gaps :], len(changed), target.dtype, shift)
+        np.add(source, _unpack_differences(body, len(target), target.dtype, shift), out=target)
+    else:
+        runs = np.frombuffer(body[:counts], "<u4")
+        if (total := int(runs.sum(dtype=np.int64))) > len(target):
+            raise ValueError(f"expected at most {len(target)} changed elements, found {total}")
+        changed = np.cumsum(_unpack(body[counts : counts + gaps], total, np.dtype(np.uint16)), dtype=np.intp)
+        changed &= (1 << _RUN) - 1
+        numbers = _unpack_differences(body[counts + gaps :], total, target.dtype, shift)
+        end = 0
+        for run, count in enumerate(runs.tolist()):
+            part = slice(run << _RUN, (run + 1) << _RUN)
+            _copy(source[part], target[part])
+            _add(target[part], changed[end : end + count], numbers[end : end + count])  # while the run is in the cache
+            end += count
+
+
+def _copy(source: Unsigned, target: Unsigned) -> None:
+    if source.ctypes.data != target.ctypes.data:
+        np.copyto(target, source)
+
+
+def _add(target: Unsigned, places: Positions, numbers: Unsigned) -> None:
+    try:
+        np.add.at(target, places, numbers)
+    except IndexError as error:
+        raise ValueError(f"expected positions below {len(target)}: {error}") from error
 
 
 def _raw(new: Unsigned) -> bytes:
@@ -94,29 +129,16 @@ def _raw(new: Unsigned) -> bytes:
 
 
 def _places(differs: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], count: int) -> Positions:
-    """The positions of the `count` elements that are true, ascending."""
+    """The positions of the elements that are true, at most `count`, ascending."""
     if count * _FEW > len(differs) or len(differs) % 8:
         return np.flatnonzero(differs)
     eights = differs.view(np.uint64)
-    some = np.flatnonzero(eights != 0)
+    some = _places(eights != 0, count)
     within = np.flatnonzero(eights.take(some).view(np.bool_))
     places: Positions = (some << 3).take(within >> 3)
     within &= 7
     places |= within
     return places
-
-
-def _positions(counts: Unsigned, gaps: memoryview, size: int) -> Positions:
-    """The positions of the changed elements, ascending. Raises ValueError for positions outside a block of `size`."""
-    total = int(counts.sum(dtype=np.int64))
-    if total > size:
-        raise ValueError(f"expected at most {size} changed elements, found {total}")
-    positions: Positions = np.cumsum(_unpack(gaps, total, np.dtype(np.uint16)), dtype=np.int64)
-    positions &= (1 << _RUN) - 1
-    positions |= np.repeat(np.arange(len(counts)) << _RUN, counts)
-    if total and (positions[-1] >= size or (positions[1:] <= positions[:-1]).any()):
-        raise ValueError(f"expected ascending positions below {size}, found others")
-    return positions
 
 
 def _pack_differences(differences: Unsigned) -> tuple[int, bytes]:
@@ -162,8 +184,8 @@ def _unpack(packed: memoryview, count: int, dtype: np.dtype[np.unsignedinteger[A
         raise ValueError(f"expected {count} numbers: {error}") from error
     if size % max(count, 1):
         raise ValueError(f"expected planes of {count} bytes, found {size}")
-    numbers = np.zeros(count, dtype)
-    for at in range(0, size, max(count, 1)):
+    numbers = planes[:count].astype(dtype) if size else np.zeros(count, dtype)
+    for at in range(count, size, max(count, 1)):
         plane = planes[at : at + count].astype(dtype)
         plane <<= 8 * (at // count)
         numbers |= plane

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from paramsync.checkpoint.reader import Bundle
+from paramsync.checkpoint.tensor_bytes import PORTION, THREADS, each
+from paramsync.checkpoint.writer import Arriving, Range
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, EmptiedError, ParamsyncError, RemoteError
 from paramsync.host import files
 from paramsync.remote import manifest as manifests
 from paramsync.remote import protocol, tensors
 from paramsync.remote import state as states
-from paramsync.remote.bucket import Bucket
+from paramsync.remote.bucket import PARALLEL, Bucket
 from paramsync.remote.manifest import Edge, Manifest, Whole
 from paramsync.remote.protocol import Answer
 from paramsync.remote.state import Listed, State
+from paramsync.remote.tensors import Blocks, Contents
 from paramsync.remote.transfer import Transfer
 from paramsync.store import store
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from paramsync.tensorbundle import index
-from paramsync.tensorbundle.index import Index
+from paramsync.tensorbundle.index import Entry, Index
 from paramsync.version import Version
 
+_EMPTY: Array = np.empty(0, np.uint8)
 _FIRST_PAUSE, _LAST_PAUSE = 15.0, 600.0  # seconds until a version that came damaged is fetched again
+
+
+class _LostError(Exception):
+    """Carries an error of the bucket through the writer, which takes an OSError for an error of its store."""
+
+    def __init__(self, error: OSError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class Download:
@@ -139,12 +154,16 @@ class Download:
             raise RemoteError(str(error)) from error
         if index.digest(packed.entries) != version.checksum:
             raise RemoteError(f"{listed.manifest}: expected the index of the record's version, found another")
+        try:
+            tensors.check(packed)
+        except ValueError as error:
+            raise RemoteError(f"{listed.manifest}: {error}") from error
         self._add_graph(version, manifest)
         problem: Exception = RemoteError("no deltas lead here from the whole version")
         for kind, edges in self._ways(manifest, version.number, tensors.size_of(packed)):
             try:
-                contents, unchanged, moved = self._contents(kind, manifest.whole, packed, edges)
-                self._commit(version, packed, contents, unchanged)
+                arriving, unchanged, moved = self._arriving(kind, manifest.whole, packed, edges)
+                self._commit(version, arriving, unchanged)
             except (ValueError, RemoteError, CorruptCheckpointError, FileNotFoundError) as error:
                 problem = error
                 self._bad.update(edge.name for edge in edges)
@@ -167,39 +186,81 @@ class Download:
         if way is not None:
             yield "whole", way
 
-    def _contents(
+    def _arriving(
         self, kind: str, whole: Whole, packed: Index, edges: tuple[Edge, ...]
-    ) -> tuple[Mapping[str, Array], frozenset[str], int]:
-        """The bytes of the tensors, the names of tensors that the last commit has already, and the bytes received.
+    ) -> tuple[Arriving, frozenset[str], int]:
+        """How the tensors come, the names of tensors that the last commit has already, and the bytes to receive.
 
-        Raises ValueError, RemoteError, CorruptCheckpointError for objects that do not fit the version.
+        Raises ValueError, RemoteError for objects that do not fit the version.
         """
-        own: set[str] = set()
+        entries = packed.entries
+        contents: Contents = {}
         if kind == "whole":
-            size = tensors.size_of(packed)
-            if whole.size != size:
-                raise ValueError(f"expected {size} bytes of a whole version, found {whole.size}")
-            if (found := self._bucket.size(whole.name)) < size:  # before the memory is taken
-                raise RemoteError(f"{whole.name}: expected {size} bytes, found {found}")
-            content = np.empty(size, np.uint8)
-            self._bucket.get_into(whole.name, content)
-            contents = tensors.unpack(packed, content)
-            own.update(contents)
+            received, threads = tensors.size_of(packed), PARALLEL
+            if whole.size != received:
+                raise ValueError(f"expected {received} bytes of a whole version, found {whole.size}")
+            if (found := self._bucket.size(whole.name)) < received:  # before memory is allocated
+                raise RemoteError(f"{whole.name}: expected {received} bytes, found {found}")
         else:
-            size = 0
+            received, threads = 0, THREADS
             bundle = self._open(edges[0].base)
-            if not tensors.alike(bundle.entries, packed.entries):
+            if not tensors.alike(bundle.entries, entries):
                 raise ValueError("expected a version with the same tensors")
             contents = tensors.contents(bundle)
-        for edge in edges:
-            delta = self._bucket.get(edge.name, edge.size)
+        deltas = [(edge.name, self._delta(edge, entries)) for edge in edges]
+
+        def fill(ranges: Sequence[Range], places: Sequence[Array]) -> None:
             try:
-                contents = tensors.advance(packed.entries, contents, delta, own)
-            except ValueError as error:
-                raise RemoteError(f"{edge.name}: {error}") from error
+                if not contents:
+                    self._read_whole(whole.name, entries, ranges, places)
+                for (name, start, stop), place in zip(ranges, places, strict=True):
+                    source = contents[name][start:stop] if contents else place
+                    for of, delta in deltas:
+                        if name in delta:
+                            _advance(of, entries[name], delta[name], start, source, place)
+                            source = place
+                    if source is not place:
+                        np.copyto(place, source)
+            except OSError as error:
+                raise _LostError(error) from error
+
+        changed = {name for _, delta in deltas for name in delta}
         is_last = self._base is not None and bool(edges) and edges[0].base == self._base[0].number
-        unchanged = frozenset(contents) - own if is_last else frozenset()
-        return contents, unchanged, size + sum(edge.size for edge in edges)
+        unchanged = frozenset(entries) - changed if is_last else frozenset()
+        return Arriving(entries, fill, threads), unchanged, received + sum(edge.size for edge in edges)
+
+    def _read_whole(
+        self, source: str, entries: Mapping[str, Entry], ranges: Sequence[Range], places: Sequence[Array]
+    ) -> None:
+        """Read ranges of tensors, which lie one after another, from the object with all tensors of a version."""
+        starts = [entries[name].offset + start for name, start, _ in ranges]
+        end = starts[-1] + len(places[-1])
+        content = np.frombuffer(self._bucket.get_range(source, starts[0], end), np.uint8) if end > starts[0] else _EMPTY
+        for at, place in zip(starts, places, strict=True):
+            np.copyto(place, content[at - starts[0] :][: len(place)])
+
+    def _delta(self, edge: Edge, entries: Mapping[str, Entry]) -> Blocks:
+        """The content of a delta object. A large one is kept on a disk, not in memory."""
+        is_small = edge.size <= PORTION
+        content = memoryview(self._bucket.get(edge.name, edge.size)) if is_small else self._spool(edge)
+        try:
+            return tensors.blocks(entries, content)
+        except ValueError as error:
+            raise RemoteError(f"{edge.name}: {error}") from error
+
+    def _spool(self, edge: Edge) -> memoryview:
+        if (found := self._bucket.size(edge.name)) != edge.size:
+            raise RemoteError(f"{edge.name}: expected {edge.size} bytes, found {found}")
+        with tempfile.TemporaryFile() as file:
+
+            def read(start: int) -> None:
+                content = self._bucket.get_range(edge.name, start, min(start + PORTION, edge.size))
+                while content:  # not through a mapping: without room, that would end the process
+                    start += (count := os.pwrite(file.fileno(), content, start))
+                    content = content[count:]
+
+            each(read, range(0, edge.size, PORTION), threads=PARALLEL)
+            return memoryview(mmap.mmap(file.fileno(), edge.size, prot=mmap.PROT_READ))
 
     def _open(self, number: int) -> Bundle:
         if self._base is not None and self._base[0].number == number:
@@ -218,12 +279,19 @@ class Download:
                 raise RemoteError(f"{manifest.graph}: expected a graph with its checksum, found other bytes")
         self._writer.add_graph(version.graph, content)
 
-    def _commit(
-        self, version: Version, packed: Index, contents: Mapping[str, Array], unchanged: frozenset[str]
-    ) -> None:
-        values = {name: tensors.tensor(name, packed.entries[name], content) for name, content in contents.items()}
-        self._writer.commit(version, values, unchanged=unchanged, recorded=True)
+    def _commit(self, version: Version, arriving: Arriving, unchanged: frozenset[str]) -> None:
+        try:
+            self._writer.commit(version, arriving, unchanged=unchanged)
+        except _LostError as lost:
+            raise lost.error from lost
         try:
             self._base = version, self._store.open(version)
         except ParamsyncError:
             self._base = None
+
+
+def _advance(of: str, entry: Entry, changed: Sequence[memoryview], start: int, source: Array, place: Array) -> None:
+    try:
+        tensors.advance(entry, changed, start, source, place)
+    except ValueError as error:
+        raise RemoteError(f"{of}: {error}") from error

@@ -7,9 +7,8 @@ same order, the number of its blocks (0 for a tensor that did not change), then 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -18,9 +17,8 @@ from crc32c import crc32c
 from paramsync import dtypes
 from paramsync.checkpoint.data_file import ALIGNMENT
 from paramsync.checkpoint.reader import Bundle
-from paramsync.checkpoint.tensor_bytes import THREADS, each
+from paramsync.checkpoint.tensor_bytes import PORTION, THREADS, each
 from paramsync.dtypes import Array
-from paramsync.errors import CorruptCheckpointError
 from paramsync.remote import delta
 from paramsync.remote.delta import Unsigned
 from paramsync.tensorbundle import index
@@ -28,10 +26,16 @@ from paramsync.tensorbundle.index import Entry, Index
 from paramsync.tensorbundle.sstable import mask
 
 _COUNT = struct.Struct("<I")
+_SAME = bytes([delta.SAME])  # the first byte of the delta of a block that did not change
+_TOGETHER = 8  # blocks that are made at once
+assert delta.BLOCK == PORTION  # a store asks for tensors in portions
 _LARGEST = 8  # bytes of an element of a delta
 
 Contents = Mapping[str, Array]
 """The bytes of each tensor as they are stored, by name, in the order of the names."""
+
+Blocks = Mapping[str, Sequence[memoryview]]
+"""The deltas of the blocks of each tensor that changed, by name."""
 
 
 def contents(bundle: Bundle) -> dict[str, Array]:
@@ -59,13 +63,13 @@ def pack(entries: Mapping[str, Entry], found: Contents) -> Index:
     return Index(1, packed)
 
 
-def stream(packed: Index, found: Contents) -> Iterator[bytes]:
-    """The bytes of a packed object, a few megabytes at a time."""
+def stream(packed: Index, found: Contents) -> Iterator[memoryview]:
+    """The bytes of a packed object, a few megabytes at a time, in the memory of the contents."""
     end = 0
     for name, content in found.items():
-        yield bytes(packed.entries[name].offset - end)
-        for start in range(0, len(content), delta.BLOCK):
-            yield content[start : start + delta.BLOCK].tobytes()
+        yield memoryview(bytes(packed.entries[name].offset - end))
+        for start in range(0, len(content), PORTION):
+            yield content[start : start + PORTION].data
         end = packed.entries[name].offset + len(content)
 
 
@@ -74,19 +78,16 @@ def size_of(packed: Index) -> int:
     return max((entry.offset + entry.size for entry in packed.entries.values()), default=0)
 
 
-def unpack(packed: Index, content: Array) -> dict[str, Array]:
-    """The bytes of each tensor in a packed object."""
-    return {name: content[entry.offset : entry.offset + entry.size] for name, entry in packed.entries.items()}
-
-
-def tensor(name: str, entry: Entry, content: Array) -> Array:
-    """The values of a tensor. Raises CorruptCheckpointError for malformed strings, or a dtype that numpy lacks."""
-    if entry.dtype == dtypes.STRING:
-        return index.decode_strings(content.data, entry.shape, path=PurePosixPath("delta"), name=name)[0]  # type: ignore[arg-type]
-    dtype = dtypes.to_numpy(entry.dtype)
-    if dtype is None:
-        raise CorruptCheckpointError(PurePosixPath(name), expected="a dtype of numpy", found=entry.dtype)  # type: ignore[arg-type]
-    return content.view(dtype).reshape(entry.shape)
+def check(packed: Index) -> None:
+    """Raise ValueError unless a store can have these tensors, and they lie one after another as `pack` lays them."""
+    end = 0
+    for name, entry in packed.entries.items():
+        if dtypes.to_numpy(entry.dtype) is None:
+            raise ValueError(f"expected a dtype of numpy in {name!r}, found {entry.dtype}")
+        offset = -(-end // ALIGNMENT) * ALIGNMENT if entry.size else end
+        if (entry.shard, entry.offset) != (0, offset) or entry.parts:
+            raise ValueError(f"expected {name!r} at {offset}, found it at {entry.offset}")
+        end = offset + entry.size
 
 
 def alike(first: Mapping[str, Entry], second: Mapping[str, Entry]) -> bool:
@@ -97,72 +98,78 @@ def alike(first: Mapping[str, Entry], second: Mapping[str, Entry]) -> bool:
     )
 
 
-def difference(entries: Mapping[str, Entry], old: Contents, new: Contents) -> Iterator[bytes]:
-    """The bytes of the delta object that leads from `old` to `new`, block by block."""
+def difference(entries: Mapping[str, Entry], old: Contents, new: Contents) -> Iterator[tuple[int, bytes]]:
+    """The delta object that leads from `old` to `new`: each time its next bytes, and how many new bytes they cover."""
     for name, content in new.items():
-        blocks = [] if old[name] is content else _encode(_width(entries[name]), old[name], content)
-        if all(block[0] == delta.SAME for block in blocks):
+        if old[name] is content:
+            yield len(content), _COUNT.pack(0)
+            continue
+        width = _width(entries[name])
+        before, after = old[name].view(width), content.view(width)
+        starts = range(0, len(after), delta.BLOCK // width.itemsize)
+        if len(starts) > _TOGETHER:  # not all are in memory at once
+            yield 0, _COUNT.pack(len(starts))
+            for at in range(0, len(starts), _TOGETHER):
+                blocks = _encode(before, after, starts[at : at + _TOGETHER])
+                yield _TOGETHER * delta.BLOCK, b"".join(blocks)
+            continue
+        blocks = _encode(before, after, starts)
+        if all(block[_COUNT.size] == delta.SAME for block in blocks):
             blocks = []
-        yield _COUNT.pack(len(blocks))
-        for block in blocks:
-            yield _COUNT.pack(len(block)) + block
+        yield len(content), b"".join([_COUNT.pack(len(blocks)), *blocks])
 
 
-def _encode(width: np.dtype[Any], old: Array, new: Array) -> list[bytes]:
-    """The deltas of the blocks of a tensor."""
-    before, after = old.view(width), new.view(width)
-    step = delta.BLOCK // width.itemsize
-    blocks = [b""] * -(-len(after) // step)
+def _encode(before: Unsigned, after: Unsigned, starts: range) -> list[bytes]:
+    """The deltas of the blocks that start here, each behind its size."""
+    blocks = [b""] * len(starts)
 
     def encode(at: int) -> None:
-        part = slice(at * step, (at + 1) * step)
-        blocks[at] = delta.encode(before[part], after[part])
+        part = slice(starts[at], starts[at] + starts.step)
+        block = delta.encode(before[part], after[part])
+        blocks[at] = _COUNT.pack(len(block)) + block
 
     each(encode, range(len(blocks)), threads=min(THREADS, len(blocks)))
     return blocks
 
 
-def advance(entries: Mapping[str, Entry], old: Contents, content: bytes, own: set[str]) -> dict[str, Array]:
-    """The contents that a delta object makes of `old`, copying the changed tensors that are not `own` copies already.
-
-    Adds the names of the copies to `own`. Raises ValueError for a delta that does not fit.
-    """
-    view = memoryview(content)
-    new: dict[str, Array] = {}
-    blocks: list[tuple[memoryview, Unsigned | None, Unsigned]] = []  # delta, elements to copy first, their place
+def blocks(entries: Mapping[str, Entry], content: memoryview) -> Blocks:
+    """The parts of a delta object. Raises ValueError for an object that does not fit these tensors."""
+    found: dict[str, tuple[memoryview, ...]] = {}
+    at = 0
 
     def take() -> int:
-        nonlocal view
-        if len(view) < _COUNT.size:
+        nonlocal at
+        if len(content) < at + _COUNT.size:
             raise ValueError("expected more bytes of a delta")
-        number: int = _COUNT.unpack_from(view)[0]
-        view = view[_COUNT.size :]
+        number: int = _COUNT.unpack_from(content, at)[0]
+        at += _COUNT.size
         return number
 
-    def apply(block: tuple[memoryview, Unsigned | None, Unsigned]) -> None:
-        packed, before, after = block
-        if before is not None:
-            np.copyto(after, before)
-        delta.apply(packed, after)
-
-    for name, known in old.items():
-        width = _width(entries[name])
-        step = delta.BLOCK // width.itemsize
-        size = len(known) // width.itemsize
-        if (count := take()) not in (0, -(-size // step)):
-            raise ValueError(f"expected {-(-size // step)} blocks of {name!r}, found {count}")
-        is_copied = bool(count) and name not in own
-        new[name] = np.empty_like(known) if is_copied else known
-        for at in range(0, size, step) if count else ():
+    for name in sorted(entries, key=str.encode):
+        most = -(-entries[name].size // delta.BLOCK)
+        if (count := take()) not in (0, most):
+            raise ValueError(f"expected {most} blocks of {name!r}, found {count}")
+        changed = []
+        for _ in range(count):
             length = take()
-            before, after = (array.view(width)[at : at + step] for array in (known, new[name]))
-            blocks.append((view[:length], before if is_copied else None, after))
-            view = view[length:]
-        own.update([name] if count else [])
-    if len(view):
-        raise ValueError(f"expected the end of a delta, found {len(view)} bytes more")
-    each(apply, blocks)
-    return new
+            changed.append(content[at : at + length])
+            at += length
+        if any(block[:1] != _SAME for block in changed):
+            found[name] = tuple(changed)
+    if at != len(content):
+        raise ValueError(f"expected a delta of {at} bytes, found {len(content)}")
+    return found
+
+
+def advance(entry: Entry, changed: Sequence[memoryview], start: int, source: Array, target: Array) -> None:
+    """Write new bytes of a tensor into `target`, from the old bytes in `source`, which may be `target` itself.
+
+    Both begin at `start` in the tensor and end with a block. Raises ValueError for a delta that does not fit.
+    """
+    width = _width(entry)
+    for at in range(0, len(target), delta.BLOCK):
+        before, after = (array[at : at + delta.BLOCK].view(width) for array in (source, target))
+        delta.apply(changed[(start + at) // delta.BLOCK], before, after)
 
 
 def _width(entry: Entry) -> np.dtype[Any]:

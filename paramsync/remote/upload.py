@@ -39,6 +39,8 @@ _RUN = 8  # letters of the run's identity in a name, by which an object of ours 
 _STRIDES = (1, 8, 64)  # deltas lead over so many versions: a follower that is late takes few of them
 _KEPT = 64  # strides for which a delta stays
 _WORTH = 0.8  # a delta must be smaller than this share of a whole version
+_LARGE = 64 << 20  # bytes of a whole version for which time counts: otherwise only bytes do
+_SAMPLE = 1 / 8  # of the tensors: then the time for the delta is foreseen
 _SMALL = 8 << 20  # bytes of a delta that is sent as one part
 _CHAIN = 0.5  # of a whole version: deltas since the last whole version may take so many bytes
 
@@ -50,7 +52,6 @@ class _Sent:
     version: Version
     bundle: Bundle
     packed: Index
-    contents: Contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +159,12 @@ class Upload:
                 checksum=index.digest(packed.entries),
                 bytes=sum(entry.size for entry in packed.entries.values()),
             )
-        sent = _Sent(version, bundle, packed, contents)
+        sent = _Sent(version, bundle, packed)
         graph = self._send_graph(version.graph, version.number)
         size = tensors.size_of(packed)
-        sent_now = [placed for stride in _STRIDES if (placed := self._send_delta(stride, sent, size)) is not None]
+        sent_now = [
+            placed for stride in _STRIDES if (placed := self._send_delta(stride, sent, contents, size)) is not None
+        ]
         total = sum(placed.edge.size for placed in sent_now)
         edges = tuple([placed.edge for placed in (*self._edges, *sent_now)])
         whole = self._whole
@@ -169,7 +172,7 @@ class Upload:
         far = self._count - self._begun >= _STRIDES[-1] * (_KEPT - 1)  # the way from the whole version would be deleted
         if whole is None or chain is None or far or sum(edge.size for edge in chain) > size * _CHAIN:
             whole = Whole(version.number, self._name("data", str(version.number)), size)
-            self._put(whole.name, tensors.stream(packed, contents))
+            self._put(whole.name, tensors.stream(packed, contents), size)
             total += size
         manifest = Manifest(version.to_json(), index.encode(packed), graph, whole, edges)
         content = manifest.to_json()
@@ -195,22 +198,34 @@ class Upload:
         """Whether a delta is of use: for followers that are late, or on the way from the whole version."""
         return self._count - placed.count < placed.stride * _KEPT
 
-    def _send_delta(self, stride: int, sent: _Sent, size: int) -> _Placed | None:
-        """Write the delta of this stride, if it is due. None if it is not, or if it would not be worth its bytes."""
+    def _send_delta(self, stride: int, sent: _Sent, contents: Contents, size: int) -> _Placed | None:
+        """Write the delta of this stride, if it is due. None if it is not, or if a whole version is there sooner."""
         base = self._bases.get(stride)
         if base is None or not self._is_due(stride) or (stride > 1 and base is self._bases[1]):
             return None
         if not tensors.alike(base.packed.entries, sent.packed.entries):
             return None
-        with tempfile.TemporaryFile() as file:  # a delta may be larger than the memory that a mirror should take
-            for block in tensors.difference(sent.packed.entries, base.contents, sent.contents):
-                file.write(block)
+        before = {
+            name: contents[name] if base.bundle.marks(name) == sent.bundle.marks(name) else content
+            for name, content in tensors.contents(base.bundle).items()
+        }
+        whole_seconds = self._bucket.seconds(size) if size >= _LARGE else None
+        begun = time.monotonic()
+        covered = 0
+        with tempfile.SpooledTemporaryFile(_SMALL) as file:  # a delta may be larger than the memory of a mirror
+            for count, content in tensors.difference(sent.packed.entries, before, contents):
+                file.write(content)
+                covered += count
+                if file.tell() > size * _WORTH:
+                    return None
+                if whole_seconds is not None and covered > size * _SAMPLE:
+                    seconds = time.monotonic() - begun + whole_seconds * file.tell() / size
+                    if seconds * size > whole_seconds * covered:
+                        return None
             length = file.tell()
-            if length > size * _WORTH:
-                return None
             file.seek(0)
             name = self._name("deltas", f"{base.version.number}-{sent.version.number}")
-            self._put(name, file.read() if length < _SMALL else file)
+            self._put(name, file.read() if length < _SMALL else file, length)
         edge = Edge(base.version.number, base.version.checksum, sent.version.number, name, length)
         return _Placed(edge, stride, self._count)
 
@@ -236,9 +251,9 @@ class Upload:
         if due:
             self._swept |= self._bucket.perform(protocol.sweep(self._held, due), self._stop)
 
-    def _put(self, name: str, content: bytes | IO[bytes] | Iterable[bytes]) -> None:
+    def _put(self, name: str, content: bytes | IO[bytes] | Iterable[memoryview], size: int = 0) -> None:
         self._orphans.add(name)
-        self._bucket.put(name, content)
+        self._bucket.put(name, content, size)
 
     def _name(self, kind: str, name: str) -> str:
         """A name that nobody else uses: it has the run and the publisher's epoch."""

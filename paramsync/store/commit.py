@@ -14,7 +14,7 @@ from types import TracebackType
 
 from paramsync.checkpoint.data_file import FileStamp
 from paramsync.checkpoint.file_pool import NO_ROOM, FilePool
-from paramsync.checkpoint.writer import CheckpointWriter, Tensor, Written
+from paramsync.checkpoint.writer import Arriving, CheckpointWriter, Tensor, Written
 from paramsync.errors import CorruptCheckpointError, StoreError, UnreadableError
 from paramsync.host import files
 from paramsync.host.files import Repeats
@@ -125,22 +125,22 @@ class StoreWriter:
     def commit(
         self,
         version: Version,
-        tensors: Mapping[str, Tensor],
+        tensors: Mapping[str, Tensor] | Arriving,
         *,
         unchanged: Collection[str] = (),
         finite: bool = False,
         copied: Callable[[str], object] | None = None,
-        recorded: bool = False,
     ) -> Version:
         """Publish, then prune. Returns the version as followers see it.
 
         Sets prefix, committed_at, bytes, bytes_written, checksum, finite, seal, and signs. `unchanged` are parameters
         whose values the caller knows to be those of this writer's last successful commit; others are compared.
         `copied` is called, on any thread, with the name of each parameter that changed, once this writer no longer
-        refers to it. A `recorded` version has the record of another store: it is kept, and the tensors must have its
-        checksum. Raises StoreError, CorruptCheckpointError if `checkpoint` was damaged meanwhile, ParameterError
-        for a tensor that TensorFlow cannot store, and NotFiniteError if values are to be `finite`. The previous version
-        is then still the latest, and nothing of this one is left, unless the StoreError says that it was published.
+        refers to it. `Arriving` tensors belong to the version of another store: its record is kept, and they must have
+        its checksum. Raises StoreError, CorruptCheckpointError if `checkpoint` was damaged meanwhile, ParameterError
+        for a tensor that TensorFlow cannot store, NotFiniteError if values are to be `finite`, and what filling raises.
+        The previous version is then still the latest, and nothing of this one is left, unless the StoreError says that
+        it was published.
         """
         self._keep_lock()
         listed = self._state.read_names()
@@ -155,7 +155,7 @@ class StoreWriter:
                 for dropped in unlisted - self._state.find_gone(unlisted):  # no files: nothing to remove
                     self._mark(dropped, self._state.graph(dropped) or "")
                 written = self._checkpoints.write(self.path / name, tensors, unchanged, finite=finite, copied=copied)
-                if not recorded:
+                if not isinstance(tensors, Arriving):
                     version = self._record(version, name, written)
                 elif written.checksum() != version.checksum:
                     expected = f"the tensors that were published as version {version.number}"

@@ -204,6 +204,8 @@ def test_mirror_reports_transfers_deltas_and_freshness(
             monkeypatch.setenv(name, value)
         figures, _ = _run(capsys, "mirror", *TINY, "--address", f"s3://{server.bucket}/bench")
     _check_quotients(figures, upload_over_put=("ours_upload", "put"), download_over_get=("ours_download", "get"))
+    assert figures["memory_up_mb"] > 0
+    assert figures["memory_down_mb"] > 0
     for share in ("all", "5_pct", "1_pct"):
         assert figures[f"sent_{share}"] > 0
         assert figures[f"ours_fresh_{share}_ms"] > 0

@@ -137,11 +137,11 @@ def test_a_prefix_is_a_folder(bucket: Bucket) -> None:
 def test_data_comes_back_in_ranges_and_is_deleted_once_or_twice(bucket: Bucket) -> None:
     content = np.random.default_rng(0).integers(0, 256, 20 << 20, np.uint8)
     bucket.put("data/1/a", content.tobytes())
-    bucket.put("data/1/b", (content[at : at + (1 << 20)].tobytes() for at in range(0, len(content), 1 << 20)))
+    pieces = (content[at : at + (1 << 20)].data for at in range(0, len(content), 1 << 20))
+    bucket.put("data/1/b", pieces, len(content))
     for name in ("data/1/a", "data/1/b"):
-        out = np.zeros_like(content)
-        bucket.get_into(name, out)
-        assert (out == content).all()
+        for start, stop in ((0, len(content)), (0, 1), (5 << 20, 11 << 20), (len(content) - 1, len(content))):
+            assert bucket.get_range(name, start, stop) == content[start:stop].tobytes()
     assert sorted(bucket.names("data")) == ["data/1/a", "data/1/b"]
     assert bucket.answer(Delete("data/1/a")) in (Answer.DONE, Answer.MISSING)
     assert bucket.answer(Delete("data/1/a")) in (Answer.DONE, Answer.MISSING)
@@ -155,7 +155,9 @@ def test_an_object_of_another_size_is_refused(bucket: Bucket) -> None:
     with pytest.raises(RemoteError, match="at most 99 bytes"):
         bucket.get("data/1/a", 99)
     with pytest.raises(RemoteError, match="expected 101 bytes"):
-        bucket.get_into("data/1/a", np.zeros(101, np.uint8))
+        bucket.get_range("data/1/a", 0, 101)
+    with pytest.raises(RemoteError, match="expected 201 bytes"):
+        bucket.get_range("data/1/a", 101, 201)
 
 
 def race(count: int, write: Callable[[int], Any]) -> list[Any]:

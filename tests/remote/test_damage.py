@@ -107,12 +107,22 @@ def claim_terabytes(manifest: dict[str, Any]) -> None:
     manifest["whole"] |= {"size": tensors.size_of(packed)}
 
 
+def share_a_place(manifest: dict[str, Any]) -> None:
+    """Have the manifest's index say that many tensors have the same bytes: a small object would fill a large memory."""
+    entries = dict(index.decode(base64.b64decode(manifest["index"]), path=Path()).entries)
+    entries |= {f"zeros{at}": entries["zeros"] for at in range(3)}
+    packed = index.Index(1, entries)
+    manifest["index"] = base64.b64encode(index.encode(packed)).decode()
+    manifest["record"] = json.dumps(json.loads(manifest["record"]) | {"checksum": index.digest(entries)})
+
+
 def in_record(**values: Any) -> Callable[[dict[str, Any]], object]:
     return lambda manifest: manifest.update(record=json.dumps(json.loads(manifest["record"]) | values))
 
 
 FORGERIES: dict[str, Callable[[dict[str, Any]], object]] = {
     "terabytes": claim_terabytes,
+    "shared": share_a_place,
     "prefix": in_record(prefix="../../elsewhere"),
     "number": in_record(number=3),
     "step": in_record(step=-1),

@@ -12,12 +12,13 @@ import obstore
 import pytest
 import tensorflow as tf
 
+from paramsync.checkpoint.tensor_bytes import PORTION
 from paramsync.errors import (
     FencedError,
     RemoteError,
     SettingsError,
 )
-from paramsync.remote import protocol, state, upload
+from paramsync.remote import download, protocol, state, tensors, upload
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.mirror import Mirror
 from paramsync.remote.state import Listed, State
@@ -25,6 +26,7 @@ from paramsync.remote.upload import Upload
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
 from paramsync.version import Version
+from tests.support import partitioned
 from tests.support.mirrors import SIZE, Pair, current_state, same
 
 
@@ -104,6 +106,101 @@ def test_versions_that_change_much_are_sent_whole_before_the_deltas_are_half_as_
     assert ways[0] == "whole"
     assert ways.count("whole") > 1
     assert "delta" in ways
+
+
+def test_tensors_of_many_portions_and_of_none_come_whole_and_as_deltas(pair: Pair) -> None:
+    chance = np.random.default_rng(0)
+    for at, size in enumerate((0, 1, PORTION - 1, PORTION, 2 * PORTION + 5, 63, 0)):
+        pair.tensors[f"bytes/{at}"] = chance.integers(0, 256, size, np.uint8)
+    for step in (1, 2):
+        pair.publish(step)
+        pair.upload.run_once()
+        done = pair.download.run_once()
+        assert done is not None
+        assert done.way == ("whole" if step == 1 else "delta")
+        same(pair.source, pair.target)
+        pair.tensors["bytes/4"] = pair.tensors["bytes/4"] ^ (chance.random(2 * PORTION + 5) < 0.01)
+
+
+def test_a_large_delta_comes_as_well(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download, "PORTION", 100)
+    monkeypatch.setattr(upload, "_SMALL", 100)
+    for step in (1, 2):
+        pair.publish(step)
+        pair.upload.run_once()
+        pair.download.run_once()
+    same(pair.source, pair.target)
+
+
+@pytest.mark.parametrize("together", [1, 8])
+def test_a_tensor_that_did_not_change_stays_in_its_file(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    monkeypatch.setattr(tensors, "_TOGETHER", together)
+    pair.tensors["frozen"] = np.random.default_rng(0).integers(0, 256, 3 * PORTION, np.uint8)
+    for step in (1, 2):
+        pair.publish(step)
+        pair.upload.run_once()
+        pair.writer.close()
+        pair.writer = StoreWriter(pair.source.path, keep=3)  # which writes all tensors, also the frozen one
+        pair.download.run_once()
+    source, target = (
+        [store.open(store.find(at)).marks("frozen") for at in (1, 2)] for store in (pair.source, pair.target)
+    )
+    assert source[0] != source[1]
+    assert target[0] == target[1]
+    same(pair.source, pair.target)
+
+
+def test_a_whole_version_is_sent_where_a_delta_would_take_longer(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upload, "_LARGE", 0)
+    ways = []
+    for step, seconds in ((1, None), (2, 1e-9), (3, 1e9), (4, None)):
+        monkeypatch.setattr(Bucket, "seconds", lambda bucket, size, seconds=seconds: seconds)
+        pair.publish(step)
+        done = pair.upload.run_once()
+        assert done is not None
+        ways.append(done.way)
+        pair.download.run_once()
+        same(pair.source, pair.target)
+    assert ways == ["whole", "whole", "delta", "delta"]
+
+
+def test_a_version_whose_bytes_stop_coming_is_fetched_at_the_next_look(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    for error in (ConnectionError("away"), FileNotFoundError("gone")):
+        with monkeypatch.context() as patch:
+            patch.setattr(Bucket, "get_range", failing(error))
+            if isinstance(error, ConnectionError):
+                with pytest.raises(ConnectionError, match="away"):
+                    pair.download.run_once()
+            else:
+                assert pair.download.run_once() is None
+        assert pair.target.latest() is None
+    pair.download.run_once()
+    same(pair.source, pair.target)
+
+
+def test_partitioned_variables_come_in_one_piece_and_as_deltas(pair: Pair) -> None:
+    source = pair.folder / "partitioned"
+    source.mkdir()
+    publisher = Upload(Store(source), pair.bucket, keep=3, stop=pair.stop)
+    array = partitioned.bits(1000, 8)
+    for step in (1, 2):
+        array[step] += 1
+        prefix = source / f"ckpt-{step}"
+        partitioned.save(prefix, array, ["0,600:-", "600,400:-"])
+        tf.compat.v1.train.update_checkpoint_state(str(source), str(prefix))
+        publisher.run_once()
+        done = pair.download.run_once()
+        assert done is not None
+        assert done.way == ("whole" if step == 1 else "delta")
+        version = pair.target.latest()
+        assert version is not None
+        assert (pair.target.open(version).array("kernel") == array).all()
 
 
 def test_a_version_with_other_tensors_is_sent_whole(pair: Pair) -> None:
