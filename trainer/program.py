@@ -32,6 +32,8 @@ from .screen import TrainingScreen
 from .settings import Settings
 
 if TYPE_CHECKING:
+    from paramsync.remote.outgoing import Outgoing
+
     from .scalars import Scalars
     from .state import TrainingState
 
@@ -58,10 +60,11 @@ def run(settings: Settings, *, stop: Stop) -> None:
     with ExitStack() as stack:
         enter = stack.enter_context
         enter(traces.exported("paramsync-trainer"))
-        store, address = _open_store(settings, stack)
+        store = _open_store(settings, stack)
         states = enter(StoreWriter(settings.state, keep=STATES, durable=settings.durable))
         access, tls = _access(settings), None if settings.tls is None else ServerTls(settings.tls)
         host, port = settings.host, settings.control_port
+        address = None if isinstance(store, StoreWriter) else store.address
         control = enter(closing(ControlPort(host, port, store=store.path, address=address, access=access, tls=tls)))
         if settings.metrics_port is not None:
             registry = TrainerMetrics(lambda: control.training).registry
@@ -74,9 +77,12 @@ def run(settings: Settings, *, stop: Stop) -> None:
 
         device = device_name()
         stop.arm()
+        state = enter(closing(TrainingState(states, settings.state, job, allow_nan=settings.allow_nan)))
+        state.restore()
+        scalars = enter(closing(Scalars(settings.tensorboard)))
         publisher = enter(
             Publisher(
-                store,
+                store if isinstance(store, StoreWriter) else enter(_writer(store, settings)),
                 job.model,
                 schedule=settings.schedule,
                 allow_nan=settings.allow_nan,
@@ -84,9 +90,6 @@ def run(settings: Settings, *, stop: Stop) -> None:
                 publish_if=settings.publish_if,
             )
         )
-        state = enter(closing(TrainingState(states, settings.state, job, allow_nan=settings.allow_nan)))
-        scalars = enter(closing(Scalars(settings.tensorboard)))
-        state.restore()
         publisher.meter.first = publisher.meter.step = job.steps_done()
         total, epoch = settings.steps, job.steps_per_epoch
         control.training_begins(
@@ -105,16 +108,20 @@ def run(settings: Settings, *, stop: Stop) -> None:
         loop.finish()
 
 
-def _open_store(settings: Settings, stack: ExitStack) -> tuple[StoreWriter, str | None]:
-    """The store, and the address of the bucket into which its versions go, if any. The stack closes both."""
-    durable, signing_key = settings.durable, settings.signing_key
+def _open_store(settings: Settings, stack: ExitStack) -> StoreWriter | Outgoing:
+    """The store, or the way into a bucket, which is not taken over yet. The stack closes it."""
     if isinstance(settings.store, str):
         from paramsync.remote.outgoing import Outgoing  # here: most trainers have no bucket
 
-        outgoing = stack.enter_context(closing(Outgoing(settings.store, keep=settings.keep)))
-        return stack.enter_context(outgoing.writer(durable=durable, signing_key=signing_key)), outgoing.address
+        return stack.enter_context(closing(Outgoing(settings.store, keep=settings.keep)))
     keep = Retention(keep=settings.keep, keep_for=settings.keep_for, keep_every=settings.keep_every)
-    return stack.enter_context(StoreWriter(settings.store, keep=keep, durable=durable, signing_key=signing_key)), None
+    writer = StoreWriter(settings.store, keep=keep, durable=settings.durable, signing_key=settings.signing_key)
+    return stack.enter_context(writer)
+
+
+def _writer(outgoing: Outgoing, settings: Settings) -> StoreWriter:
+    """Take a bucket over: only now that ports, state and job are there, for this ends the publisher before."""
+    return outgoing.writer(durable=settings.durable, signing_key=settings.signing_key)
 
 
 def _access(settings: Settings) -> Access:

@@ -9,12 +9,14 @@ import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from paramsync.cli.formatting import console, duration, share, size, to_json
 from paramsync.cli.process import complain
 from paramsync.errors import EmptiedError, FencedError
 from paramsync.remote.bucket import is_address
 from paramsync.remote.mirror import Mirror
+from paramsync.remote.outgoing import keep_aside
 from paramsync.remote.transfer import Transfer
 from paramsync.remote.upload import Claim
 
@@ -22,6 +24,7 @@ from paramsync.remote.upload import Claim
 def run(arguments: Namespace) -> bool:
     """With --once, True if the target has the newest version at the end."""
     screen = console()
+    unread: list[str] = []
 
     def write(facts: dict[str, object]) -> None:
         try:
@@ -31,7 +34,7 @@ def run(arguments: Namespace) -> bool:
             if not arguments.beside:
                 raise
             if "error" in facts:  # the program was killed, and no longer reads what its last version came to
-                _complain(f"{facts['error']}; {arguments.source} keeps its versions")
+                unread.append(str(facts["error"]))
 
     def tell(done: Transfer) -> None:
         if arguments.json:
@@ -55,10 +58,13 @@ def run(arguments: Namespace) -> bool:
     ):
         if arguments.beside:
             try:
-                return _beside(mirror, tell, warn)
+                ended_well = _beside(mirror, tell, warn)
             except (FencedError, EmptiedError) as error:
                 write({"error": str(error), "over": True})
-                return False
+                ended_well = False
+            if not ended_well and unread and not is_address(mirror.source):
+                _complain(f"{unread[-1]}; {keep_aside(Path(mirror.source))} keeps its versions")
+            return ended_well
         if not arguments.once:
             mirror.run(tell, warn)
             return True

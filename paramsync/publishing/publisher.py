@@ -273,7 +273,7 @@ class Publisher:
     def status(self) -> PublisherStatus:
         """How publishing goes, as one value."""
         status = replace(self._behind.status(), held_back=self._gate.held_back if self._gate else None)
-        reason = "" if self._outgoing is None else self._outgoing.child.reason
+        reason = "" if self._outgoing is None else self._outgoing.reason
         return replace(status, last_error=status.last_error or reason or None)
 
     @property

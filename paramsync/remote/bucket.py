@@ -26,6 +26,7 @@ PARALLEL = 8  # parts of an upload, or ranges of a download, under way
 
 _PART = 8 << 20  # bytes of one part of an upload
 _FIRST_WAIT, _LAST_WAIT = 0.1, 5.0  # seconds of the back-off after an operation with an unknown outcome
+_MOST_UNKNOWN = 8  # unknown outcomes of one series of steps, after which the caller is told
 _RACE = 8  # writers in the race of the probe
 _DURATION = re.compile(r" in [\d.]+\w*s\b")
 _METADATA = "169.254.169.254"
@@ -81,7 +82,9 @@ class Bucket:
         """The state object, None if it still has this tag, or MISSING or UNKNOWN. Raises RemoteError for no access."""
         options = {} if tag is None else {"if_none_match": tag.split("\n")[0]}
         try:
-            found = self._call(lambda: self._obstore.get(self._store, states.NAME, options=options))
+            found = self._call(
+                lambda: self._obstore.get(self._store, states.NAME, options=options), self._errors.NotModifiedError
+            )
         except self._errors.NotModifiedError:
             return None
         if isinstance(found, Answer):
@@ -105,9 +108,10 @@ class Bucket:
     def perform(self, steps: Steps[T], stop: threading.Event) -> T:
         """Run steps of the protocol to their end, with a back-off after answers that decide nothing.
 
-        Raises InterruptedError once `stop` is set, and what the steps raise.
+        Raises ConnectionError if there are many such answers, InterruptedError once `stop` is set, and what the steps
+        raise.
         """
-        wait = _FIRST_WAIT
+        wait, unknown = _FIRST_WAIT, 0
         operation = next(steps)
         while True:
             answer = self.answer(operation)
@@ -115,8 +119,9 @@ class Bucket:
                 if stop.wait(wait * (0.5 + secrets.randbelow(1024) / 1024)):
                     raise InterruptedError
                 wait = min(2 * wait, _LAST_WAIT)
-            else:
-                wait = _FIRST_WAIT
+            unknown += answer is Answer.UNKNOWN
+            if unknown == _MOST_UNKNOWN:
+                raise ConnectionError(f"{self.address}: {self.last_error}")
             try:
                 operation = steps.send(answer)
             except StopIteration as ended:
@@ -203,25 +208,32 @@ class Bucket:
 
     def _put(self, name: str, operation: Create | Replace) -> Answered:
         mode = "create" if isinstance(operation, Create) else _condition(operation.tag)
+        refusals = self._errors.AlreadyExistsError, self._errors.PreconditionError
         try:
             written = self._call(
-                lambda: self._obstore.put(self._store, name, operation.content, mode=mode, use_multipart=False)
+                lambda: self._obstore.put(self._store, name, operation.content, mode=mode, use_multipart=False),
+                *refusals,
             )
-        except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
+        except refusals:
+            return Answer.REFUSED
+        if written is Answer.MISSING and isinstance(operation, Replace):  # as S3 says of an object that is gone
             return Answer.REFUSED
         if written is Answer.MISSING:
             raise RemoteError(f"{self.address}: there is no such bucket, or no such region: create it first")
         return written if isinstance(written, Answer) else Written(_tag(written))
 
-    def _call(self, call: Callable[[], Any]) -> Any:
-        """The result of a call, MISSING, or UNKNOWN for an error that may pass. Raises RemoteError for no access."""
+    def _call(self, call: Callable[[], Any], *answers: type[Exception]) -> Any:
+        """The result of a call, MISSING, or UNKNOWN for an error that may pass.
+
+        Raises RemoteError for no access, and the errors that are `answers` to this call.
+        """
         try:
             result = call()
         except (FileNotFoundError, self._errors.NotFoundError):
             return Answer.MISSING
         except (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError) as error:
             raise RemoteError(f"{self.address}: access is denied: {_first_line(error)}") from error
-        except (self._errors.AlreadyExistsError, self._errors.PreconditionError, self._errors.NotModifiedError):
+        except answers:
             raise
         except (self._errors.BaseError, OSError) as error:
             self.last_error = _first_line(error)

@@ -36,9 +36,13 @@ _END_SECONDS = 60.0  # for the last version, when the program ends
 class MirrorChild:
     """Runs `paramsync mirror SOURCE TARGET` until it is closed. Any thread."""
 
-    def __init__(self, source: str, target: str, *, keep: int = 5) -> None:
-        """Raises SettingsError for an address that cannot be used."""
+    def __init__(self, source: str, target: str, *, keep: int = 5, lock: int | None = None) -> None:
+        """`lock` is a descriptor that the process keeps open.
+
+        Raises SettingsError for an address that cannot be used.
+        """
         check_keep(target, keep)
+        self._kept_open = () if lock is None else (lock,)
         for place in (source, target):
             if "://" in place:
                 Bucket(place)
@@ -91,6 +95,7 @@ class MirrorChild:
                     [*self._command, *self._seen],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
+                    pass_fds=self._kept_open,
                     start_new_session=True,  # Ctrl-C is for the program, whose last version is still to be copied
                 )
                 self._process = process

@@ -19,13 +19,17 @@ _LIMIT = 1 << 14  # bytes
 class CopyNote:
     """`reason` says why no version comes; "" while the bucket answers.
 
-    `pinned` and `labels` are the choices of operators for all followers of the bucket.
+    `pinned` and `labels` are the choices of operators for all followers of the bucket. `run`, `epoch` and `sequence`
+    are those of the last state that was followed: a mirror that starts again follows no other run and no older state.
     """
 
     address: str
     reason: str = ""
     pinned: int | None = None
     labels: Mapping[str, int] = field(default_factory=dict)
+    run: str = ""
+    epoch: int = 0
+    sequence: int = 0
 
     def write(self, store: Path) -> None:
         """Put the note into a local copy. A copy without a note works all the same."""
@@ -37,7 +41,8 @@ def read(store: Path) -> CopyNote | None:
     """The note in a local copy; None for a store that is no copy."""
     with suppress(OSError, ValueError, TypeError, CorruptCheckpointError):
         note = CopyNote(**json.loads(files.content(store / NAME, limit=_LIMIT)))
-        numbers = [*note.labels.values(), *([] if note.pinned is None else [note.pinned])]
-        if isinstance(note.address, str) and all(type(number) is int for number in numbers):
+        numbers = [*note.labels.values(), note.epoch, note.sequence, *([] if note.pinned is None else [note.pinned])]
+        texts = (note.address, note.run)
+        if all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers):
             return note
     return None

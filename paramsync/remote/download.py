@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,10 +19,11 @@ from paramsync.checkpoint.writer import Arriving, Range
 from paramsync.dtypes import Array
 from paramsync.errors import CorruptCheckpointError, EmptiedError, ParamsyncError, RemoteError
 from paramsync.host import files
+from paramsync.remote import copy_note, protocol, tensors
 from paramsync.remote import manifest as manifests
-from paramsync.remote import protocol, tensors
 from paramsync.remote import state as states
 from paramsync.remote.bucket import PARALLEL, Bucket
+from paramsync.remote.copy_note import CopyNote
 from paramsync.remote.manifest import Edge, Manifest, Whole
 from paramsync.remote.protocol import Answer
 from paramsync.remote.state import Listed, State
@@ -55,6 +57,8 @@ class Download:
         self._stop = stop
         self._store = Store(path)
         self._writer = StoreWriter(path, keep=keep)
+        self._written = copy_note.read(path)
+        self._note = replace(self._written or CopyNote(""), address=bucket.address)
         self._tag: str | None = None
         self._seen: State | None = None
         self._base: tuple[Version, Bundle] | None = None  # the last commit of this writer
@@ -87,7 +91,7 @@ class Download:
         if found is Answer.UNKNOWN:
             raise ConnectionError(f"{self._bucket.address}: {self._bucket.last_error}")
         if isinstance(found, Answer):
-            if self._seen is not None:
+            if self._note.run:
                 raise EmptiedError
             return None
         if found is not None:
@@ -131,13 +135,35 @@ class Download:
         self._refused = listed.number, time.monotonic() + pause, pause
         self._bad = self._bad if not again else set()
 
+    def note(self, reason: str) -> None:
+        """Say in the copy why versions do not come, what operators chose, and which state this mirror followed last."""
+        self._note = replace(self._note, reason=reason)
+        if (state := self._seen) is not None:
+            self._note = replace(self._note, pinned=state.pinned, labels=dict(state.labels))
+        self._write_note()
+
+    def _write_note(self) -> None:
+        if self._note != self._written:
+            self._note.write(self._store.path)
+            self._written = self._note if self._is_noted() else None
+
+    def _is_noted(self) -> bool:
+        return (self._store.path / copy_note.NAME).exists()
+
     def _look(self, state: State) -> None:
         """Take note of a state. Raises RemoteError for one that must not be followed."""
-        if self._seen is not None and state.run != self._seen.run:
-            raise RemoteError(f"expected versions of run {self._seen.run}, found those of run {state.run}")
-        if protocol.is_older(state, self._seen):
+        if self._written is not None and not self._is_noted():  # an operator's word that any run may be followed
+            self._note, self._written = CopyNote(self._bucket.address), None
+        note = self._note
+        if note.run not in ("", state.run):
+            found = f"expected versions of run {note.run}, found those of run {state.run}"
+            raise RemoteError(f"{found}; remove {self._store.path} to follow these")
+        if protocol.is_older(state, note.epoch, note.sequence):
             raise RemoteError(f"{states.NAME}: somebody brought an older state back; ignored")
         self._seen = state
+        self._note = replace(note, run=state.run, epoch=state.epoch, sequence=state.sequence)
+        if not note.run:  # before there is a version of this run
+            self._write_note()
 
     def _fetch(self, listed: Listed) -> Transfer:
         begun = time.monotonic()
@@ -160,16 +186,19 @@ class Download:
             raise RemoteError(f"{listed.manifest}: {error}") from error
         self._add_graph(version, manifest)
         problem: Exception = RemoteError("no deltas lead here from the whole version")
+        damages: list[str] = []
         for kind, edges in self._ways(manifest, version.number, tensors.size_of(packed)):
             try:
                 arriving, unchanged, moved = self._arriving(kind, manifest.whole, packed, edges)
                 self._commit(version, arriving, unchanged)
             except (ValueError, RemoteError, CorruptCheckpointError, FileNotFoundError) as error:
                 problem = error
+                damages.append(f"version {version.number} came damaged as {kind}, and is tried another way: {error}")
                 self._bad.update(edge.name for edge in edges)
             else:
                 seconds = time.monotonic() - begun
-                return Transfer(version, moved, tensors.size_of(packed), kind, len(edges), seconds)
+                size = tensors.size_of(packed)
+                return Transfer(version, moved, size, kind, len(edges), seconds, tuple(damages))
         if isinstance(problem, FileNotFoundError):
             raise problem
         raise RemoteError(f"version {listed.number} came damaged: {problem}")

@@ -29,7 +29,7 @@ def choose(address: str, choice: Choice) -> State:
     timer.start()
     try:
         return bucket.perform(protocol.choose(choice, secrets.token_hex(16)), stop)
-    except InterruptedError as error:
+    except (InterruptedError, ConnectionError) as error:
         raise RemoteError(f"{bucket.address} does not answer: {bucket.last_error}") from error
     finally:
         timer.cancel()

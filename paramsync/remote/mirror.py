@@ -13,7 +13,6 @@ from types import TracebackType
 from paramsync.errors import EmptiedError, FencedError, ParamsyncError, SettingsError
 from paramsync.host.files import Repeats
 from paramsync.remote.bucket import Bucket, check_keep, is_address
-from paramsync.remote.copy_note import CopyNote
 from paramsync.remote.download import Download
 from paramsync.remote.transfer import Transfer
 from paramsync.remote.upload import Claim, Upload
@@ -51,7 +50,6 @@ class Mirror:
         check_keep(target, keep)
         self.source, self.target = source, target
         self.stop = stop or threading.Event()
-        self._noted: CopyNote | None = None
         self._between: tempfile.TemporaryDirectory[str] | None = None
         self._down: Download | None = None
         self._up: Upload | None = None
@@ -77,9 +75,11 @@ class Mirror:
             if self._up is not None:
                 done = self._up.run_once()
         except Exception as error:
-            self._note(str(error))
+            if self._down is not None:
+                self._down.note(str(error))
             raise
-        self._note("")
+        if self._down is not None:
+            self._down.note("")
         return done
 
     @property
@@ -87,16 +87,6 @@ class Mirror:
         """The newest version in the bucket, as far as is known here."""
         side = self._up if self._down is None else self._down
         return None if side is None else side.newest
-
-    def _note(self, reason: str) -> None:
-        """Say in a local copy why versions do not come, and what operators chose."""
-        state = None if self._down is None else self._down.state
-        note = CopyNote(self.source, reason)
-        if state is not None:
-            note = CopyNote(self.source, reason, pinned=state.pinned, labels=dict(state.labels))
-        if self._down is not None and self._up is None and note != self._noted:
-            note.write(Path(self.target))
-            self._noted = note
 
     def run(self, tell: Callable[[Transfer], object], complain: Callable[[str], object]) -> None:
         """Go on until `stop` is set. `complain` gets each new reason why a look failed.
@@ -122,6 +112,8 @@ class Mirror:
                 repeats.over()
                 if done is not None:
                     last = time.monotonic()
+                    for damage in done.damages:
+                        complain(damage)
                     tell(done)
                 wait = busy if time.monotonic() - last < _QUIET else IDLE
             self.stop.wait(wait * _RANDOM.uniform(0.75, 1.25))

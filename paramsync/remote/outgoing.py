@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import shutil
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 
 from paramsync.errors import RemoteError
 from paramsync.remote import manifest as manifests
 from paramsync.remote import state as states
-from paramsync.remote.bucket import Bucket
+from paramsync.remote.bucket import Bucket, check_keep
 from paramsync.remote.child import MirrorChild, memory
 from paramsync.remote.protocol import Answer
 from paramsync.store.commit import StoreWriter
@@ -21,52 +23,115 @@ from paramsync.version import Version
 _log = logging.getLogger("paramsync.trainer")
 
 _LOCAL = 2  # versions in the local store; the bucket keeps the others
+_PREFIX, _KEPT = "paramsync-out-", "paramsync-kept-"
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Outgoing:
-    """The local store of one publisher, at `path`, whose versions go to a bucket. Any thread.
+    """The local store of one publisher, at `path`, whose versions go to a bucket from the call of `writer` on.
 
-    The store is removed once its last version is in the bucket, even if the publisher was killed.
+    The store is removed once its last version is in the bucket, even if the publisher was killed. The next publisher on
+    this machine removes the store if the mirror was killed, too. Any thread.
     """
 
     def __init__(self, address: str, *, keep: int) -> None:
-        """`keep` is how many of the newest versions the bucket lists. Raises SettingsError, RemoteError."""
+        """`keep` is how many of the newest versions the bucket lists. Raises SettingsError."""
+        check_keep(address, keep)
         self.address = address
+        self.child: MirrorChild | None = None
+        self._bucket = Bucket(address)
+        self._keep = keep
         self._closed = False
-        bucket = Bucket(address)
-        self.path = Path(tempfile.mkdtemp(prefix="paramsync-", dir=memory()))
-        with ExitStack() as until_failure:
-            until_failure.callback(shutil.rmtree, self.path, ignore_errors=True)
-            self.child = MirrorChild(str(self.path), address, keep=keep)
-            until_failure.callback(self.child.close, 0.0)
-            self.child.wait_until_taken_over()
-            self._latest = _newest(bucket)  # only now: until then an earlier publisher may add versions
-            until_failure.pop_all()
+        _clear()
+        self.path, self._lock = _make()
 
     def writer(self, *, durable: bool = False, signing_key: Path | None = None) -> StoreWriter:
-        """The writer of the local store, whose versions come after those in the bucket. Raises as StoreWriter does."""
-        writer = StoreWriter(self.path, keep=_LOCAL, durable=durable, signing_key=signing_key)
-        if self._latest is not None:
-            writer.go_above(self._latest)
+        """The writer of the local store, whose versions come after those in the bucket.
+
+        Takes the bucket over from an earlier publisher. So call this last: a program that cannot publish, because its
+        port is taken or its settings are wrong, must not stop the one that does. Raises RemoteError, and as StoreWriter
+        does.
+        """
+        with ExitStack() as until_failure:
+            until_failure.callback(self.give_up)
+            writer = StoreWriter(self.path, keep=_LOCAL, durable=durable, signing_key=signing_key)
+            until_failure.enter_context(closing(writer))
+            self.child = MirrorChild(str(self.path), self.address, keep=self._keep, lock=self._lock)
+            self.child.wait_until_taken_over()
+            newest = _newest(self._bucket)  # only now: until then an earlier publisher may add versions
+            if newest is not None:
+                writer.go_above(newest)
+            until_failure.pop_all()
         return writer
+
+    @property
+    def reason(self) -> str:
+        """Why versions do not get through now; "" while they do."""
+        return "" if self.child is None else self.child.reason
 
     def give_up(self) -> None:
         """End the mirror at once, before anything is published, and remove the store."""
-        self.child.close(0.0)
-        shutil.rmtree(self.path, ignore_errors=True)
+        if self._closed:
+            return
+        self._closed = True
+        if self.child is not None:
+            self.child.close(0.0)
+        self._remove()
 
     def close(self) -> None:
         """Wait until the last version is in the bucket, at most a minute. A version that is not there yet is kept."""
         if self._closed:
             return
         self._closed = True
-        if self.child.close() or (latest := Store(self.path).latest()) is None or self.child.copied == latest.number:
-            shutil.rmtree(self.path, ignore_errors=True)
+        if self.child is None or self.child.close():
+            self._remove()
             return
-        place = f"{self.path} keeps it"
+        latest = Store(self.path).latest()
+        if latest is None or self.child.copied == latest.number:
+            self._remove()
+            return
+        kept = keep_aside(self.path)
+        os.close(self._lock)
+        place = f"{kept} keeps it"
         if not self.child.over:
-            place += f", and this copies it: paramsync mirror {self.path} {self.address} --once"
+            place += f", and this copies it: paramsync mirror {kept} {self.address} --once"
         _log.error("version %d is not in the bucket: %s; %s", latest.number, self.child.reason or "no time left", place)
+
+    def _remove(self) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def keep_aside(store: Path) -> Path:
+    """Rename the local store of a publisher that has ended, for a person to look after: nobody removes the store."""
+    kept = store.with_name(store.name.replace(_PREFIX, _KEPT, 1))
+    store.rename(kept)
+    return kept
+
+
+def _make() -> tuple[Path, int]:
+    """A new folder in memory, and the descriptor that locks the folder for as long as a process has it open."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=memory()))
+        with suppress(FileNotFoundError):  # another publisher took the folder for one that was left behind
+            lock = os.open(path, _FOLDER)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if path.exists():
+                return path, lock
+            os.close(lock)
+
+
+def _clear() -> None:
+    """Remove the folders of publishers that were killed together with their mirrors: nobody has these folders open."""
+    for path in memory().glob(f"{_PREFIX}*"):
+        with suppress(OSError):
+            lock = os.open(path, _FOLDER)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.getuid():
+                    shutil.rmtree(path, ignore_errors=True)
+            finally:
+                os.close(lock)
 
 
 def _newest(bucket: Bucket) -> Version | None:

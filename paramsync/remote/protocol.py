@@ -81,6 +81,9 @@ class Held:
     tag: str
 
 
+WHO = 16
+"""Characters of each nonce by which a publisher knows its own writes: an epoch may come twice, by a restored backup."""
+
 Operation: TypeAlias = Read | Create | Replace | Delete
 Answered: TypeAlias = Found | Written | Answer
 T = TypeVar("T")
@@ -100,22 +103,28 @@ def read() -> Steps[Held | None]:
 def take_over(run: str, nonce: str, *, seen: tuple[str, int] | None = None) -> Steps[Held]:
     """Begin the next epoch. `run` is the identity of a run that begins here.
 
-    `seen` is the run and the epoch that this publisher had before its process was started again: it raises EmptiedError
-    if this state is gone, FencedError if another publisher has begun since.
+    All nonces of a publisher begin with the same WHO characters. `seen` is the run and the epoch that this publisher
+    had before its process was started again, or else found at its first look: it raises EmptiedError if this state is
+    gone, FencedError if another publisher has begun since. So a publisher that was stopped in here for a day does not
+    fence its successor.
     """
+    is_creating, who = False, nonce
     while True:
         held = yield from read()
         if held is None:
             if seen is not None:
                 raise EmptiedError
+            is_creating = True
             mine = State(run=run, epoch=1, sequence=1, nonce=nonce, committed=nonce)
             answer = yield Create(mine.to_json())
-        elif held.state.committed == nonce:
+        elif held.state.committed == nonce and (seen is None or seen[1] <= held.state.epoch):
             return held
-        elif seen not in (None, (held.state.run, held.state.epoch)):
-            raise FencedError(seen[1], held.state.epoch)
+        elif is_creating or (seen is not None and _is_later(held.state, *seen, who)):
+            raise FencedError(0 if seen is None else seen[1], held.state.epoch)
         else:
-            mine = held.state.commit(nonce, epoch=held.state.epoch + 1)
+            epoch = held.state.epoch if seen is None else max(seen[1], held.state.epoch)
+            seen, who = (held.state.run, epoch), held.state.committed
+            mine = held.state.commit(nonce, epoch=epoch + 1)
             answer = yield Replace(mine.to_json(), held.tag)
         if isinstance(answer, Written):
             return Held(mine, answer.tag)
@@ -138,7 +147,19 @@ def commit(held: Held, change: Callable[[State], State], nonce: str) -> Steps[He
         if current.state.committed == nonce:
             return current
         check_fence(held.state, current.state)
-        base = current
+        base = Held(_mend(held.state, current.state), current.tag)
+
+
+def _mend(mine: State, current: State) -> State:
+    """The state to commit on: the current one, unless it is older than `mine` because somebody brought it back.
+
+    Only publishers change versions, so a state with older versions has nothing that `mine` lacks but the choices of
+    operators.
+    """
+    numbers = [state.newest.number if state.newest else -1 for state in (mine, current)]
+    if current.epoch == mine.epoch and numbers[0] <= numbers[1]:
+        return current
+    return replace(mine, sequence=max(mine.sequence, current.sequence), choices=current.choices)
 
 
 def choose(choice: Callable[[State], Mapping[str, Any]], nonce: str) -> Steps[State]:
@@ -146,10 +167,13 @@ def choose(choice: Callable[[State], Mapping[str, Any]], nonce: str) -> Steps[St
 
     Raises EmptiedError if there is no state.
     """
+    choices: Mapping[str, Any] | None = None
     while True:
         held = yield from read()
         if held is None:
             raise EmptiedError
+        if held.state.choices == choices:  # only the answer was lost: to roll back once more would be wrong
+            return held.state
         choices = choice(held.state)
         if choices == held.state.choices:
             return held.state
@@ -178,8 +202,15 @@ def sweep(held: Held, names: frozenset[str]) -> Steps[frozenset[str]]:
 
 def check_fence(mine: State, current: State) -> None:
     """Raise FencedError if another publisher has begun since this publisher wrote `mine`."""
-    if (current.run, current.epoch) != (mine.run, mine.epoch):
+    if _is_later(current, mine.run, mine.epoch, mine.committed):
         raise FencedError(mine.epoch, current.epoch)
+
+
+def _is_later(state: State, run: str, epoch: int, who: str) -> bool:
+    """Whether a state is of a publisher that began later. A lower epoch is only brought back, by a restored backup."""
+    if state.run != run or state.epoch != epoch:
+        return state.run != run or state.epoch > epoch
+    return state.committed[:WHO] != who[:WHO]
 
 
 def listing(
@@ -214,6 +245,6 @@ def listing(
     return change
 
 
-def is_older(state: State, seen: State | None) -> bool:
+def is_older(state: State, epoch: int, sequence: int) -> bool:
     """Whether a follower that has seen a later state must ignore this state, which somebody brought back."""
-    return seen is not None and (state.epoch, state.sequence) < (seen.epoch, seen.sequence)
+    return (state.epoch, state.sequence) < (epoch, sequence)

@@ -16,6 +16,7 @@ class Transfer:
     way      "whole" or "delta"
     deltas   how many deltas the way has
     seconds  how long it took
+    damages  why cheaper ways could not be taken
     """
 
     version: Version
@@ -24,3 +25,4 @@ class Transfer:
     way: str
     deltas: int
     seconds: float
+    damages: tuple[str, ...] = ()

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import IO
 
 from paramsync.checkpoint.reader import Bundle
-from paramsync.errors import RemoteError, UnknownVersionError
+from paramsync.errors import EmptiedError, FencedError, RemoteError, UnknownVersionError
 from paramsync.host import files
 from paramsync.remote import manifest as manifests
 from paramsync.remote import protocol, tensors
@@ -81,9 +81,17 @@ class Upload:
     """The publisher's side of a bucket. One thread owns it."""
 
     def __init__(
-        self, source: Store, bucket: Bucket, *, keep: int, stop: threading.Event, claim: Claim | None = None
+        self,
+        source: Store,
+        bucket: Bucket,
+        *,
+        keep: int,
+        stop: threading.Event,
+        claim: Claim | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`keep` is how many of the newest versions the bucket lists. Waiting ends when `stop` is set."""
+        self._clock = clock
         self._claim = Claim(secrets.token_hex(16)) if claim is None else claim
         self._source = source
         self._bucket = bucket
@@ -180,7 +188,8 @@ class Upload:
         self._put(name, content)
         entry = Listed(version.number, name, hashlib.sha256(content).hexdigest())
         change = protocol.listing(entry, manifest.objects(), self._keep, self._swept, frozenset(self._orphans))
-        self._held = self._bucket.perform(protocol.commit(self._held, change, secrets.token_hex(16)), self._stop)
+        nonce = self._claim.nonce[: protocol.WHO] + secrets.token_hex(protocol.WHO // 2)
+        self._held = self._bucket.perform(protocol.commit(self._held, change, nonce), self._stop)
         self._swept = frozenset()
         self._orphans.clear()
         if whole is not self._whole:
@@ -242,14 +251,22 @@ class Upload:
     def _sweep(self) -> None:
         """Delete what was condemned a grace period ago. The next commit takes the names out of the state."""
         assert self._held is not None
-        now = time.monotonic()
+        now = self._clock()
         condemned = frozenset(self._held.state.condemned) - self._swept
         self._condemned = {name: self._condemned.get(name, now) for name in condemned}
         oldest = sorted(self._condemned, key=lambda name: self._condemned[name])
         many = oldest[: max(0, len(oldest) - _MOST_CONDEMNED)]  # a follower that needs them takes a newer version
         due = frozenset([*many, *(name for name in oldest if now - self._condemned[name] >= GRACE)])
-        if due:
+        if not due:
+            return
+        try:
             self._swept |= self._bucket.perform(protocol.sweep(self._held, due), self._stop)
+        except (FencedError, EmptiedError):
+            raise
+        except (RemoteError, ConnectionError):  # without the right to delete, versions come all the same
+            self._condemned.update(dict.fromkeys(due, now))
+            self._swept |= frozenset(many)  # a later publisher finds these objects by their names
+            raise
 
     def _put(self, name: str, content: bytes | IO[bytes] | Iterable[memoryview], size: int = 0) -> None:
         self._orphans.add(name)

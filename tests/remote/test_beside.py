@@ -102,6 +102,42 @@ def test_a_publisher_that_does_not_start_leaves_no_mirror_and_no_store(address: 
     eventually(lambda: not mirrors(address), lambda: "its mirror to end")
 
 
+def epoch(address: str) -> int:
+    found = Bucket(address).read()
+    assert isinstance(found, Found)
+    return state.from_json(found.content).epoch
+
+
+def test_a_publisher_whose_port_is_taken_does_not_end_the_one_that_publishes(address: str) -> None:
+    first = Training(address)
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(SettingsError, match="is taken"):
+        Publisher(address, Witness(), control_port=taken.getsockname()[1])
+    first.publish(1)
+    eventually(lambda: first.is_copied(1), lambda: first.mirror.reason)
+    assert epoch(address) == 1
+    first.publisher.close()
+
+
+def test_a_trainer_that_is_started_twice_ends_the_second_time_and_the_first_goes_on(
+    address: str, tmp_path: Path
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    options = ("--store", address, "--every-steps", "5")
+    with Program(
+        "trainer", *options, "--control-port", port, "--state", tmp_path / "first", log=tmp_path / "log"
+    ) as first:
+        first.said("trainer ready")
+        before = epoch(address)
+        for name, other in (("first", "0"), ("other", port)):
+            arguments = (*options, "--control-port", other, "--state", tmp_path / name)
+            with Program("trainer", *arguments, log=tmp_path / "second") as second:
+                assert second.end() == 2, second.text
+        assert epoch(address) == before
+        assert first.stop() == 0
+        assert "another publisher" not in first.text
+
+
 @pytest.mark.parametrize("dies", [False, True], ids=["stopped", "killed"])
 def test_a_publisher_that_another_one_replaced_does_not_take_the_bucket_back(
     address: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, dies: bool
@@ -136,9 +172,7 @@ def test_a_publisher_reads_the_newest_number_only_once_its_predecessor_can_add_n
     newest, epochs = outgoing._newest, []
 
     def read(bucket: Bucket) -> Version | None:
-        found = bucket.read()
-        assert isinstance(found, Found)
-        epochs.append(state.from_json(found.content).epoch)
+        epochs.append(epoch(bucket.address))
         return newest(bucket)
 
     monkeypatch.setattr(outgoing, "_newest", read)

@@ -15,10 +15,9 @@ from obstore.store import MemoryStore
 
 from paramsync.cli.__main__ import main
 from paramsync.errors import RemoteError
-from paramsync.remote import protocol
+from paramsync.remote import protocol, state
 from paramsync.remote.bucket import Bucket
-from paramsync.remote.protocol import Answer, Answered, Create, Delete, Found, Replace, Written
-from paramsync.remote.state import State
+from paramsync.remote.protocol import Answer, Answered, Create, Delete, Found, Held, Replace, Written
 from tests.support.commands import only_line, three_versions
 from tests.support.object_stores import ObjectStore
 
@@ -134,6 +133,14 @@ def test_a_prefix_is_a_folder(bucket: Bucket) -> None:
     assert bucket.get("data/1/a", 0) == b""
 
 
+def test_a_state_that_is_gone_cannot_be_replaced(bucket: Bucket) -> None:
+    first = bucket.answer(Create(b"1"))
+    assert isinstance(first, Written)
+    bucket.answer(Delete(state.NAME))
+    assert bucket.answer(Replace(b"2", first.tag)) is Answer.REFUSED
+    assert bucket.read() is Answer.MISSING
+
+
 def test_data_comes_back_in_ranges_and_is_deleted_once_or_twice(bucket: Bucket) -> None:
     content = np.random.default_rng(0).integers(0, 256, 20 << 20, np.uint8)
     bucket.put("data/1/a", content.tobytes())
@@ -191,18 +198,20 @@ def test_of_many_writers_through_two_gateways_one_wins_each_race(gateways: list[
 
 def test_of_two_publishers_that_begin_at_once_only_one_may_go_on(gateways: list[Bucket]) -> None:
     stop = threading.Event()
-    begun = race(2, lambda at: gateways[at].perform(protocol.take_over(f"{at}" * 32, f"{at:032x}"), stop))
-    assert len({held.state.epoch for held in begun}) == 2
-    assert len({held.state.run for held in begun}) == 1
 
-    def change(state: State) -> State:
-        return state
-
-    outcomes = []
-    for at, held in enumerate(begun):
+    def begin(at: int) -> Held | str:
         try:
-            gateways[at].perform(protocol.commit(held, change, f"{7 + at:032x}"), stop)
-            outcomes.append("goes on")
+            return gateways[at].perform(protocol.take_over(f"{at}" * 32, f"{at}" * 32), stop)
         except RemoteError as error:
-            outcomes.append(type(error).__name__)
+            return type(error).__name__
+
+    def commit(at: int, held: Held) -> str:
+        try:
+            gateways[at].perform(protocol.commit(held, lambda state: state, f"{at}" * 31 + "c"), stop)
+        except RemoteError as error:
+            return type(error).__name__
+        return "goes on"
+
+    begun = race(2, begin)
+    outcomes = [held if isinstance(held, str) else commit(at, held) for at, held in enumerate(begun)]
     assert sorted(outcomes) == ["FencedError", "goes on"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -19,13 +20,13 @@ from paramsync.errors import (
     EmptiedError,
     RemoteError,
 )
-from paramsync.remote import download, state, tensors
+from paramsync.remote import copy_note, download, protocol, state, tensors
 from paramsync.remote.upload import Upload
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store, add_checksum
 from paramsync.tensorbundle import index
 from paramsync.version import Version
-from tests.support.mirrors import Pair, current_state, same
+from tests.support.mirrors import SIZE, Pair, current_state, same
 
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "flipped": lambda content: content[: len(content) // 2] + b"\xff" + content[len(content) // 2 + 1 :],
@@ -80,6 +81,27 @@ def test_a_follower_finds_a_way_around_a_damaged_delta(pair: Pair) -> None:
             ways.append(pair.download.run_once())
         except RemoteError:
             continue
+    same(pair.source, pair.target)
+
+
+def test_a_damaged_delta_is_told_although_a_whole_version_comes_in_its_place(pair: Pair) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    step, sent = 1, "delta"
+    while sent == "delta" or step < 3:
+        pair.download.run_once()
+        step += 1
+        pair.publish(step, changed=SIZE)
+        done = pair.upload.run_once()
+        assert done is not None
+        sent = done.way
+    delta = pair.name("deltas", f"{step - 1}-{step}")
+    obstore.put(pair.objects, delta, b"damaged")
+    done = pair.download.run_once()
+    assert done is not None
+    assert done.way == "whole"
+    [said] = done.damages
+    assert delta in said
     same(pair.source, pair.target)
 
 
@@ -212,6 +234,67 @@ def test_the_state_of_another_run_is_not_followed(pair: Pair) -> None:
         pair.download.run_once()
 
 
+def restart(pair: Pair) -> None:
+    """Have the follower's process begin again, with nothing but its local copy."""
+    pair.download.close()
+    pair.download = pair.follower("target")
+
+
+@pytest.mark.parametrize("is_noted", [True, False], ids=["noted", "killed before it was noted"])
+def test_after_a_restart_another_run_is_followed_only_once_an_operator_removed_the_copy(
+    pair: Pair, is_noted: bool
+) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    pair.download.run_once()
+    if is_noted:
+        pair.download.note("")
+    obstore.delete(pair.objects, state.NAME)
+    restart(pair)
+    with pytest.raises(EmptiedError):
+        pair.download.run_once()
+    pair.publish(2)
+    pair.publisher().run_once()
+    for _ in range(2):
+        with pytest.raises(RemoteError, match=f"expected versions of run .* remove {pair.target.path} to follow these"):
+            pair.download.run_once()
+        restart(pair)
+    version = pair.target.latest()
+    assert version is not None
+    assert version.number == 1
+    shutil.rmtree(pair.target.path)
+    pair.download.run_once()
+    same(pair.source, pair.target)
+
+
+def test_after_a_restart_an_older_state_is_ignored(pair: Pair) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    pair.publish(2)
+    pair.upload.run_once()
+    old = bytes(obstore.get(pair.objects, state.NAME).bytes())
+    pair.bucket.perform(protocol.choose(lambda state: {"pinned": 2}, "c" * 32), pair.stop)
+    pair.download.run_once()
+    pair.download.note("")
+    obstore.put(pair.objects, state.NAME, old)
+    restart(pair)
+    with pytest.raises(RemoteError, match="brought an older state back"):
+        pair.download.run_once()
+
+
+def test_the_choices_of_operators_hold_while_the_bucket_is_away_after_a_restart(pair: Pair) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    pair.bucket.perform(protocol.choose(lambda state: {"pinned": 1, "labels": {"stable": 1}}, "c" * 32), pair.stop)
+    pair.download.run_once()
+    pair.download.note("")
+    restart(pair)
+    pair.download.note("the bucket does not answer")
+    note = copy_note.read(pair.target.path)
+    assert note is not None
+    assert (note.reason, note.pinned, note.labels) == ("the bucket does not answer", 1, {"stable": 1})
+
+
 def test_a_bucket_that_began_anew_below_a_copy_is_reported_after_a_restart_too(pair: Pair) -> None:
     pair.publish(10)
     pair.upload.run_once()
@@ -223,6 +306,7 @@ def test_a_bucket_that_began_anew_below_a_copy_is_reported_after_a_restart_too(p
         now = time.time()
         writer.commit(Version(number=1, step=1, prefix="", step_done_at=now, snapshot_at=now), pair.tensors)
     Upload(Store(pair.folder / "anew"), pair.bucket, keep=3, stop=pair.stop).run_once()
+    (pair.target.path / copy_note.NAME).unlink()  # an operator's word that this run may be followed
     pair.download = pair.follower("target")
     with pytest.raises(RemoteError, match="version 10 here and version 1 in the bucket"):
         pair.download.run_once()

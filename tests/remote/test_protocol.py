@@ -1,182 +1,52 @@
-"""The protocol, simulated: publishers that stop and wake, an operator, a collector, over a bucket that loses answers,
-applies writes late, and refuses. Seeded and single-threaded: a seed that fails shows its history again."""
+"""The protocol: decided cases, and schedules that are simulated. `make campaign` runs many more of them."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter
 
 import pytest
 
 from paramsync.errors import EmptiedError, FencedError
-from paramsync.remote import protocol, state
-from paramsync.remote.protocol import Answer, Answered, Create, Delete, Found, Held, Operation, Read, Replace, Steps
+from paramsync.remote import fleet, protocol, state
+from paramsync.remote.protocol import Answer, Found, Held, Read, Replace
 from paramsync.remote.state import Listed, State
+from tests.hostile.campaigns import schedules
+from tests.hostile.campaigns.schedules import RUN
 
-RUN = "a" * 32
-KEEP = 2
-
-
-def nonce(chance: random.Random) -> str:
-    return f"{chance.getrandbits(128):032x}"
+MANY = 400
 
 
-@dataclass
-class Bucket:
-    """A state object with compare-and-swap, and names of data. `history` has every state that was ever written."""
-
-    chance: random.Random
-    faults: float = 0.3
-    content: bytes | None = None
-    tags: int = 0
-    data: set[str] = field(default_factory=set)
-    late: list[Operation] = field(default_factory=list)
-    history: list[State] = field(default_factory=list)
-
-    def answer(self, operation: Operation) -> Answered:
-        """Apply the operation now, later or never, and answer truly or not at all."""
-        if self.late and self.chance.random() < 0.5:
-            self._apply(self.late.pop(self.chance.randrange(len(self.late))))
-        fault = self.chance.random()
-        if isinstance(operation, Read):
-            return self._apply(operation)
-        if fault < self.faults / 3:  # lost on the way there
-            return Answer.UNKNOWN
-        if fault < 2 * self.faults / 3:  # on its way for a long time
-            self.late.append(operation)
-            return Answer.UNKNOWN
-        answer = self._apply(operation)
-        return Answer.UNKNOWN if fault < self.faults else answer  # the answer is lost on the way back
-
-    def _apply(self, operation: Operation) -> Answered:
-        if isinstance(operation, Delete):
-            self.data.discard(operation.name)
-            self._check()
-            return Answer.DONE
-        if isinstance(operation, Read):
-            return Answer.MISSING if self.content is None else Found(self.content, str(self.tags))
-        is_met = self.content is None if isinstance(operation, Create) else operation.tag == str(self.tags)
-        if not is_met or (isinstance(operation, Replace) and self.content is None):
-            return Answer.REFUSED
-        self.content = operation.content
-        self.tags += 1
-        self.history.append(state.from_json(operation.content))
-        self._check()
-        return protocol.Written(str(self.tags))
-
-    def _check(self) -> None:
-        """Every object that the state needs is there; states go forward."""
-        current = self.history[-1]
-        assert current.live <= self.data, "an object that a version needs is missing"
-        for before, after in zip(self.history, self.history[1:], strict=False):
-            assert before.sequence < after.sequence
-            assert before.epoch <= after.epoch
+@pytest.mark.parametrize("restored", [False, True], ids=["", "restored"])
+def test_no_schedule_loses_a_version_or_an_object_or_goes_back(restored: bool) -> None:
+    total: Counter[str] = Counter()
+    with schedules.by_reference():
+        for seed in range(MANY):
+            try:
+                total.update(schedules.run(schedules.schedule_of(seed), restored=restored))
+            except AssertionError:
+                pytest.fail("\n".join(schedules.history_of(schedules.schedule_of(seed), restored=restored)))
+    assert total["versions"] > 8 * MANY
+    assert total["fenced"] > 4 * MANY
+    for fault in ("requests lost", "requests late", "answers lost", "answers wrong", "deletions", "choices"):
+        assert total[fault] > MANY, fault
 
 
-class Publisher:
-    """Publishes one version after another as `steps`, until somebody fences it off."""
-
-    def __init__(self, bucket: Bucket, chance: random.Random) -> None:
-        self.bucket, self.chance = bucket, chance
-        self.acknowledged: list[int] = []
-        self.epoch = 0
-
-    def steps(self) -> Steps[None]:
-        held = yield from protocol.take_over(RUN, nonce(self.chance))
-        self.epoch = held.state.epoch
-        swept: frozenset[str] = frozenset()
-        old: frozenset[str] = frozenset()  # condemned a whole round ago
-        while True:
-            newest = held.state.newest
-            number = 1 if newest is None else newest.number + 1
-            version = Listed(number, f"versions/{self.epoch}/{number}", "0" * 64)
-            needed = [f"data/{self.epoch}/{at}" for at in range(max(1, number - 2), number + 1)]
-            needed = [name for name in needed if name in held.state.objects or name.endswith(f"/{number}")]
-            self.bucket.data.update((version.manifest, *needed))  # data before state
-            change = protocol.listing(version, needed, KEEP, swept)
-            held = yield from protocol.commit(held, change, nonce(self.chance))
-            self.acknowledged.append(number)
-            swept = yield from protocol.sweep(held, old)
-            old = frozenset(held.state.condemned)
+def test_a_schedule_is_the_same_with_states_as_json() -> None:
+    for seed in range(10):
+        with schedules.by_reference():
+            by_reference = schedules.run(schedules.schedule_of(seed))
+        assert schedules.run(schedules.schedule_of(seed)) == by_reference
 
 
-def operator(chance: random.Random, choice: int) -> Steps[State]:
-    return protocol.choose(lambda state: {**state.choices, f"pin{choice}": choice}, nonce(chance))
-
-
-def drive(bucket: Bucket, chance: random.Random, rounds: int) -> tuple[list[Publisher], list[int]]:
-    """Publishers and an operator, in a random order, each stopped for any time between any two operations."""
-    publishers: list[Publisher] = []
-    running: list[tuple[object, Iterator[Operation], list[Answered | None]]] = []
-    chosen: list[int] = []
-    for step in range(rounds):
-        if step % 25 == 0:
-            publishers.append(Publisher(bucket, chance))
-            running.append((publishers[-1], publishers[-1].steps(), [None]))
-        if step % 40 == 20:
-            running.append((step, operator(chance, step), [None]))
-        who, steps, answer = running[chance.randrange(len(running))]
-        try:
-            operation = steps.send(answer[0])  # type: ignore[attr-defined]
-        except StopIteration:
-            running.remove((who, steps, answer))
-            if isinstance(who, int):
-                chosen.append(who)
-        except FencedError:
-            running.remove((who, steps, answer))
-        except EmptiedError:  # only an operator, before there is a state
-            assert isinstance(who, int)
-            running.remove((who, steps, answer))
-        else:
-            answer[0] = bucket.answer(operation)
-    return publishers, chosen
-
-
-@pytest.mark.parametrize("block", range(8))
-def test_acknowledged_versions_are_listed_and_no_needed_object_is_ever_deleted(block: int) -> None:
-    fenced = committed = 0
-    for seed in range(block * 100, block * 100 + 100):
-        chance = random.Random(seed)
-        bucket = Bucket(chance)
-        publishers, chosen = drive(bucket, chance, 200)
-        assert all(f"pin{choice}" in bucket.history[-1].choices for choice in chosen), f"seed {seed}: a choice was lost"
-        listed = {(version.number, version.manifest) for one in bucket.history for version in one.versions}
-        for publisher in publishers:
-            for number in publisher.acknowledged:
-                assert (number, f"versions/{publisher.epoch}/{number}") in listed, f"seed {seed}: version {number}"
-        newest = [one.newest.number for one in bucket.history if one.newest]
-        assert newest == sorted(newest), f"seed {seed}: the newest version went back"
-        committed += len(newest)
-        fenced += len({one.epoch for one in bucket.history}) > 1
-    assert committed > 500
-    assert fenced > 50
-
-
-def finish(steps: Steps[None], operation: Operation, bucket: Bucket) -> None:
-    while True:
-        operation = steps.send(bucket.answer(operation))
-
-
-def test_a_publisher_that_wakes_up_after_its_successor_began_commits_and_deletes_nothing() -> None:
-    chance = random.Random(1)
-    bucket = Bucket(chance, faults=0.0)
-    first = Publisher(bucket, chance)
-    steps = first.steps()
-    operation = next(steps)
-    while len(first.acknowledged) < 4:
-        operation = steps.send(bucket.answer(operation))
-    second = Publisher(bucket, chance)
-    others = second.steps()
-    later = next(others)
-    while len(second.acknowledged) < 4:
-        later = others.send(bucket.answer(later))
-    data, history = set(bucket.data), list(bucket.history)
-    with pytest.raises(FencedError):
-        finish(steps, operation, bucket)
-    assert bucket.history == history
-    assert bucket.history[-1].live <= bucket.data
-    assert data - bucket.data <= set(history[-1].condemned) | {name for one in history for name in one.condemned}
+def test_a_schedule_that_breaks_a_promise_is_shortened_to_the_few_steps_that_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(protocol, "check_fence", lambda mine, current: None)
+    faulty = next(seed for seed in range(1000) if schedules.fault_of(schedules.schedule_of(seed)))
+    history = schedules.history_of(schedules.schedule_of(faulty))
+    length, *_ = history[0].split()
+    assert int(length) < 20
+    assert history[-1] == "a state is no later than the last"  # for the epoch of a predecessor comes back
 
 
 def test_a_lost_answer_of_a_commit_is_recognised_by_its_nonce() -> None:
@@ -192,7 +62,7 @@ def test_a_lost_answer_of_a_commit_is_recognised_by_its_nonce() -> None:
 
 def test_a_commit_keeps_what_an_operator_chose_meanwhile() -> None:
     mine = State(RUN, 1, 1, "b" * 32, "b" * 32)
-    steps = protocol.commit(Held(mine, "1"), lambda state: state, "c" * 32)
+    steps = protocol.commit(Held(mine, "1"), lambda state: state, "b" * 31 + "c")
     next(steps)
     steps.send(Answer.REFUSED)
     again = steps.send(Found(mine.choose("d" * 32, {"pin": 7}).to_json(), "2"))
@@ -206,6 +76,71 @@ def test_a_missing_state_is_never_a_fresh_start_for_somebody_who_has_seen_one() 
     next(steps)
     with pytest.raises(EmptiedError):
         steps.send(Answer.MISSING)
+
+
+def test_a_publisher_that_was_stopped_while_it_began_does_not_fence_its_successor() -> None:
+    before = State(run=RUN, epoch=1, sequence=1, nonce="c" * 32, committed="c" * 32)
+    steps = protocol.take_over(RUN, "b" * 32)
+    next(steps)
+    wrote = steps.send(Found(before.to_json(), "1"))
+    assert isinstance(wrote, Replace)
+    successor = before.commit("d" * 32, epoch=3)
+    assert steps.send(Answer.UNKNOWN) == Read()
+    with pytest.raises(FencedError):
+        steps.send(Found(successor.to_json(), "3"))
+
+
+def test_of_two_publishers_that_begin_in_an_empty_bucket_the_later_stops() -> None:
+    steps = protocol.take_over(RUN, "b" * 32)
+    next(steps)
+    steps.send(Answer.MISSING)
+    steps.send(Answer.REFUSED)
+    with pytest.raises(FencedError):
+        steps.send(Found(State("e" * 32, 1, 1, "c" * 32, "c" * 32).to_json(), "1"))
+
+
+def test_a_state_that_somebody_brought_back_is_mended_with_the_choices_that_it_has() -> None:
+    first = Listed(1, "versions/1/1", "0" * 64)
+    old = State(RUN, 1, 2, "b" * 32, "b" * 32, versions=(first,))
+    mine = old.commit("b" * 31 + "c", versions=(first, Listed(2, "versions/1/2", "0" * 64)))
+    steps = protocol.commit(Held(mine, "3"), lambda state: state, "b" * 31 + "d")
+    next(steps)
+    steps.send(Answer.REFUSED)
+    wrote = steps.send(Found(old.choose("e" * 32, {"pinned": 1}).to_json(), "4"))
+    assert isinstance(wrote, Replace)
+    mended = state.from_json(wrote.content)
+    assert [version.number for version in mended.versions] == [1, 2]
+    assert mended.sequence > mine.sequence
+    assert mended.pinned == 1
+
+
+@pytest.mark.parametrize("restored", [1, 2], ids=["of an earlier publisher", "of another one with this epoch"])
+def test_a_state_of_an_earlier_publisher_is_mended_and_that_of_another_fences(restored: int) -> None:
+    mine = State(RUN, 2, 5, "b" * 32, "b" * 32)
+    steps = protocol.commit(Held(mine, "3"), lambda state: state, "b" * 31 + "d")
+    next(steps)
+    steps.send(Answer.REFUSED)
+    found = Found(State(RUN, restored, 9, "e" * 32, "e" * 32).to_json(), "4")
+    if restored == 2:
+        with pytest.raises(FencedError):
+            steps.send(found)
+    else:
+        wrote = steps.send(found)
+        assert isinstance(wrote, Replace)
+        assert state.from_json(wrote.content).epoch == 2
+
+
+def test_an_operator_whose_answer_was_lost_does_not_roll_back_twice() -> None:
+    versions = tuple(Listed(number, f"versions/1/{number}", "0" * 64) for number in (1, 2, 3))
+    before = State(RUN, 1, 4, "b" * 32, "b" * 32, versions=versions)
+    steps = protocol.choose(fleet.roll_back("s3://bucket/m"), "c" * 32)
+    next(steps)
+    wrote = steps.send(Found(before.to_json(), "4"))
+    assert isinstance(wrote, Replace)
+    assert steps.send(Answer.UNKNOWN) == Read()
+    with pytest.raises(StopIteration) as ended:
+        steps.send(Found(wrote.content, "5"))
+    assert ended.value.value.pinned == 2
 
 
 @pytest.mark.parametrize(("run", "epoch"), [(RUN, 3), ("e" * 32, 2)])

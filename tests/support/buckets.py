@@ -34,6 +34,7 @@ class SeaweedFs:
         assert weed is not None, "SeaweedFS is not installed: make buckets"
         self._weed, self._folder = weed, folder
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._commands: list[tuple[str, ...]] = []
         master, volume, filer, *gateways = free_ports(5)
         (folder / "data").mkdir(parents=True)
         self._run("server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-filer", f"-filer.port={filer}",
@@ -55,9 +56,21 @@ class SeaweedFs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._kill()
+
+    def _kill(self) -> None:
         for process in self._processes:
             process.kill()
             process.wait()
+
+    def crash(self) -> None:
+        """Kill the server as a power cut does, but for what the kernel has of its files, and start it again."""
+        self._kill()
+        self._processes.clear()
+        for command in self._commands:
+            self._start(*command)
+        for endpoint in self.endpoints:
+            self._until_answered(endpoint)
 
     def store(self, folder: str, *, gateway: int = 0) -> Any:
         """obstore's store of a folder in the bucket."""
@@ -88,6 +101,10 @@ class SeaweedFs:
         return environment(self.endpoints[0])
 
     def _run(self, *arguments: str) -> None:
+        self._commands.append(arguments)
+        self._start(*arguments)
+
+    def _start(self, *arguments: str) -> None:
         with (self._folder / "log").open("ab") as log:
             command = [self._weed, *arguments, "-ip.bind=127.0.0.1"]
             self._processes.append(subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,16 @@ SIZE = 100_000
 class Pair:
     """A store, its bucket, and a store that follows the bucket."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.objects = MemoryStore()
+    def __init__(self, folder: Path, objects: Any = None, *, size: int = SIZE) -> None:
+        """`objects` is the object store, if it is not one in memory, and `size` the number of elements that change."""
+        self.folder, self.size = folder, size
+        self.objects = MemoryStore() if objects is None else objects
         self.bucket = Bucket("s3://bucket/models/m", store=self.objects)
         self.stop = threading.Event()
         self.source, self.target = Store(folder / "source"), Store(folder / "target")
         self.writer = StoreWriter(self.source.path, keep=3)
         self.tensors: dict[str, Any] = {
-            "dense/kernel": np.random.default_rng(0).standard_normal(SIZE, np.float32),
+            "dense/kernel": np.random.default_rng(0).standard_normal(size, np.float32),
             "dense/bias": np.zeros(10, np.float32),
             "words": np.array([b"one", b""], object),
             "step": np.int64(0),
@@ -44,8 +46,8 @@ class Pair:
         self.upload = self.publisher()
         self.download = self.follower("target")
 
-    def publisher(self) -> Upload:
-        return Upload(self.source, self.bucket, keep=3, stop=self.stop)
+    def publisher(self, bucket: Bucket | None = None, clock: Callable[[], float] = time.monotonic) -> Upload:
+        return Upload(self.source, bucket or self.bucket, keep=3, stop=self.stop, clock=clock)
 
     def follower(self, name: str) -> Download:
         return Download(self.bucket, self.folder / name, keep=3, stop=self.stop)
@@ -53,7 +55,7 @@ class Pair:
     def publish(self, step: int, changed: int = 100, *, graph: str = "") -> Version:
         """Publish a version in which so many elements of the kernel differ from the one before."""
         kernel = self.tensors["dense/kernel"].copy()
-        kernel[np.random.default_rng(step).choice(SIZE, changed, replace=False)] += 1e-3
+        kernel[np.random.default_rng(step).choice(self.size, changed, replace=False)] += 1e-3
         self.tensors = {**self.tensors, "dense/kernel": kernel, "step": np.int64(step)}
         now = time.time()
         version = Version(
