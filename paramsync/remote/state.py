@@ -6,6 +6,7 @@ S3 are digests of the content: `sequence` and `nonce` make every state differ fr
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -41,7 +42,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """The content of the state object.
+    """The content of the state object, which also has a checksum.
 
     run        identity of the training run: random, made with the first state
     epoch      number of the publisher; a publisher that starts raises it, and so fences off all earlier publishers
@@ -114,7 +115,7 @@ class State:
             "condemned": self.condemned,
             "choices": dict(self.choices),
         }
-        content = json.dumps(values).encode()
+        content = json.dumps({**values, "checksum": _checksum(values)}).encode()
         from_json(content)
         return content
 
@@ -151,7 +152,13 @@ def from_json(content: bytes) -> State:
     for name, (first, last) in state.objects.items():
         if not any(first <= number <= last for number in numbers):
             raise _wrong("objects that a listed version needs", name)
+    if (checksum := values.pop("checksum", None)) != _checksum(values):  # one bit of an epoch would shut followers out
+        raise _wrong("the checksum of this content", checksum)
     return state
+
+
+def _checksum(values: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def _listed(value: Any) -> Listed:

@@ -64,6 +64,18 @@ def test_what_is_no_state_is_refused(content: bytes) -> None:
         state.from_json(content)
 
 
+def test_a_state_with_one_bit_changed_is_refused() -> None:
+    content = STATE.to_json()
+    for at in range(len(content)):
+        for bit in range(8):
+            changed = content[:at] + bytes([content[at] ^ 1 << bit]) + content[at + 1 :]
+            try:
+                found = state.from_json(changed)
+            except RemoteError:
+                continue
+            assert found == STATE  # a space became another one
+
+
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner, max_size=3)))
 def test_any_value_in_place_of_any_field_is_read_or_refused(value: Any) -> None:
     for key in json.loads(STATE.to_json()):
