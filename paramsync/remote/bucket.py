@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from paramsync.errors import RemoteError, SettingsError
 from paramsync.program.packages import install
@@ -70,13 +70,18 @@ class Bucket:
         key = "GOOGLE_APPLICATION_CREDENTIALS" if scheme == "gs" else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         self._credentials = f"set {key}, or give this machine a role"
         self._speed: float | None = None  # bytes a second of the last large object that was sent
-        self.last_error = ""
-        """Why the last operation failed; "" after one that did not."""
+        self._local = threading.local()
         options: Any = settings.connection(scheme)
         try:
             self._store = store or from_url(self.address, retry_config=_RETRIES, client_options=options)
         except (self._errors.BaseError, ValueError) as error:
             raise SettingsError(f"{self.address}: {_first_line(error)}") from error
+
+    @property
+    def last_error(self) -> str:
+        """Why the last operation of this thread failed; "" after an operation that did not."""
+        error: str = getattr(self._local, "error", "")
+        return error
 
     def read(self, tag: str | None = None) -> Found | Answer | None:
         """The state object, None if it still has this tag, or MISSING or UNKNOWN. Raises RemoteError for no access."""
@@ -128,7 +133,7 @@ class Bucket:
                 result: T = ended.value
                 return result
 
-    def put(self, name: str, content: bytes | IO[bytes] | Iterable[memoryview], size: int = 0) -> None:
+    def put(self, name: str, content: bytes | Iterable[memoryview], size: int = 0) -> None:
         """Write an object of data, in parts if it is large; `size` is that of content which is not in memory.
 
         No more parts are under way than the link can send in time. Raises RemoteError, ConnectionError to try again
@@ -236,11 +241,11 @@ class Bucket:
         except answers:
             raise
         except (self._errors.BaseError, OSError) as error:
-            self.last_error = _first_line(error)
+            self._local.error = _first_line(error)
             if _METADATA in self.last_error:  # the last place where credentials are looked for
                 raise RemoteError(f"{self.address}: no credentials: {self._credentials}") from error
             return Answer.UNKNOWN
-        self.last_error = ""
+        self._local.error = ""
         return result
 
     def _done(self, name: str, answer: Any) -> Any:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import re
 import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import IO
+from typing import IO, TypeAlias
 
 from paramsync.checkpoint.reader import Bundle
+from paramsync.checkpoint.tensor_bytes import PORTION, each
 from paramsync.errors import EmptiedError, FencedError, RemoteError, UnknownVersionError
 from paramsync.host import files
 from paramsync.remote import manifest as manifests
@@ -43,6 +45,9 @@ _LARGE = 64 << 20  # bytes of a whole version for which time counts: otherwise o
 _SAMPLE = 1 / 8  # of the tensors: then the time for the delta is foreseen
 _SMALL = 8 << 20  # bytes of a delta that is sent as one part
 _CHAIN = 0.5  # of a whole version: deltas since the last whole version may take so many bytes
+
+_Object: TypeAlias = tuple[str, bytes | Iterable[memoryview], int]
+"""Name, content and size of an object to send."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,11 +173,11 @@ class Upload:
                 bytes=sum(entry.size for entry in packed.entries.values()),
             )
         sent = _Sent(version, bundle, packed)
-        graph = self._send_graph(version.graph, version.number)
+        objects: list[_Object] = []
+        graph = self._add_graph(version.graph, version.number, objects)
         size = tensors.size_of(packed)
-        sent_now = [
-            placed for stride in _STRIDES if (placed := self._send_delta(stride, sent, contents, size)) is not None
-        ]
+        made = [self._add_delta(stride, sent, contents, size, objects) for stride in _STRIDES]
+        sent_now = [placed for placed in made if placed is not None]
         total = sum(placed.edge.size for placed in sent_now)
         edges = tuple([placed.edge for placed in (*self._edges, *sent_now)])
         whole = self._whole
@@ -180,18 +185,21 @@ class Upload:
         far = self._count - self._begun >= _STRIDES[-1] * (_KEPT - 1)  # the way from the whole version would be deleted
         if whole is None or chain is None or far or sum(edge.size for edge in chain) > size * _CHAIN:
             whole = Whole(version.number, self._name("data", str(version.number)), size)
-            self._put(whole.name, tensors.stream(packed, contents), size)
+            objects.append((whole.name, tensors.stream(packed, contents), size))
             total += size
         manifest = Manifest(version.to_json(), index.encode(packed), graph, whole, edges)
         content = manifest.to_json()
         name = self._name("versions", f"{version.number}.json")
-        self._put(name, content)
+        objects.append((name, content, len(content)))
+        self._orphans.update(name for name, _, _ in objects)
+        each(lambda placed: self._bucket.put(*placed), objects, threads=len(objects))  # only the state has to wait
         entry = Listed(version.number, name, hashlib.sha256(content).hexdigest())
         change = protocol.listing(entry, manifest.objects(), self._keep, self._swept, frozenset(self._orphans))
         nonce = self._claim.nonce[: protocol.WHO] + secrets.token_hex(protocol.WHO // 2)
         self._held = self._bucket.perform(protocol.commit(self._held, change, nonce), self._stop)
         self._swept = frozenset()
         self._orphans.clear()
+        self._graph = version.graph, graph
         if whole is not self._whole:
             self._whole, self._begun = whole, self._count
         self._bases.update((stride, sent) for stride in _STRIDES if self._is_due(stride))
@@ -207,8 +215,10 @@ class Upload:
         """Whether a delta is of use: for followers that are late, or on the way from the whole version."""
         return self._count - placed.count < placed.stride * _KEPT
 
-    def _send_delta(self, stride: int, sent: _Sent, contents: Contents, size: int) -> _Placed | None:
-        """Write the delta of this stride, if it is due. None if it is not, or if a whole version is there sooner."""
+    def _add_delta(
+        self, stride: int, sent: _Sent, contents: Contents, size: int, objects: list[_Object]
+    ) -> _Placed | None:
+        """Make the delta of this stride, if it is due. None if it is not, or if a whole version is there sooner."""
         base = self._bases.get(stride)
         if base is None or not self._is_due(stride) or (stride > 1 and base is self._bases[1]):
             return None
@@ -234,19 +244,18 @@ class Upload:
             length = file.tell()
             file.seek(0)
             name = self._name("deltas", f"{base.version.number}-{sent.version.number}")
-            self._put(name, file.read() if length < _SMALL else file, length)
+            objects.append((name, file.read() if length < _SMALL else _mapped(file, length), length))
         edge = Edge(base.version.number, base.version.checksum, sent.version.number, name, length)
         return _Placed(edge, stride, self._count)
 
-    def _send_graph(self, digest: str, number: int) -> str:
-        """Write the graph of a version, unless the version before had it."""
-        if not digest:
-            return ""
-        if self._graph[0] != digest:
-            name = self._name("graphs", f"{number}.pb")
-            self._put(name, files.content(self._source.graph_file(digest), limit=files.MAX_MESSAGE))
-            self._graph = digest, name
-        return self._graph[1]
+    def _add_graph(self, digest: str, number: int, objects: list[_Object]) -> str:
+        """The name of a version's graph, which is sent unless the version before had it."""
+        if not digest or self._graph[0] == digest:
+            return self._graph[1] if digest else ""
+        name = self._name("graphs", f"{number}.pb")
+        content = files.content(self._source.graph_file(digest), limit=files.MAX_MESSAGE)
+        objects.append((name, content, len(content)))
+        return name
 
     def _sweep(self) -> None:
         """Delete what was condemned a grace period ago. The next commit takes the names out of the state."""
@@ -268,12 +277,15 @@ class Upload:
             self._swept |= frozenset(many)  # a later publisher finds these objects by their names
             raise
 
-    def _put(self, name: str, content: bytes | IO[bytes] | Iterable[memoryview], size: int = 0) -> None:
-        self._orphans.add(name)
-        self._bucket.put(name, content, size)
-
     def _name(self, kind: str, name: str) -> str:
         """A name that nobody else uses: it has the run and the publisher's epoch."""
         assert self._held is not None
         state = self._held.state
         return f"{kind}/{state.epoch}/{state.run[:_RUN]}-{name}"
+
+
+def _mapped(file: IO[bytes], size: int) -> Iterator[memoryview]:
+    """The content of a file on a disk, of which no copy is made; the file may be closed."""
+    file.flush()
+    content = memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
+    return (content[start : start + PORTION] for start in range(0, size, PORTION))
