@@ -38,6 +38,7 @@ MONITORING = {
     for name, service in yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"].items()
     if service.get("profiles") == ["monitoring"]
 }
+BUCKET = yaml.safe_load((ROOT / "docker-compose.bucket.yml").read_text())["services"]["bucket"]["image"]
 NO_COMPOSE = "neither docker compose nor docker-compose is installed"
 Predict = Callable[[], "tuple[int, float]"]
 
@@ -104,7 +105,7 @@ def _asks(channel: grpc.Channel) -> Predict:
 
 def test_a_stock_tensorflow_serving_client_sees_the_version_advance(stack: Stack, predict: Predict) -> None:
     first, _ = predict()
-    _, accuracy = wait_for("a later version", lambda: _newer(predict(), first), timeout=60)
+    _, accuracy = wait_for("a later version", partial(_later, predict, first), timeout=60)
     assert accuracy > 0.5
 
 
@@ -145,6 +146,61 @@ def test_a_killed_program_comes_back(stack: Stack, predict: Predict, service: st
     wait_for("a later version", lambda: _newer(answer(), version), timeout=120)
     assert stack.inspect(service)["Id"] == before["Id"]
     wait_for("all are healthy again", lambda: _all_healthy(stack), timeout=120)
+
+
+@pytest.fixture(scope="module")
+def beyond(planned: Stack) -> Iterator[Stack]:
+    """A trainer, an S3 server and two inferencers, serving."""
+    beyond = planned.over_a_bucket(public=base_image.can_be_had(planned.environment, BUCKET))
+    with beyond.up():
+        wait_for("all are healthy", lambda: _all_healthy(beyond), timeout=180)
+        yield beyond
+    assert beyond.left_over() == ""
+
+
+@pytest.fixture
+def predict_at_both(beyond: Stack) -> Iterator[tuple[Predict, Predict]]:
+    with (
+        grpc.insecure_channel(beyond.address("PARAMSYNC_PORT")) as first,
+        grpc.insecure_channel(beyond.address("PARAMSYNC_PORT_2")) as second,
+    ):
+        yield _asks(first), _asks(second)
+
+
+def test_over_a_bucket_both_inferencers_follow_a_trainer_that_they_cannot_reach(
+    beyond: Stack, predict_at_both: tuple[Predict, Predict]
+) -> None:
+    for predict, service in zip(predict_at_both, ("inferencer", "inferencer-2"), strict=True):
+        before, _ = predict()
+        _, accuracy = wait_for("a later version", partial(_later, predict, before), timeout=120)
+        assert accuracy > 0.5
+        look_up = "exec", "-T", service, "python3", "-c", "import socket, sys; socket.getaddrinfo(sys.argv[1], 0)"
+        beyond.compose(*look_up, "bucket")
+        with pytest.raises(CommandError, match="gaierror"):
+            beyond.compose(*look_up, "trainer")
+
+
+def test_over_a_bucket_both_answer_while_the_bucket_is_away_and_catch_up_afterwards(
+    beyond: Stack, predict_at_both: tuple[Predict, Predict]
+) -> None:
+    beyond.compose("stop", "bucket")
+    before = [predict()[0] for predict in predict_at_both]
+    beyond.compose("start", "bucket")
+    for predict, version in zip(predict_at_both, before, strict=True):
+        wait_for("a later version", partial(_later, predict, version), timeout=120)
+
+
+def test_over_a_bucket_a_killed_trainer_comes_back_and_versions_never_go_back(
+    beyond: Stack, predict_at_both: tuple[Predict, Predict]
+) -> None:
+    count = beyond.inspect("trainer")["RestartCount"]
+    before = [predict()[0] for predict in predict_at_both]
+    beyond.kill("trainer")
+    wait_for("the trainer runs again", lambda: _restarted(beyond, "trainer", count), timeout=60)
+    for predict, version in zip(predict_at_both, before, strict=True):
+        at_least = predict()[0]
+        assert at_least >= version
+        wait_for("a later version", partial(_later, predict, at_least), timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -223,6 +279,10 @@ def _restarted(stack: Stack, service: str, count: int) -> bool:
 
 def _newer(answer: tuple[int, float] | None, than: int) -> tuple[int, float] | None:
     return answer if answer and answer[0] > than else None
+
+
+def _later(predict: Predict, than: int) -> tuple[int, float] | None:
+    return _newer(predict(), than)
 
 
 def _unless_away(predict: Predict) -> tuple[int, float] | None:

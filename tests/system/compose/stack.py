@@ -1,4 +1,4 @@
-"""The stack of docker-compose.yml under a project name and ports of its own, and what an operator does to it."""
+"""The stacks of the compose files under a project name and ports of their own, and what an operator does to them."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,10 +26,8 @@ IMAGE = "paramsync-test"
 TOKEN = "the-token-of-this-test"
 UID = 10001  # of the image's user
 PROGRAMS = ("trainer", "inferencer")
-PORTS = tuple(
-    f"PARAMSYNC_{name}"
-    for name in ("PORT", "REST_PORT", "CONTROL_PORT", "TRAINER_PORT", "TRAINER_METRICS_PORT", "PROMETHEUS_PORT")
-)
+PORTS = ("PORT", "REST_PORT", "CONTROL_PORT", "TRAINER_PORT", "TRAINER_METRICS_PORT", "PROMETHEUS_PORT")
+BUCKET_PORTS = (*PORTS[:4], "PORT_2", "REST_PORT_2", "CONTROL_PORT_2")
 
 
 def compose_command(environment: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -56,6 +55,10 @@ def free_ports(count: int) -> list[int]:
         return found
 
 
+def _ports(names: tuple[str, ...]) -> dict[str, str]:
+    return {f"PARAMSYNC_{name}": str(port) for name, port in zip(names, free_ports(len(names)), strict=True)}
+
+
 @dataclass(frozen=True, slots=True)
 class Stack:
     command: tuple[str, ...]
@@ -79,10 +82,10 @@ class Stack:
         `images` is which services of the profile `monitoring` have their image here: Debian's program takes the place
         of Prometheus', and Grafana is left out without its own.
         """
-        ports, number = dict(zip(PORTS, map(str, free_ports(len(PORTS))), strict=True)), uuid.uuid4().hex[:8]
+        number = uuid.uuid4().hex[:8]
         environment = {
             **engine,
-            **ports,
+            **_ports(PORTS),
             "PARAMSYNC_BASE_IMAGE": base_image,
             "PARAMSYNC_TEST_BRIDGE": f"{BRIDGE}{number}",
         }
@@ -101,6 +104,16 @@ class Stack:
             environment["PARAMSYNC_TEST_PROMETHEUS"] = program("prometheus")
         services = (*PROGRAMS, "prometheus", *(["grafana"] if images["grafana"] else []))
         return cls(command, environment, f"paramsync-{number}", tuple(files), services)
+
+    def over_a_bucket(self, *, public: bool) -> Stack:
+        """The stack of docker-compose.bucket.yml from the image of this stack. `public`: its server's image is here."""
+        number, files = uuid.uuid4().hex[:7], ["docker-compose.bucket.yml", "tests/system/compose/bucket.yml"]
+        environment = {**self.environment, **_ports(BUCKET_PORTS), "PARAMSYNC_TEST_BRIDGE": f"{BRIDGE}{number}"}
+        if not public:
+            files.append("tests/system/compose/weed.yml")
+            environment["PARAMSYNC_TEST_WEED"] = str(Path(sys.executable).with_name("weed"))
+        services = ("bucket", *PROGRAMS, "inferencer-2")
+        return Stack(self.command, environment, f"paramsync-{number}", tuple(files), services)
 
     def by_tls(self, folder: Path) -> Stack:
         """The same stack, over which docker-compose.tls.yml is laid, with certificates that are made in this folder."""
