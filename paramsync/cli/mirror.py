@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paramsync.cli.formatting import console, duration, share, size, to_json
 from paramsync.cli.process import complain
-from paramsync.errors import EmptiedError, FencedError
+from paramsync.errors import EmptiedError, FencedError, RemoteError
 from paramsync.remote.bucket import is_address
 from paramsync.remote.mirror import Mirror
 from paramsync.remote.outgoing import keep_aside
@@ -60,19 +60,22 @@ def run(arguments: Namespace) -> bool:
             try:
                 ended_well = _beside(mirror, tell, warn)
             except (FencedError, EmptiedError) as error:
-                write({"error": str(error), "over": True})
+                write({"error": mirror.describe(error), "over": True})
                 ended_well = False
             if not ended_well and unread and not is_address(mirror.source):
                 _complain(f"{unread[-1]}; {keep_aside(Path(mirror.source))} keeps its versions")
             return ended_well
-        if not arguments.once:
-            mirror.run(tell, warn)
-            return True
         try:
+            if not arguments.once:
+                mirror.run(tell, warn)
+                return True
             done = mirror.run_once()
-        except ConnectionError as error:
-            _complain(str(error))
+        except InterruptedError:
             return False
+        except BrokenPipeError:
+            raise
+        except (RemoteError, OSError) as error:
+            raise RemoteError(mirror.describe(error)) from error
         if done is not None:
             tell(done)
         elif mirror.newest is None:

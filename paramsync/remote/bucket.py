@@ -11,12 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from paramsync.errors import RemoteError, SettingsError
 from paramsync.program.packages import install
-from paramsync.remote import settings
+from paramsync.remote import reasons, settings
 from paramsync.remote import state as states
 from paramsync.remote.protocol import Answer, Answered, Create, Delete, Found, Operation, Read, Replace, Steps, Written
 
@@ -28,16 +29,27 @@ _PART = 8 << 20  # bytes of one part of an upload
 _FIRST_WAIT, _LAST_WAIT = 0.1, 5.0  # seconds of the back-off after an operation with an unknown outcome
 _MOST_UNKNOWN = 8  # unknown outcomes of one series of steps, after which the caller is told
 _RACE = 8  # writers in the race of the probe
-_DURATION = re.compile(r" in [\d.]+\w*s\b")
-_METADATA = "169.254.169.254"
+_PASSWORD = re.compile(r"//[^/]*@")
+_TRIES = 5  # of a write of the probe, with a back-off: some servers allow one write of an object per second
 _RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=10)}  # within a call; then callers decide
-_PASSWORD = re.compile(r"//[^/@\s]*@")  # in the address of an endpoint
 T = TypeVar("T")
 
 
 def is_address(text: str) -> bool:
     """Whether a text is the address of a folder in an object store, and not a path."""
     return text.partition("://")[0] in SCHEMES and "://" in text
+
+
+def check_address(text: str) -> None:
+    """Raise SettingsError for the address of something else than a folder in an object store."""
+    scheme, _, place = text.partition("://")
+    if not is_address(text) or not place or place.startswith("/"):
+        raise SettingsError(f"expected an address such as s3://bucket/models/digits, found {_without_secret(text)!r}")
+    if any(sign in place for sign in "?#@"):
+        wrong = "without a query, fragment or password: credentials come from the environment"
+        raise SettingsError(f"expected {scheme}://bucket/folder, {wrong}")
+    if any(part in ("", ".", "..") for part in place.rstrip("/").split("/")):
+        raise SettingsError(f"expected {scheme}://bucket/folder without empty parts, . and .., found {text!r}")
 
 
 def check_keep(target: str, keep: int) -> None:
@@ -55,11 +67,8 @@ class Bucket:
         Raises SettingsError for an address that cannot be used, or without the package.
         """
         self.address = address.rstrip("/")
-        scheme, _, place = address.partition("://")
-        if not is_address(address) or not place.strip("/"):
-            raise SettingsError(f"expected an address such as s3://bucket/models/digits, found {address!r}")
-        if any(sign in place for sign in "?#@"):
-            raise SettingsError(f"expected {scheme}://bucket/folder, without a query, fragment or password")
+        check_address(address)
+        scheme = address.partition("://")[0]
         try:
             import obstore
             from obstore.store import from_url
@@ -67,15 +76,14 @@ class Bucket:
             raise SettingsError(f"{self.address}: needs the package obstore: {install('bucket')}") from error
         self._obstore = obstore
         self._errors = obstore.exceptions
-        key = "GOOGLE_APPLICATION_CREDENTIALS" if scheme == "gs" else "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        self._credentials = f"set {key}, or give this machine a role"
+        self._prefix = settings.prefix(scheme)
         self._speed: float | None = None  # bytes a second of the last large object that was sent
         self._local = threading.local()
         options: Any = settings.connection(scheme)
         try:
             self._store = store or from_url(self.address, retry_config=_RETRIES, client_options=options)
         except (self._errors.BaseError, ValueError) as error:
-            raise SettingsError(f"{self.address}: {_first_line(error)}") from error
+            raise SettingsError(f"{self.address}: {reasons.reason(error, self._prefix)}") from error
 
     @property
     def last_error(self) -> str:
@@ -83,19 +91,19 @@ class Bucket:
         error: str = getattr(self._local, "error", "")
         return error
 
-    def read(self, tag: str | None = None) -> Found | Answer | None:
+    def read(self, tag: str | None = None, *, name: str = states.NAME) -> Found | Answer | None:
         """The state object, None if it still has this tag, or MISSING or UNKNOWN. Raises RemoteError for no access."""
         options = {} if tag is None else {"if_none_match": tag.split("\n")[0]}
         try:
             found = self._call(
-                lambda: self._obstore.get(self._store, states.NAME, options=options), self._errors.NotModifiedError
+                lambda: self._obstore.get(self._store, name, options=options), self._errors.NotModifiedError
             )
         except self._errors.NotModifiedError:
             return None
         if isinstance(found, Answer):
             return found
         if found.meta["size"] > states.LIMIT:
-            raise RemoteError(f"{states.NAME}: expected at most {states.LIMIT} bytes, found {found.meta['size']}")
+            raise RemoteError(f"{name}: expected at most {states.LIMIT} bytes, found {found.meta['size']}")
         content = self._call(lambda: bytes(found.bytes()))
         return content if isinstance(content, Answer) else Found(content, _tag(found.meta))
 
@@ -107,7 +115,7 @@ class Bucket:
             return found
         if isinstance(operation, Delete):
             answer = self._call(lambda: self._obstore.delete(self._store, operation.name))
-            return answer if isinstance(answer, Answer) else Answer.DONE
+            return answer if answer is Answer.UNKNOWN else Answer.DONE  # also if it was not there: not all servers tell
         return self._put(states.NAME, operation)
 
     def perform(self, steps: Steps[T], stop: threading.Event) -> T:
@@ -181,27 +189,68 @@ class Bucket:
         listed = self._done(prefix, self._call(lambda: list(self._obstore.list(self._store, prefix or None))))
         return [one["path"] for page in listed for one in page]
 
-    def probe(self) -> None:
-        """Raise RemoteError unless this server keeps what the protocol relies on. Some ignore conditions of a write."""
+    def first_names(self) -> list[str]:
+        """The names of the first page of a listing. Raises as `names` does."""
+        listed = self._done("", self._call(lambda: next(iter(self._obstore.list(self._store)), [])))
+        return [one["path"] for one in listed]
+
+    def probe(self, stop: threading.Event) -> RemoteError | None:
+        """Raise RemoteError unless this server keeps what the protocol relies on. Some ignore conditions of a write.
+
+        Returns the error of these credentials if they may not delete: versions come all the same. Raises
+        ConnectionError if the server does not answer, InterruptedError once `stop` is set.
+        """
         name = f"probe/0/{secrets.token_hex(8)}"
         try:
-            first = self._put(name, Create(b"0"))
-            if not isinstance(first, Written):
-                raise RemoteError(f"{self.address}: no object can be created: {self.last_error or first}")
-            if isinstance(self._put(name, Create(b"1")), Written):
-                raise self._unfit("lets two writers create one object")
-            second = self._put(name, Replace(b"2", first.tag))
-            if second is Answer.UNKNOWN:
-                raise ConnectionError(f"{self.address}: {self.last_error}")
-            if not isinstance(second, Written):
-                raise self._unfit(f"refuses to replace an object by its ETag: {self.last_error or second}")
-            with ThreadPoolExecutor(_RACE) as pool:
-                race = pool.map(lambda at: self._put(name, Replace(b"%d" % (3 + at), second.tag)), range(_RACE))
-                winners = sum(isinstance(answer, Written) for answer in race)
-            if winners > 1:
-                raise self._unfit(f"let {winners} of {_RACE} writers replace one state of an object")
-        finally:
-            self._call(lambda: self._obstore.delete(self._store, name))
+            self._try(name, stop)
+        except Exception:
+            with suppress(RemoteError):
+                self.answer(Delete(name))
+            raise
+        try:
+            self.answer(Delete(name))
+        except RemoteError as error:
+            return error
+        return None
+
+    def _try(self, name: str, stop: threading.Event) -> None:
+        first = self._put_surely(name, Create(b"0"), stop)
+        if not isinstance(first, Written):
+            raise self._unfit("refuses to create an object that is not there")
+        if isinstance(self._put_surely(name, Create(b"1"), stop), Written):
+            raise self._unfit("lets two writers create one object")
+        second = self._put_surely(name, Replace(b"2", first.tag), stop)
+        if not isinstance(second, Written):
+            raise self._unfit("refuses to replace an object by its ETag")
+        found = self.read(name=name)
+        if found is not Answer.UNKNOWN and not (isinstance(found, Found) and found.content == b"2"):
+            raise self._unfit("does not read what it has written")
+        with ThreadPoolExecutor(_RACE) as pool:
+            race = pool.map(lambda at: self._put(name, Replace(b"%d" % (3 + at), second.tag)), range(_RACE))
+            winners = sum(isinstance(answer, Written) for answer in race)
+        if winners > 1:
+            raise self._unfit(f"let {winners} of {_RACE} writers replace one state of an object")
+
+    def _put_surely(self, name: str, operation: Create | Replace, stop: threading.Event) -> Answered:
+        """Write an object, again after answers that decide nothing: a lost answer, or 429."""
+        wait, is_unsure = _FIRST_WAIT, False
+        for _ in range(_TRIES):
+            answer = self._put(name, operation)
+            is_unsure = is_unsure or answer is Answer.UNKNOWN
+            if not is_unsure:
+                return answer
+            why = self.last_error
+            found = self.read(name=name)
+            if isinstance(found, Found) and found.content == operation.content:
+                return Written(found.tag)
+            if answer is not Answer.UNKNOWN:
+                return answer
+            if found is Answer.UNKNOWN:
+                break
+            if stop.wait(wait):
+                raise InterruptedError
+            wait *= 2
+        raise ConnectionError(f"{self.address}: {why}")
 
     def size(self, name: str) -> int:
         """The size of an object in bytes. Raises as `get` does."""
@@ -224,8 +273,11 @@ class Bucket:
         if written is Answer.MISSING and isinstance(operation, Replace):  # as S3 says of an object that is gone
             return Answer.REFUSED
         if written is Answer.MISSING:
-            raise RemoteError(f"{self.address}: there is no such bucket, or no such region: create it first")
+            raise self._no_bucket()
         return written if isinstance(written, Answer) else Written(_tag(written))
+
+    def _no_bucket(self) -> RemoteError:
+        return RemoteError(f"{self.address}: there is no such bucket: create it, or correct the address or the region")
 
     def _call(self, call: Callable[[], Any], *answers: type[Exception]) -> Any:
         """The result of a call, MISSING, or UNKNOWN for an error that may pass.
@@ -234,19 +286,26 @@ class Bucket:
         """
         try:
             result = call()
-        except (FileNotFoundError, self._errors.NotFoundError):
+        except (FileNotFoundError, self._errors.NotFoundError) as error:
+            if reasons.is_without_bucket(error):
+                raise self._no_bucket() from error
             return Answer.MISSING
         except (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError) as error:
-            raise RemoteError(f"{self.address}: access is denied: {_first_line(error)}") from error
+            raise self._denied(error) from error
         except answers:
             raise
         except (self._errors.BaseError, OSError) as error:
-            self._local.error = _first_line(error)
-            if _METADATA in self.last_error:  # the last place where credentials are looked for
-                raise RemoteError(f"{self.address}: no credentials: {self._credentials}") from error
+            if reasons.is_denied(error):
+                raise self._denied(error) from error
+            if reasons.is_without_credentials(error):
+                raise RemoteError(f"{self.address}: {reasons.no_credentials(self._prefix)}") from error
+            self._local.error = reasons.reason(error, self._prefix)
             return Answer.UNKNOWN
         self._local.error = ""
         return result
+
+    def _denied(self, error: Exception) -> RemoteError:
+        return RemoteError(f"{self.address}: access is denied: {reasons.denial(error, self._prefix)}")
 
     def _done(self, name: str, answer: Any) -> Any:
         if answer is Answer.MISSING:
@@ -266,7 +325,5 @@ def _condition(tag: str) -> dict[str, str]:
     return {key: value for key, value in (("e_tag", e_tag), ("version", version)) if value}
 
 
-def _first_line(error: BaseException) -> str:
-    """What went wrong, the same text each time: obstore's errors have durations, the server's XML, and a dump."""
-    text = str(error).strip().split("\n", 1)[0].partition(": <?xml")[0]
-    return _PASSWORD.sub("//", _DURATION.sub("", text))[:300]
+def _without_secret(address: str) -> str:
+    return _PASSWORD.sub("//", address)

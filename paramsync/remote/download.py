@@ -156,8 +156,8 @@ class Download:
             self._note, self._written = CopyNote(self._bucket.address), None
         note = self._note
         if note.run not in ("", state.run):
-            found = f"expected versions of run {note.run}, found those of run {state.run}"
-            raise RemoteError(f"{found}; remove {self._store.path} to follow these")
+            found = f"expected versions of run {note.run[:8]}, found those of run {state.run[:8]}"
+            raise RemoteError(f"another training began there: {found}; remove {self._store.path} to follow these")
         if protocol.is_older(state, note.epoch, note.sequence):
             raise RemoteError(f"{states.NAME}: somebody brought an older state back; ignored")
         self._seen = state

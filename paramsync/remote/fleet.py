@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paramsync.errors import RemoteError, UnknownLabelError, UnknownVersionError
+from paramsync.errors import EmptiedError, RemoteError, UnknownLabelError, UnknownVersionError
 from paramsync.remote import protocol
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.state import State
@@ -21,7 +21,7 @@ Choice = Callable[[State], Mapping[str, Any]]
 def choose(address: str, choice: Choice) -> State:
     """Make a choice for all followers; returns the state that has it.
 
-    Raises RemoteError, EmptiedError for an address that nobody published to, and what `choice` raises.
+    Raises RemoteError, also for an address that nobody published to, and what `choice` raises.
     """
     bucket = Bucket(address)
     stop = threading.Event()
@@ -29,6 +29,8 @@ def choose(address: str, choice: Choice) -> State:
     timer.start()
     try:
         return bucket.perform(protocol.choose(choice, secrets.token_hex(16)), stop)
+    except EmptiedError as error:
+        raise RemoteError(f"nothing is published in {bucket.address}") from error
     except (InterruptedError, ConnectionError) as error:
         raise RemoteError(f"{bucket.address} does not answer: {bucket.last_error}") from error
     finally:

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from paramsync.errors import EmptiedError, FencedError, ParamsyncError, SettingsError
+from paramsync.errors import EmptiedError, FencedError, ParamsyncError, RemoteError, SettingsError
 from paramsync.host.files import Repeats
-from paramsync.remote.bucket import Bucket, check_keep, is_address
+from paramsync.remote.bucket import Bucket, check_address, check_keep, is_address
 from paramsync.remote.download import Download
 from paramsync.remote.transfer import Transfer
 from paramsync.remote.upload import Claim, Upload
@@ -43,10 +43,12 @@ class Mirror:
 
         Raises SettingsError, StoreError.
         """
+        for place in (source, target):
+            if "://" in place:
+                check_address(place)
         if not is_address(source) and not is_address(target):
-            raise SettingsError(
-                f"expected the address of a bucket, such as s3://bucket/models/m, and {source!r} is none"
-            )
+            found = f"found {source!r} and {target!r}"
+            raise SettingsError(f"expected the address of a bucket, such as s3://bucket/models/m, on one side, {found}")
         check_keep(target, keep)
         self.source, self.target = source, target
         self.stop = stop or threading.Event()
@@ -76,7 +78,7 @@ class Mirror:
                 done = self._up.run_once()
         except Exception as error:
             if self._down is not None:
-                self._down.note(str(error))
+                self._down.note(self.describe(error))
             raise
         if self._down is not None:
             self._down.note("")
@@ -87,6 +89,13 @@ class Mirror:
         """The newest version in the bucket, as far as is known here."""
         side = self._up if self._down is None else self._down
         return None if side is None else side.newest
+
+    def describe(self, error: Exception) -> str:
+        """What went wrong, with the address or the path that was in use."""
+        if isinstance(error, OSError) and error.strerror:
+            return f"{error.filename or self.target}: {error.strerror}"
+        address = self.source if is_address(self.source) else self.target
+        return f"{address}: {error}" if isinstance(error, RemoteError) and address not in str(error) else str(error)
 
     def run(self, tell: Callable[[Transfer], object], complain: Callable[[str], object]) -> None:
         """Go on until `stop` is set. `complain` gets each new reason why a look failed.
@@ -105,7 +114,7 @@ class Mirror:
             except (OSError, ParamsyncError) as error:
                 if self._is_over(error):
                     raise
-                if (told := repeats.text(str(error))) is not None:
+                if (told := repeats.text(self.describe(error))) is not None:
                     complain(told)
                 wait = min(2 * max(wait, BUSY), _LONGEST)
             else:
@@ -135,7 +144,7 @@ class Mirror:
                 if self._is_over(error):
                     raise
                 if time.monotonic() > end:
-                    complain(f"the last version did not get into the bucket: {error}")
+                    complain(f"the last version did not get into the bucket: {self.describe(error)}")
                     return False
                 self.stop.wait(BUSY)
             else:

@@ -195,8 +195,9 @@ def sweep(held: Held, names: frozenset[str]) -> Steps[frozenset[str]]:
     check_fence(held.state, current.state)
     deleted = set()
     for name in sorted(names.intersection(current.state.condemned)):
-        if (yield Delete(name)) in (Answer.DONE, Answer.MISSING):
-            deleted.add(name)
+        if (yield Delete(name)) not in (Answer.DONE, Answer.MISSING):
+            break  # the next sweep goes on: a version may wait meanwhile
+        deleted.add(name)
     return frozenset(deleted)
 
 

@@ -127,12 +127,12 @@ def from_json(content: bytes) -> State:
     try:
         values = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise _wrong("JSON", "something else") from error
-    if not isinstance(values, dict):
-        raise _wrong("a JSON object", type(values).__name__)
-    if (written := values.get("format")) != FORMAT:
-        newer = isinstance(written, int) and written > FORMAT
-        raise _wrong(f"format {FORMAT}", f"{written!r}{', of a newer paramsync: upgrade this one' if newer else ''}")
+        raise _foreign("an empty object" if not content.strip() else "no JSON") from error
+    if not isinstance(values, dict) or not isinstance(written := values.get("format"), int):
+        raise _foreign("other JSON")
+    if written != FORMAT:
+        advice = ", of a newer paramsync: upgrade this one" if written > FORMAT else ""
+        raise RemoteError(f"{NAME}: expected format {FORMAT}, found format {written}{advice}")
     state = State(
         run=_text(values, "run", _RANDOM),
         epoch=_number(values, "epoch"),
@@ -224,6 +224,12 @@ def _text(values: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
     if not isinstance(found, str) or not pattern.fullmatch(found):
         raise _wrong(f"{key}: text like {pattern.pattern}", found)
     return found
+
+
+def _foreign(found: str) -> RemoteError:
+    return RemoteError(
+        f"{NAME}: expected the state of a publisher, found {found}, of somebody else: use another folder"
+    )
 
 
 def _wrong(expected: str, found: object) -> RemoteError:

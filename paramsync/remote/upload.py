@@ -22,7 +22,7 @@ from paramsync.remote import manifest as manifests
 from paramsync.remote import protocol, tensors
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.manifest import Edge, Manifest, Whole
-from paramsync.remote.protocol import Held
+from paramsync.remote.protocol import Answer, Held
 from paramsync.remote.state import Listed, State
 from paramsync.remote.tensors import Contents
 from paramsync.remote.transfer import Transfer
@@ -103,6 +103,7 @@ class Upload:
         self._keep = keep
         self._stop = stop
         self._held: Held | None = None
+        self._warning: RemoteError | None = None
         self._bases: dict[int, _Sent] = {}  # by stride: the version that the next delta of this stride starts from
         self._count = 0  # of commits
         self._begun = 0  # count of commits when the last whole version was sent: strides begin there
@@ -115,12 +116,25 @@ class Upload:
 
     def start(self) -> None:
         """Take the bucket over from earlier publishers. Raises RemoteError if the server is not fit for this."""
-        self._bucket.probe()
+        self._warning = self._bucket.probe(self._stop)
+        if self._claim.seen is None and self._bucket.read() is Answer.MISSING:
+            self._check_alone()
         steps = protocol.take_over(secrets.token_hex(16), self._claim.nonce, seen=self._claim.seen)
         self._held = self._bucket.perform(steps, self._stop)
         self._claim.tell(self._held.state.run, self._held.state.epoch)
         with suppress(RemoteError, ConnectionError, FileNotFoundError):  # without the right to list, orphans stay
             self._orphans.update(self._find_orphans(self._held.state))
+
+    def _check_alone(self) -> None:
+        """Raise RemoteError if a folder without a state has objects that no publisher wrote."""
+        try:
+            names = self._bucket.first_names()
+        except (RemoteError, ConnectionError, FileNotFoundError):  # without the right to list
+            return
+        strangers = [name for name in names if name.partition("/")[0] not in (*_KINDS, "probe")]
+        if strangers:
+            found = f"found {min(strangers)!r}, which is somebody else's: publish to a folder of its own"
+            raise RemoteError(f"{self._bucket.address}: expected an empty folder, {found}")
 
     def _find_orphans(self, state: State) -> list[str]:
         """The objects of earlier publishers of this run that ended before a state named these objects."""
@@ -137,6 +151,9 @@ class Upload:
         """
         if self._held is None:
             self.start()
+        elif self._warning is not None:  # once, after the first version
+            warning, self._warning = self._warning, None
+            raise warning
         assert self._held is not None
         self._sweep()
         version = self._source.latest()

@@ -59,14 +59,14 @@ def bucket(gateways: list[Bucket]) -> Bucket:
 
 
 def test_a_fit_server_passes_the_probe_which_leaves_nothing(bucket: Bucket) -> None:
-    bucket.probe()
+    bucket.probe(threading.Event())
     assert bucket.names() == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "why"),
-    [("rclone", "this server lets two writers create one object"), ("gcs-emulator", "ETag Header missing")],
+    [("rclone", "this server lets two writers create one object"), ("gcs-emulator", "an answer without an ETag")],
 )
 def test_a_server_that_ignores_conditions_is_refused_by_its_name(
     server: Callable[[str], ObjectStore],

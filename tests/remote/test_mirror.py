@@ -364,7 +364,7 @@ def test_more_versions_than_a_state_has_room_for_are_refused() -> None:
 
 
 def test_the_probe_leaves_nothing_behind(pair: Pair) -> None:
-    pair.bucket.probe()
+    pair.bucket.probe(threading.Event())
     assert pair.names() == set()
 
 

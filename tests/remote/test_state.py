@@ -31,7 +31,7 @@ def test_a_state_is_read_as_it_was_written() -> None:
     ("values", "why"),
     [
         ({"format": 2}, "upgrade"),
-        ({"format": "x"}, "format"),
+        ({"format": "x"}, "found other JSON, of somebody else"),
         ({"run": "../x"}, "run"),
         ({"epoch": -1}, "epoch"),
         ({"epoch": True}, "epoch"),

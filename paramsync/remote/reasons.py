@@ -1,0 +1,108 @@
+"""What an error of an object store means, in one line: the same line each time, and without a credential.
+
+Texts of obstore have the address of the request, in which Azure's signatures are, and the answer of the server.
+"""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import urlsplit
+
+_REQUEST = re.compile(r"Error performing ([A-Z]+) (\S+?)(?: in [\d.]+\S*s)?(?:, after [^-]*)? - ")
+_CODE = re.compile(r"<Code>([\w.]+)</Code>|\(code: (\w+)\)")
+_MESSAGE = re.compile(r"<Message>([^<\n]*)")
+_STORE = re.compile(r"^Generic \w+ error: ")
+_STATUS = "Server returned non-2xx status code: "
+_METADATA = re.compile(r"/latest/api/token|/latest/meta-data/|/computeMetadata/|/metadata/identity/")
+_NO_BUCKET = re.compile(r"\b(NoSuchBucket|ContainerNotFound)\b")
+_DENIED = re.compile(r"\b(AccessDenied|AuthorizationPermissionMismatch)\b")
+_LONGEST = 300
+
+_MEANINGS = [
+    (r"expecting '([\w-]+)'", r"the bucket is in another region: set AWS_REGION=\1"),
+    (r"redirect without LOCATION", "the bucket is in another region: set AWS_REGION to it"),
+    (r"RequestTimeTooSkewed", "the clock of this machine is wrong"),
+    (r"HTTP error: builder error", "an http:// endpoint needs {}_ALLOW_HTTP=true"),
+    (r"ETag Header missing", "an answer without an ETag: what answers there is no such object store"),
+    (r"Account must be specified", "set AZURE_STORAGE_ACCOUNT_NAME"),
+    (r"Invalid Access Key", "AZURE_STORAGE_ACCOUNT_KEY is no key of an account"),
+    (
+        r"Unable to decode service account file",
+        "GOOGLE_SERVICE_ACCOUNT_KEY or GOOGLE_APPLICATION_CREDENTIALS has no key of a service account",
+    ),
+]
+_ASKED = {"GET": "read or list", "HEAD": "read", "PUT": "write", "POST": "write", "DELETE": "delete"}
+_KEYS = {
+    "AWS": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+    "GOOGLE": "GOOGLE_APPLICATION_CREDENTIALS",
+    "AZURE": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+
+
+def reason(error: BaseException, prefix: str) -> str:
+    """Why an operation failed. `prefix` is of the variables that matter: AWS, GOOGLE or AZURE."""
+    text = _text(error)
+    if meaning := _meaning(text, prefix):
+        return meaning
+    requests = [*_REQUEST.finditer(text)]
+    what = _said(text) or (text[requests[-1].end() :] if requests else _STORE.sub("", text))
+    what = (
+        what.strip().split("\n", 1)[0].removeprefix(_STATUS).replace("HTTP error: error sending request", "no answer")
+    )
+    return f"{what[:_LONGEST]}{f' from {_host(requests[-1][2])}' if requests else ''}"
+
+
+def denial(error: BaseException, prefix: str) -> str:
+    """Why access is denied, and what to do."""
+    text = _text(error)
+    requests = [*_REQUEST.finditer(text)]
+    said = _said(text)
+    if meaning := _meaning(text, prefix):
+        return meaning
+    if said and not _DENIED.search(text):  # of the credentials, not of what they may do
+        return f"{said}: check {_KEYS[prefix]}"
+    method, address = (requests[-1][1], requests[-1][2]) if requests else ("DELETE", "")
+    asked = "delete" if "?delete" in address else _ASKED.get(method, "use")
+    return f"these credentials may not {asked} objects there: give them the right"
+
+
+def no_credentials(prefix: str) -> str:
+    return f"no credentials: set {_KEYS[prefix]}, or give this machine a role"
+
+
+def is_without_credentials(error: BaseException) -> bool:
+    """Whether the last place where credentials are looked for, the machine's own, has none."""
+    return _METADATA.search(_text(error)) is not None
+
+
+def is_without_bucket(error: BaseException) -> bool:
+    return _NO_BUCKET.search(_text(error)) is not None
+
+
+def is_denied(error: BaseException) -> bool:
+    """Whether an error of no class of its own says that access is denied, as those of listings and deletions do."""
+    return _DENIED.search(_text(error)) is not None
+
+
+def _meaning(text: str, prefix: str) -> str:
+    for pattern, meaning in _MEANINGS:
+        if found := re.search(pattern, text):
+            return found.expand(meaning).format(prefix)
+    return ""
+
+
+def _text(error: BaseException) -> str:
+    return str(error).partition("\n\nDebug source")[0]
+
+
+def _said(text: str) -> str:
+    """The code and the message of the server; "" without one. Only the first line: others name the request."""
+    code = _CODE.search(text)
+    message = _MESSAGE.search(text)
+    return ": ".join(part for part in (code and (code[1] or code[2]), message and message[1].strip(" .")) if part)
+
+
+def _host(address: str) -> str:
+    """The server of a request, without a password."""
+    split = urlsplit(address)
+    return f"{split.scheme}://{split.netloc.rpartition('@')[2]}"
