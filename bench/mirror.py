@@ -22,6 +22,7 @@ from bench.timing import Contestant, measure
 from paramsync.checkpoint.tensor_bytes import PORTION
 from paramsync.cli.programs import Child
 from paramsync.graphs.capturing import capture
+from paramsync.host import memory
 from paramsync.remote import tensors
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.download import Download
@@ -30,13 +31,13 @@ from paramsync.store.store import Store
 from paramsync.version import Version
 
 _SHARES = {"all": 1.0, "5_pct": 0.05, "1_pct": 0.01}  # of the elements change from version to version
-_PART, _PARALLEL = 8 << 20, 8  # of plain transfers, as of ours
-_PATIENCE = 60.0
+_PART, _PARALLEL, _PATIENCE = 8 << 20, 8, 60.0  # parts of plain transfers are as large as ours, and as many
 _NEVER = threading.Event()
 
 
 def run(given: Settings, folder: Path) -> dict[str, Any]:
     """Whole versions and deltas in this process; then two mirrors as processes, and one version at a time."""
+    memory.limit_heap()  # as mirrors do
     with Progress() as progress, ExitStack() as stack:
         values, chance = arrays.random(arrays.shapes(given.bytes, given.tensors), seed=0), np.random.default_rng(1)
         graph = capture(Model([np.zeros((1, 1), np.float32)]))

@@ -14,6 +14,7 @@ from pathlib import Path
 from paramsync.cli.formatting import console, duration, share, size, to_json
 from paramsync.cli.process import complain
 from paramsync.errors import EmptiedError, FencedError, RemoteError
+from paramsync.host import memory
 from paramsync.remote.bucket import is_address
 from paramsync.remote.mirror import Mirror
 from paramsync.remote.outgoing import keep_aside
@@ -23,6 +24,7 @@ from paramsync.remote.upload import Claim
 
 def run(arguments: Namespace) -> bool:
     """With --once, True if the target has the newest version at the end."""
+    memory.limit_heap()  # otherwise blocks of a few megabytes are returned each time, and paid for with new pages
     screen = console()
     unread: list[str] = []
 

@@ -20,6 +20,7 @@ A delta says nothing about the array that it was made from: the caller checks th
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import cramjam
@@ -27,13 +28,14 @@ import numpy as np
 
 Unsigned: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.unsignedinteger[Any]]]
 Positions: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.signedinteger[Any]]]
+Bytes: TypeAlias = np.ndarray[tuple[int, ...], np.dtype[np.uint8]]
 
 BLOCK = 4 << 20  # bytes of a block
 
 SAME, SPARSE, DENSE, RAW = range(4)
 
-_RUN = 16  # bits of a position within a run
-_CHUNK = 4 << _RUN  # elements that are compared at once: they stay in a cache until their differences are taken
+_RUN = 1 << 16  # elements: two bytes tell a position within a run; temporary arrays of a run stay in a cache
+_CHUNK = 4 * _RUN  # elements that are compared at once: they stay in a cache until their differences are taken
 _DENSE = 2  # a block is dense if more than one element in so many changed: gathering them would take longer
 _LEVEL = 1  # of zstd: higher levels save a few percent for several times the time
 _HEAD = struct.Struct("<BBII")  # form, low bytes of differences that are left out, bytes of gaps, of differences
@@ -44,32 +46,41 @@ def encode(old: Unsigned, new: Unsigned) -> bytes:
     """The delta from `old` to `new`, blocks of the same size and unsigned dtype."""
     counts: list[int] = []
     gaps, differences = [], []
+    last = 0  # position of the last changed element
     is_sparse = False
     for start in range(0, len(new), _CHUNK):
         before, after = old[start : start + _CHUNK], new[start : start + _CHUNK]
         differs = before != after
-        runs = [int(np.count_nonzero(differs[at : at + (1 << _RUN)])) for at in range(0, len(differs), 1 << _RUN)]
+        runs = [int(np.count_nonzero(differs[at : at + _RUN])) for at in range(0, len(differs), _RUN)]
         counts += runs
         if not (count := sum(runs)):
             continue
         if count * _DENSE > len(after) and not is_sparse:
             if np.count_nonzero(old != new) * _DENSE > len(new):
-                shift, packed = _pack_differences(new - old)
-                return _HEAD.pack(DENSE, shift, 0, len(packed)) + packed if len(packed) < new.nbytes else _raw(new)
+                return _dense(old, new)
             is_sparse = True
         changed = _places(differs, count)
-        gaps.append(changed.astype(np.uint16))
+        gap = changed.astype(np.uint16)
+        gap[1:] -= gap[:-1].copy()
+        gap[:1] -= np.uint16(last % _RUN)
+        last = int(changed[-1])
+        gaps.append(gap)
         difference = after.take(changed)
         difference -= before.take(changed)
         differences.append(difference)
     if not gaps:
         return _HEAD.pack(SAME, 0, 0, 0)
-    gap = np.concatenate(gaps)
-    gap[1:] -= gap[:-1].copy()
-    packed_gaps = _pack(gap)
-    shift, packed = _pack_differences(np.concatenate(differences))
+    packed_gaps = _pack(gaps)
+    shift, packed = _pack_differences(differences)
     head = _HEAD.pack(SPARSE, shift, len(packed_gaps), len(packed))
     return b"".join((head, np.array(counts, "<u4").tobytes(), packed_gaps, packed))
+
+
+def _dense(old: Unsigned, new: Unsigned) -> bytes:
+    shift, packed = _pack_differences([new[at : at + _RUN] - old[at : at + _RUN] for at in range(0, len(new), _RUN)])
+    if len(packed) < new.nbytes:
+        return _HEAD.pack(DENSE, shift, 0, len(packed)) + packed
+    return _HEAD.pack(RAW, 0, 0, new.nbytes) + new.tobytes()
 
 
 def apply(delta: memoryview, source: Unsigned, target: Unsigned) -> None:
@@ -81,7 +92,7 @@ def apply(delta: memoryview, source: Unsigned, target: Unsigned) -> None:
         raise ValueError(f"expected a delta of at least {_HEAD.size} bytes, found {len(delta)}")
     form, shift, gaps, differences = _HEAD.unpack_from(delta)
     body = delta[_HEAD.size :]
-    counts = 4 * -(-len(target) >> _RUN) if form == SPARSE else 0
+    counts = 4 * -(-len(target) // _RUN) if form == SPARSE else 0
     if (
         form > RAW
         or len(body) != counts + gaps + differences
@@ -89,32 +100,34 @@ def apply(delta: memoryview, source: Unsigned, target: Unsigned) -> None:
         or shift >= (1 if form in (SAME, RAW) else target.itemsize)
     ):
         raise ValueError(f"expected {counts + gaps + differences} bytes of form {form}, found {len(body)}")
+    is_copied = source.ctypes.data != target.ctypes.data
     if form == SAME:
-        _copy(source, target)
+        if is_copied:
+            np.copyto(target, source)
     elif form == RAW:
         if differences != target.nbytes:
             raise ValueError(f"expected {target.nbytes} bytes, found {differences}")
         target[:] = np.frombuffer(body, target.dtype)
     elif form == DENSE:
-        np.add(source, _unpack_differences(body, len(target), target.dtype, shift), out=target)
+        planes = _unpack(body, len(target), target.itemsize)
+        for at in range(0, len(target), _RUN):
+            part = slice(at, at + _RUN)
+            np.add(source[part], _differences(planes[:, part], target.dtype, shift), out=target[part])
     else:
         runs = np.frombuffer(body[:counts], "<u4")
         if (total := int(runs.sum(dtype=np.int64))) > len(target):
             raise ValueError(f"expected at most {len(target)} changed elements, found {total}")
-        changed = np.cumsum(_unpack(body[counts : counts + gaps], total, np.dtype(np.uint16)), dtype=np.intp)
-        changed &= (1 << _RUN) - 1
-        numbers = _unpack_differences(body[counts + gaps :], total, target.dtype, shift)
+        gap_planes = _unpack(body[counts : counts + gaps], total, 2)
+        places = np.cumsum(_numbers(gap_planes, np.dtype(np.uint16)), dtype=np.intp)
+        places &= _RUN - 1
+        numbers = _differences(_unpack(body[counts + gaps :], total, target.itemsize), target.dtype, shift)
         end = 0
         for run, count in enumerate(runs.tolist()):
-            part = slice(run << _RUN, (run + 1) << _RUN)
-            _copy(source[part], target[part])
-            _add(target[part], changed[end : end + count], numbers[end : end + count])  # while the run is in the cache
+            part = slice(run * _RUN, (run + 1) * _RUN)
+            if is_copied:
+                np.copyto(target[part], source[part])
+            _add(target[part], places[end : end + count], numbers[end : end + count])  # while the run is in the cache
             end += count
-
-
-def _copy(source: Unsigned, target: Unsigned) -> None:
-    if source.ctypes.data != target.ctypes.data:
-        np.copyto(target, source)
 
 
 def _add(target: Unsigned, places: Positions, numbers: Unsigned) -> None:
@@ -122,10 +135,6 @@ def _add(target: Unsigned, places: Positions, numbers: Unsigned) -> None:
         np.add.at(target, places, numbers)
     except IndexError as error:
         raise ValueError(f"expected positions below {len(target)}: {error}") from error
-
-
-def _raw(new: Unsigned) -> bytes:
-    return _HEAD.pack(RAW, 0, 0, new.nbytes) + new.tobytes()
 
 
 def _places(differs: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], count: int) -> Positions:
@@ -141,24 +150,25 @@ def _places(differs: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], count: int
     return places
 
 
-def _pack_differences(differences: Unsigned) -> tuple[int, bytes]:
+def _pack_differences(pieces: Sequence[Unsigned]) -> tuple[int, bytes]:
     """How many low bytes are zero in all differences, and the others packed. Overwrites the differences."""
-    bits = 8 * differences.itemsize
-    used = int(np.bitwise_or.reduce(differences))
+    bits = 8 * pieces[0].itemsize
+    used = 0
+    for piece in pieces:
+        used |= int(np.bitwise_or.reduce(piece))
     shift = (max(used & -used, 1).bit_length() - 1) // 8
-    signed = differences.view(f"i{differences.itemsize}")
-    sign = (signed >> (bits - 1)).view(differences.dtype)
-    if shift:
-        signed >>= 8 * shift
-    differences <<= 1
-    differences ^= sign
-    return shift, _pack(differences)
+    for piece in pieces:
+        signed = piece.view(f"i{piece.itemsize}")
+        sign = (signed >> (bits - 1)).view(piece.dtype)
+        if shift:
+            signed >>= 8 * shift
+        np.left_shift(piece, 1, out=piece)
+        np.bitwise_xor(piece, sign, out=piece)
+    return shift, _pack(pieces)
 
 
-def _unpack_differences(
-    packed: memoryview, count: int, dtype: np.dtype[np.unsignedinteger[Any]], shift: int
-) -> Unsigned:
-    numbers = _unpack(packed, count, dtype)
+def _differences(planes: Bytes, dtype: np.dtype[np.unsignedinteger[Any]], shift: int) -> Unsigned:
+    numbers = _numbers(planes, dtype)
     negative = numbers & 1
     numbers >>= 1
     numbers ^= np.negative(negative, out=negative)
@@ -167,26 +177,34 @@ def _unpack_differences(
     return numbers
 
 
-def _pack(numbers: Unsigned) -> bytes:
-    used = -(-int(numbers.max()).bit_length() // 8)
-    planes = np.empty((used, len(numbers)), np.uint8)
-    for at, plane in enumerate(planes):
-        np.copyto(plane, numbers >> 8 * at if at else numbers, casting="unsafe")
+def _pack(pieces: Sequence[Unsigned]) -> bytes:
+    """The planes of the bytes of these numbers, compressed."""
+    used = -(-max(int(piece.max()) for piece in pieces).bit_length() // 8)
+    planes = np.empty((used, sum(map(len, pieces))), np.uint8)
+    end = 0
+    for piece in pieces:
+        for at, plane in enumerate(planes):
+            np.copyto(plane[end : end + len(piece)], piece >> 8 * at if at else piece, casting="unsafe")
+        end += len(piece)
     return bytes(cramjam.zstd.compress(planes.reshape(-1).data, _LEVEL))
 
 
-def _unpack(packed: memoryview, count: int, dtype: np.dtype[np.unsignedinteger[Any]]) -> Unsigned:
-    """These numbers. Raises ValueError unless there are `count`; writes no more memory than they take."""
-    planes = np.empty(count * dtype.itemsize, np.uint8)
+def _unpack(packed: memoryview, count: int, most: int) -> Bytes:
+    """The planes of the bytes of so many numbers, `most` at most. Raises ValueError for bytes of another number."""
+    planes = np.empty(count * most, np.uint8)
     try:
         size = cramjam.zstd.decompress_into(packed, planes.data)
     except cramjam.DecompressionError as error:
         raise ValueError(f"expected {count} numbers: {error}") from error
     if size % max(count, 1):
         raise ValueError(f"expected planes of {count} bytes, found {size}")
-    numbers = planes[:count].astype(dtype) if size else np.zeros(count, dtype)
-    for at in range(count, size, max(count, 1)):
-        plane = planes[at : at + count].astype(dtype)
-        plane <<= 8 * (at // count)
+    return planes[:size].reshape(-1, count) if count else planes.reshape(1, 0)
+
+
+def _numbers(planes: Bytes, dtype: np.dtype[np.unsignedinteger[Any]]) -> Unsigned:
+    numbers = planes[0].astype(dtype) if len(planes) else np.zeros(planes.shape[1], dtype)
+    for at in range(1, len(planes)):
+        plane = planes[at].astype(dtype)
+        plane <<= 8 * at
         numbers |= plane
     return numbers
