@@ -141,6 +141,7 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
     )
     for command in (status, sync, watch, top):
         text = "not needed if only one model is served" if command is sync else "only this model"
+        text = "only this model, or what is in a bucket, such as s3://bucket/digits" if command is status else text
         command.add_argument("model", nargs="?", default="", metavar="MODEL", help=text)
     for command in (pin, unpin, rollback, label, unlabel):
         text = "a model, or the address of a bucket such as s3://bucket/digits: of all its followers"
@@ -204,6 +205,9 @@ def _add_predict(commands: _Commands[argparse.ArgumentParser]) -> None:
     _add_json(predict)
 
 
+_STORE = "the directory that is published to, or the address of a bucket such as s3://bucket/digits"
+
+
 def _add_looking(commands: _Commands[argparse.ArgumentParser]) -> None:
     versions = _command(
         commands, "versions", "versions", "list the versions in a store, their sizes, and processes that hold them"
@@ -211,7 +215,7 @@ def _add_looking(commands: _Commands[argparse.ArgumentParser]) -> None:
     verify = _command(commands, "verify", "verify", "check every checksum of a version in a store")
     diff = _command(commands, "diff", "diff", "show which parameters differ between two versions, and by how much")
     for command in (versions, verify, diff):
-        command.add_argument("store", metavar="STORE", help="the directory that is published to")
+        command.add_argument("store", metavar="STORE", help=_STORE)
     diff.add_argument("old", nargs="?", type=_number, metavar="V1", help="default: the version before V2")
     diff.add_argument("new", nargs="?", type=_number, metavar="V2", help="default: the newest")
     text = "also check that one of the public keys in this file signed the version; may be repeated"
@@ -268,6 +272,13 @@ def _add_mirror(commands: _Commands[argparse.ArgumentParser]) -> None:
     mirror.add_argument("--beside", metavar="NONCE", help=argparse.SUPPRESS)  # of a program: end when stdin ends
     mirror.add_argument("--seen", nargs=2, metavar=("RUN", "EPOCH"), help=argparse.SUPPRESS)  # of the process before
     _add_json(mirror, _JSON_LINES["mirror"])
+
+    unneeded = _command(commands, "gc", "gc", "delete the objects of a bucket that no version needs")
+    unneeded.add_argument("address", metavar="ADDRESS", help="such as s3://bucket/models/digits")
+    unneeded.add_argument("--dry-run", action="store_true", help="list the objects, and delete nothing")
+    text = "wait S seconds first, for servers that still read them (default 60)"
+    unneeded.add_argument("--grace", type=seconds(below=1e9), default=60.0, metavar="S", help=text)
+    _add_json(unneeded)
 
 
 def _add_programs(commands: _Commands[argparse.ArgumentParser]) -> None:

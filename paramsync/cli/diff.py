@@ -6,7 +6,8 @@ import math
 import sys
 from argparse import Namespace
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from paramsync.cli.formatting import NOTHING, console, progress, share, to_json
 from paramsync.cli.versions import look
 from paramsync.errors import StoreError
 from paramsync.host import files
+from paramsync.remote.bucket import is_address
 from paramsync.store.differences import EDGES, Difference, differences
 from paramsync.store.store import Store
 from paramsync.version import Version
@@ -25,7 +27,28 @@ from paramsync.version import Version
 
 def run(arguments: Namespace) -> bool:
     """True if both versions could be read."""
-    store = Store(Path(arguments.store))
+    with _store(arguments) as store:
+        return _compare(store, arguments)
+
+
+@contextmanager
+def _store(arguments: Namespace) -> Iterator[Store]:
+    """The store, or a local store with the two versions of a bucket."""
+    if not is_address(arguments.store):
+        yield Store(Path(arguments.store))
+        return
+    from paramsync.remote.excerpt import Excerpt  # here: most stores are directories
+
+    with Excerpt(arguments.store, keep=2) as excerpt:
+        newer = excerpt.find(arguments.new)
+        before = [listed for listed in excerpt.state.versions if listed.number < newer.number]
+        older = [excerpt.find(arguments.old)] if arguments.old is not None else before[-1:]
+        for listed in sorted({*older, newer}, key=lambda listed: listed.number):
+            excerpt.fetch(listed)
+        yield excerpt.store
+
+
+def _compare(store: Store, arguments: Namespace) -> bool:
     old, new = _versions(store, arguments.old, arguments.new)
     with progress(f"versions {old.number} and {new.number}", max(old.bytes, new.bytes)) as advance:
         found = differences(store, old, new, advance=advance)
@@ -34,7 +57,7 @@ def run(arguments: Namespace) -> bool:
     if arguments.json:
         versions = {key: {"number": side.number, "step": side.step} for key, side in (("old", old), ("new", new))}
         listed = [{"variable": variables.get(each.name), **asdict(each)} for each in found[:top]]
-        answer = {"store": str(store.path), **versions, "histogram_edges": list(EDGES), "parameters": listed}
+        answer = {"store": arguments.store, **versions, "histogram_edges": list(EDGES), "parameters": listed}
         sys.stdout.write(to_json(answer))
         return True
     shown = graph_files.shown_names((each.name, variables.get(each.name)) for each in found)

@@ -17,6 +17,7 @@ from paramsync.cli.servers import addresses, ask_all, connected, report, short, 
 from paramsync.cli.settings import credentials
 from paramsync.errors import CallError, ParamsyncError, SettingsError
 from paramsync.host.files import line
+from paramsync.remote.bucket import is_address
 from paramsync.rpc.client import Trainer
 from paramsync.v1 import sync_pb2 as pb
 
@@ -26,6 +27,10 @@ _POLL_SECONDS = 0.5
 
 def run(arguments: Namespace) -> bool | int:
     """True if every server answers; with `--check` the exit code."""
+    if is_address(arguments.model):
+        from paramsync.cli import bucket  # here: most models are named
+
+        return bucket.status(arguments)
     if arguments.check:
         return _check(arguments)
     if (arguments.max_lag, arguments.max_age) != (None, None):

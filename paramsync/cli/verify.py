@@ -6,7 +6,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from google.protobuf.unknown_fields import UnknownFieldSet  # type: ignore[import-not-found]  # it has no types
@@ -23,12 +23,14 @@ from paramsync.errors import (
     CorruptCheckpointError,
     GraphError,
     ParameterError,
+    RemoteError,
     StoreError,
     UnknownVersionError,
     UnreadableError,
     UntrustedError,
 )
 from paramsync.host import files
+from paramsync.remote.bucket import is_address
 from paramsync.store.signing import TrustedKeys
 from paramsync.store.store import Store, has_checksum, number_of, read_record
 from paramsync.tensorbundle.index import Entry, index_file
@@ -76,25 +78,25 @@ class Verdict:
 
 def run(arguments: Namespace) -> bool:
     """True if nothing is wrong."""
-    path = Path(arguments.store)
-    store = Store(path)
     screen = console()
     trust = TrustedKeys([Path(file) for file in arguments.trust]) if arguments.trust else None
     verdicts = []
-    for verdict in _verdicts(store, arguments, trust):
+    is_remote = is_address(arguments.store)
+    for verdict in _remote_verdicts(arguments, trust) if is_remote else _verdicts(arguments, trust):
         verdicts.append(verdict)
         if not arguments.json:
             _show(screen, verdict)
     if arguments.json:
         listed = [{"ok": verdict.ok, **asdict(verdict)} for verdict in verdicts]
         sys.stdout.write(
-            to_json({"store": str(path), "ok": all(verdict.ok for verdict in verdicts), "versions": listed})
+            to_json({"store": arguments.store, "ok": all(verdict.ok for verdict in verdicts), "versions": listed})
         )
     return all(verdict.ok for verdict in verdicts)
 
 
-def _verdicts(store: Store, arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdict]:
+def _verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdict]:
     """The verdicts on the versions that were asked for."""
+    store = Store(Path(arguments.store))
     name, versions, broken = look(store.path)
     if name is None:
         raise StoreError(store.path, "nothing is published there yet")
@@ -107,6 +109,32 @@ def _verdicts(store: Store, arguments: Namespace, trust: TrustedKeys | None) -> 
     wanted = store.latest() if arguments.version is None else store.find(arguments.version)
     if wanted is not None:
         yield _verify(store, wanted, trust)
+
+
+def _remote_verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdict]:
+    """The same of a bucket: each version is fetched, by deltas from the version before if one is here."""
+    from paramsync.remote.excerpt import Excerpt  # here: most stores are directories
+
+    with Excerpt(arguments.store) as excerpt:
+        wanted = excerpt.state.versions if arguments.all else [excerpt.find(arguments.version)]
+        manifests = dict(zip(excerpt.state.versions, excerpt.manifests(), strict=True))
+        for listed in wanted:
+            manifest = manifests[listed]
+            problems = [manifest] if isinstance(manifest, str) else excerpt.problems(manifest)
+            version = None
+            if not isinstance(manifest, str):
+                try:
+                    with progress(f"fetching version {listed.number}", manifest.whole.size) as advance:
+                        version = excerpt.fetch(listed)
+                        advance(manifest.whole.size)
+                except RemoteError as error:
+                    problems.append(str(error))
+            if version is None:
+                number = listed.number
+                yield Verdict(number=number, step=number, signed_by=None, problems=problems, tensors=[])
+            else:
+                verdict = _verify(excerpt.store, version, trust)
+                yield replace(verdict, problems=[*problems, *verdict.problems])
 
 
 def _broken(store: Store, name: str) -> Verdict:

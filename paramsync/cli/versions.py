@@ -19,6 +19,7 @@ from paramsync.cli import formatting
 from paramsync.cli.formatting import NOTHING, console, duration, size, to_json
 from paramsync.errors import CorruptCheckpointError, StoreError, UnknownVersionError, UnreadableError
 from paramsync.host import files
+from paramsync.remote.bucket import is_address
 from paramsync.store.store import LOCK, Store, read_state, record_file
 from paramsync.version import Version
 
@@ -49,6 +50,10 @@ class VersionRow:
 
 def run(arguments: Namespace) -> bool:
     """True if every listed version can be opened."""
+    if is_address(arguments.store):
+        from paramsync.cli import bucket  # here: most stores are directories
+
+        return bucket.versions(arguments)
     path = Path(arguments.store)
     latest, versions, broken = look(path)
     broken += [version.prefix for version in versions if not _is_whole(path, version)]

@@ -9,9 +9,9 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -20,6 +20,7 @@ from paramsync.program.packages import install
 from paramsync.remote import reasons, settings
 from paramsync.remote import state as states
 from paramsync.remote.protocol import Answer, Answered, Create, Delete, Found, Operation, Read, Replace, Steps, Written
+from paramsync.remote.state import State
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 
@@ -56,6 +57,15 @@ def check_keep(target: str, keep: int) -> None:
     """Raise SettingsError if a bucket is to list more versions than its state has room for."""
     if is_address(target) and keep > states.MOST_VERSIONS:
         raise SettingsError(f"keep: expected at most {states.MOST_VERSIONS} versions in a bucket, found {keep}")
+
+
+@contextmanager
+def asked_once() -> Iterator[None]:
+    """For an operator: no answer, after which a mirror would try again, is a RemoteError."""
+    try:
+        yield
+    except ConnectionError as error:
+        raise RemoteError(str(error)) from error
 
 
 class Bucket:
@@ -106,6 +116,15 @@ class Bucket:
             raise RemoteError(f"{name}: expected at most {states.LIMIT} bytes, found {found.meta['size']}")
         content = self._call(lambda: bytes(found.bytes()))
         return content if isinstance(content, Answer) else Found(content, _tag(found.meta))
+
+    def state(self) -> State:
+        """The state. Raises RemoteError if there is none, or none that this library can read, or no answer."""
+        found = self.read()
+        if found is Answer.UNKNOWN:
+            raise RemoteError(f"{self.address} does not answer: {self.last_error}")
+        if not isinstance(found, Found):
+            raise RemoteError(f"{self.address}: nothing is published there yet")
+        return states.from_json(found.content)
 
     def answer(self, operation: Operation) -> Answered:
         """Do what the protocol asks for, once."""
@@ -184,13 +203,18 @@ class Bucket:
             raise RemoteError(f"{name}: expected {stop} bytes, found fewer")
         return content
 
-    def names(self, prefix: str = "") -> list[str]:
-        """The names of all objects below a prefix. For collection only: a listing is slow and costs money."""
+    def sizes(self, prefix: str = "") -> dict[str, int]:
+        """All objects below a prefix, by name. For collection only: a listing is slow and costs money."""
         listed = self._done(prefix, self._call(lambda: list(self._obstore.list(self._store, prefix or None))))
-        return [one["path"] for page in listed for one in page]
+        return {found["path"]: found["size"] for page in listed for found in page}
+
+    def delete(self, name: str) -> None:
+        """Delete an object, which may be gone. Raises RemoteError, ConnectionError to try again later."""
+        if self._call(lambda: self._obstore.delete(self._store, name)) is Answer.UNKNOWN:
+            raise ConnectionError(f"{self.address}: {self.last_error}")
 
     def first_names(self) -> list[str]:
-        """The names of the first page of a listing. Raises as `names` does."""
+        """The names of the first page of a listing. Raises as `sizes` does."""
         listed = self._done("", self._call(lambda: next(iter(self._obstore.list(self._store)), [])))
         return [one["path"] for one in listed]
 

@@ -105,7 +105,7 @@ class Download:
             self._check_newest(local)
             return None
         try:
-            return self._fetch(listed)
+            return self.fetch(listed)
         except FileNotFoundError as error:  # collected meanwhile: the next state names a newer version
             self._tag = None
             if self._gone != listed.number:
@@ -165,10 +165,10 @@ class Download:
         if not note.run:  # before there is a version of this run
             self._write_note()
 
-    def _fetch(self, listed: Listed) -> Transfer:
+    def fetch(self, listed: Listed) -> Transfer:
+        """Fetch a version by the cheapest way. Raises FileNotFoundError for a lost object, RemoteError for damage."""
         begun = time.monotonic()
-        content = self._bucket.get(listed.manifest, manifests.LIMIT)
-        manifest = manifests.from_json(content, name=listed.manifest, digest=listed.digest)
+        manifest = read_manifest(self._bucket, listed)
         version = manifest.version()
         if version.number != listed.number:
             raise RemoteError(f"{listed.manifest}: expected version {listed.number}, found {version.number}")
@@ -324,3 +324,9 @@ def _advance(of: str, entry: Entry, changed: Sequence[memoryview], start: int, s
         tensors.advance(entry, changed, start, source, place)
     except ValueError as error:
         raise RemoteError(f"{of}: {error}") from error
+
+
+def read_manifest(bucket: Bucket, listed: Listed) -> Manifest:
+    """The manifest of a listed version. Raises FileNotFoundError, RemoteError."""
+    content = bucket.get(listed.manifest, manifests.LIMIT)
+    return manifests.from_json(content, name=listed.manifest, digest=listed.digest)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import mmap
-import re
 import secrets
 import tempfile
 import threading
@@ -21,9 +20,10 @@ from paramsync.host import files
 from paramsync.remote import manifest as manifests
 from paramsync.remote import protocol, tensors
 from paramsync.remote.bucket import Bucket
+from paramsync.remote.collect import KINDS, RUN, list_unnamed
 from paramsync.remote.manifest import Edge, Manifest, Whole
 from paramsync.remote.protocol import Answer, Held
-from paramsync.remote.state import Listed, State
+from paramsync.remote.state import Listed
 from paramsync.remote.tensors import Contents
 from paramsync.remote.transfer import Transfer
 from paramsync.store.store import Store
@@ -34,9 +34,6 @@ from paramsync.version import Version
 GRACE = 60.0  # seconds that condemned objects stay for followers which are reading them
 
 _MOST_CONDEMNED = 512  # names in the state: more are deleted before their time
-
-_KINDS = ("data", "deltas", "graphs", "versions")  # of objects
-_RUN = 8  # letters of the run's identity in a name, by which an object of ours differs from anybody else's
 
 _STRIDES = (1, 8, 64)  # deltas lead over so many versions: a follower that is late takes few of them
 _KEPT = 64  # strides for which a delta stays
@@ -123,7 +120,7 @@ class Upload:
         self._held = self._bucket.perform(steps, self._stop)
         self._claim.tell(self._held.state.run, self._held.state.epoch)
         with suppress(RemoteError, ConnectionError, FileNotFoundError):  # without the right to list, orphans stay
-            self._orphans.update(self._find_orphans(self._held.state))
+            self._orphans.update(sorted(list_unnamed(self._bucket, self._held.state))[:_MOST_CONDEMNED])
 
     def _check_alone(self) -> None:
         """Raise RemoteError if a folder without a state has objects that no publisher wrote."""
@@ -131,17 +128,10 @@ class Upload:
             names = self._bucket.first_names()
         except (RemoteError, ConnectionError, FileNotFoundError):  # without the right to list
             return
-        strangers = [name for name in names if name.partition("/")[0] not in (*_KINDS, "probe")]
+        strangers = [name for name in names if name.partition("/")[0] not in (*KINDS, "probe")]
         if strangers:
             found = f"found {min(strangers)!r}, which is somebody else's: publish to a folder of its own"
             raise RemoteError(f"{self._bucket.address}: expected an empty folder, {found}")
-
-    def _find_orphans(self, state: State) -> list[str]:
-        """The objects of earlier publishers of this run that ended before a state named these objects."""
-        ours = re.compile(rf"({'|'.join(_KINDS)})/(\d+)/{state.run[:_RUN]}-[\d.a-z-]+")
-        names = [ours.fullmatch(name) for kind in _KINDS for name in self._bucket.names(f"{kind}/")]
-        earlier = {name[0] for name in names if name is not None and int(name[2]) < state.epoch}
-        return sorted(earlier - state.live - {*state.condemned})[:_MOST_CONDEMNED]
 
     def run_once(self) -> Transfer | None:
         """Copy the newest version, unless the bucket has it or a newer one.
@@ -298,7 +288,7 @@ class Upload:
         """A name that nobody else uses: it has the run and the publisher's epoch."""
         assert self._held is not None
         state = self._held.state
-        return f"{kind}/{state.epoch}/{state.run[:_RUN]}-{name}"
+        return f"{kind}/{state.epoch}/{state.run[:RUN]}-{name}"
 
 
 def _mapped(file: IO[bytes], size: int) -> Iterator[memoryview]:

@@ -68,7 +68,7 @@ class Pair:
         self.writer.close()
 
     def names(self) -> set[str]:
-        return set(self.bucket.names())
+        return set(self.bucket.sizes())
 
     def name(self, kind: str, name: str) -> str:
         """The name of an object of the first publisher."""
