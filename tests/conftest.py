@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hypothesis import settings
 
 if TYPE_CHECKING:
     from paramsync.checkpoint.file_pool import FilePool
@@ -31,7 +32,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Programs inherit which signals are ignored: those that tests start must hear what shells and nohup leave out."""
+    # Examples are the same in every run, and have no deadline, which a busy machine would miss.
+    settings.register_profile("paramsync", deadline=None, derandomize=True)
+    settings.load_profile("paramsync")
+    # Programs inherit which signals are ignored: those that tests start must hear what shells and nohup leave out.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGQUIT, signal.SIG_DFL)

@@ -36,7 +36,7 @@ CUTS = some.sampled_from([1, 5, 9, 100])
 WHOLE = 1 << 20
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(
     content=some.binary(max_size=300), cut=CUTS, first=some.sampled_from([b"", frames.PREFACE, http2.beginnings()[-1]])
 )
@@ -44,7 +44,7 @@ def test_any_bytes_mean_the_same_however_they_are_cut(content: bytes, cut: int, 
     _means_the_same(first + content, cut)
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=150)
 @given(beginning=some.sampled_from(http2.beginnings()), seed=some.integers(0, 1 << 32), cut=CUTS)
 def test_faulty_conversations_mean_the_same_however_they_are_cut(beginning: bytes, seed: int, cut: int) -> None:
     _means_the_same(http2.mutated(beginning, random.Random(seed)), cut)

@@ -90,7 +90,7 @@ class Pair:
         self.client.end_stream(stream)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     asked=some.lists(some.tuples(sizes, sizes, some.none() | some.integers(0, 255)), min_size=1, max_size=4),
     cut=some.sampled_from([1 << 20, 16_384, 1_000, 77]),
@@ -131,7 +131,7 @@ def test_requests_and_responses_arrive_as_they_were_sent(
     assert not pair.server.streams
 
 
-@settings(max_examples=30, deadline=None, derandomize=True)
+@settings(max_examples=30)
 @given(some.lists(some.binary(max_size=40_000), min_size=1, max_size=6), windows, some.sampled_from([1 << 20, 77]))
 def test_a_stream_of_messages_arrives_in_order(messages: list[bytes], window: int, cut: int) -> None:
     pair = Pair(Limits(), cut, window)

@@ -27,7 +27,7 @@ names = some.text(some.characters(exclude_categories=["Cs"]), min_size=1).filter
 
 uint32 = some.integers(0, (1 << 32) - 1)
 
-quick = settings(max_examples=200, deadline=None, derandomize=True)
+quick = settings(max_examples=200)
 
 
 @some.composite

@@ -232,7 +232,7 @@ async def take(port: Port, kind: str, *arguments: Any) -> None:
         getattr(port, kind)(*arguments)
 
 
-@settings(deadline=None, max_examples=300, derandomize=True)
+@settings(max_examples=300)
 @given(some.lists(step, max_size=40))
 def test_in_no_order_of_events_the_memory_of_messages_is_counted_wrong(steps: list[tuple[Any, ...]]) -> None:
     async def run(port: Port) -> None:
