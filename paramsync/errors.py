@@ -115,6 +115,7 @@ class StoreLockedError(StoreError):
 
     def __init__(self, path: Path, owner: str) -> None:
         super().__init__(path, f"already has a publisher ({owner}); a store has one publisher at a time")
+        self.owner = owner
 
 
 class CorruptCheckpointError(ParamsyncError):

@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 from paramsync.errors import SettingsError
 from paramsync.following.pins_file import MOST_LABELS
-from paramsync.remote.bucket import is_address
 from paramsync.version import NUMBERS
 
 from . import flags, readers
@@ -120,7 +119,7 @@ def _reader(option: flags.Option, base: Path) -> Read:
 
 def _stored(base: Path) -> dict[str, tuple[str, Read]]:
     return {
-        "store": ("store", partial(_text, lambda text: text if is_address(text) else _path(base, text))),
+        "store": ("store", partial(_text, lambda text: text if "://" in text else _path(base, text))),
         **_known(flags.OF_MODELS, base),
         "trainer": ("trainer", partial(_text, readers.called)),
         "labels": ("labels", _labels),

@@ -9,8 +9,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from paramsync.errors import SettingsError
-from paramsync.remote.bucket import is_address
-from paramsync.rpc.addresses import check_address
+from paramsync.remote.bucket import check_address
+from paramsync.rpc import addresses
 
 _NAME = 200  # bytes: a name becomes part of a file name, which may have 255
 
@@ -45,7 +45,13 @@ def path(text: str) -> Path:
 
 def store(text: str) -> Path | str:
     """The path of a store, or its address if it is in a bucket."""
-    return text if is_address(text) else path(text)
+    if "://" not in text:
+        return path(text)
+    try:
+        check_address(text)
+    except SettingsError as error:
+        raise ArgumentTypeError(str(error)) from error
+    return text
 
 
 def host(text: str) -> str:
@@ -86,7 +92,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 def called(text: str) -> str:
     """The address of another program, HOST:PORT."""
     try:
-        return check_address(text)
+        return addresses.check_address(text)
     except SettingsError as error:
         raise ArgumentTypeError(str(error)) from error
 

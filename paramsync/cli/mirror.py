@@ -13,7 +13,7 @@ from pathlib import Path
 
 from paramsync.cli.formatting import console, duration, share, size, to_json
 from paramsync.cli.process import complain
-from paramsync.errors import EmptiedError, FencedError, RemoteError
+from paramsync.errors import EmptiedError, FencedError, ParamsyncError, RemoteError
 from paramsync.host import memory
 from paramsync.remote.bucket import is_address
 from paramsync.remote.mirror import Mirror
@@ -25,6 +25,16 @@ from paramsync.remote.upload import Claim
 def run(arguments: Namespace) -> bool:
     """With --once, True if the target has the newest version at the end."""
     memory.limit_heap()  # otherwise blocks of a few megabytes are returned each time, and paid for with new pages
+    try:
+        return _run(arguments)
+    except ParamsyncError as error:
+        if not arguments.beside:
+            raise
+        sys.stdout.write(to_json({"error": str(error)}))  # for the log of the program beside
+        return False
+
+
+def _run(arguments: Namespace) -> bool:
     screen = console()
     unread: list[str] = []
 
@@ -64,7 +74,7 @@ def run(arguments: Namespace) -> bool:
             except (FencedError, EmptiedError) as error:
                 write({"error": mirror.describe(error), "over": True})
                 ended_well = False
-            if not ended_well and unread and not is_address(mirror.source):
+            if not ended_well and unread and not is_address(mirror.source) and Path(mirror.source).exists():
                 _complain(f"{unread[-1]}; {keep_aside(Path(mirror.source))} keeps its versions")
             return ended_well
         try:

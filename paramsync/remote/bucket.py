@@ -53,6 +53,11 @@ def check_address(text: str) -> None:
         raise SettingsError(f"expected {scheme}://bucket/folder without empty parts, . and .., found {text!r}")
 
 
+def naming(address: str, error: Exception) -> str:
+    """The text of an error, with the address that it is about."""
+    return str(error) if address.rstrip("/") in str(error) else f"{address}: {error}"
+
+
 def check_keep(target: str, keep: int) -> None:
     """Raise SettingsError if a bucket is to list more versions than its state has room for."""
     if is_address(target) and keep > states.MOST_VERSIONS:
@@ -113,7 +118,7 @@ class Bucket:
         if isinstance(found, Answer):
             return found
         if found.meta["size"] > states.LIMIT:
-            raise RemoteError(f"{name}: expected at most {states.LIMIT} bytes, found {found.meta['size']}")
+            raise states.foreign(f"{found.meta['size']} bytes")
         content = self._call(lambda: bytes(found.bytes()))
         return content if isinstance(content, Answer) else Found(content, _tag(found.meta))
 

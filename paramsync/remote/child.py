@@ -53,6 +53,7 @@ class MirrorChild:
         self._seen: list[str] = []  # arguments for the next process: run and epoch of this publisher
         self.over = False
         """Whether another publisher has begun, or somebody emptied the bucket: this mirror does not go on."""
+        self._is_waited_for = is_address(target)
         self._heard = threading.Event()  # set once the process took the bucket over, or said why not
         self._closed = threading.Event()
         self._deadline = math.inf
@@ -115,8 +116,9 @@ class MirrorChild:
                 if time.monotonic() > self._deadline:
                     return
             elif not self.over:
-                self.reason = self.reason or f"the mirror ended with exit code {code}"
-                _log.warning("%s; started again in %.1f s", self.reason, wait)
+                if not self.reason:
+                    self.reason = f"the mirror ended with exit code {code}"
+                    _log.warning("%s; started again in %.1f s", self.reason, wait)
                 self._closed.wait(wait)
                 wait = min(2 * wait, _LAST_WAIT)
 
@@ -128,7 +130,10 @@ class MirrorChild:
         if "error" in facts:
             self.reason = str(facts["error"])
             self.over = "over" in facts
+            waits = self._is_waited_for and not self._heard.is_set()
             self._heard.set()
+            if waits:
+                return  # the program says why it does not start
             _log.log(logging.ERROR if self.over else logging.WARNING, "%s", self.reason)
         elif "epoch" in facts:
             self._seen = ["--seen", str(facts["run"]), str(facts["epoch"])]

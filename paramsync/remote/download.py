@@ -17,7 +17,14 @@ from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.tensor_bytes import PORTION, THREADS, each
 from paramsync.checkpoint.writer import Arriving, Range
 from paramsync.dtypes import Array
-from paramsync.errors import CorruptCheckpointError, EmptiedError, ParamsyncError, RemoteError
+from paramsync.errors import (
+    CorruptCheckpointError,
+    EmptiedError,
+    ParamsyncError,
+    RemoteError,
+    StoreError,
+    StoreLockedError,
+)
 from paramsync.host import files
 from paramsync.remote import copy_note, protocol, tensors
 from paramsync.remote import manifest as manifests
@@ -56,7 +63,11 @@ class Download:
         self._bucket = bucket
         self._stop = stop
         self._store = Store(path)
-        self._writer = StoreWriter(path, keep=keep)
+        try:
+            self._writer = StoreWriter(path, keep=keep)
+        except StoreLockedError as error:
+            advice = "give each a directory of its own, servers by --cache"
+            raise StoreError(path, f"another mirror copies into it ({error.owner}): {advice}") from error
         self._written = copy_note.read(path)
         self._note = replace(self._written or CopyNote(""), address=bucket.address)
         self._tag: str | None = None

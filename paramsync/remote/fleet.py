@@ -9,7 +9,7 @@ from typing import Any
 
 from paramsync.errors import EmptiedError, RemoteError, UnknownLabelError, UnknownVersionError
 from paramsync.remote import protocol
-from paramsync.remote.bucket import Bucket
+from paramsync.remote.bucket import Bucket, naming
 from paramsync.remote.state import State
 
 _SECONDS = 30.0  # for a bucket to answer
@@ -31,6 +31,8 @@ def choose(address: str, choice: Choice) -> State:
         return bucket.perform(protocol.choose(choice, secrets.token_hex(16)), stop)
     except EmptiedError as error:
         raise RemoteError(f"nothing is published in {bucket.address}") from error
+    except RemoteError as error:
+        raise RemoteError(naming(bucket.address, error)) from error
     except (InterruptedError, ConnectionError) as error:
         raise RemoteError(f"{bucket.address} does not answer: {bucket.last_error}") from error
     finally:

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from paramsync.errors import EmptiedError, FencedError, ParamsyncError, RemoteError, SettingsError
 from paramsync.host.files import Repeats
-from paramsync.remote.bucket import Bucket, check_address, check_keep, is_address
+from paramsync.remote.bucket import Bucket, check_address, check_keep, is_address, naming
 from paramsync.remote.download import Download
 from paramsync.remote.transfer import Transfer
 from paramsync.remote.upload import Claim, Upload
@@ -95,7 +95,7 @@ class Mirror:
         if isinstance(error, OSError) and error.strerror:
             return f"{error.filename or self.target}: {error.strerror}"
         address = self.source if is_address(self.source) else self.target
-        return f"{address}: {error}" if isinstance(error, RemoteError) and address not in str(error) else str(error)
+        return naming(address, error) if isinstance(error, RemoteError) else str(error)
 
     def run(self, tell: Callable[[Transfer], object], complain: Callable[[str], object]) -> None:
         """Go on until `stop` is set. `complain` gets each new reason why a look failed.

@@ -16,6 +16,9 @@ _STATUS = "Server returned non-2xx status code: "
 _METADATA = re.compile(r"/latest/api/token|/latest/meta-data/|/computeMetadata/|/metadata/identity/")
 _NO_BUCKET = re.compile(r"\b(NoSuchBucket|ContainerNotFound)\b")
 _DENIED = re.compile(r"\b(AccessDenied|AuthorizationPermissionMismatch)\b")
+_UNKNOWN_KEY = re.compile(
+    r"\b(ExpiredToken|InvalidToken|TokenRefreshRequired|InvalidAccessKeyId|SignatureDoesNotMatch)\b"
+)
 _LONGEST = 300
 
 _MEANINGS = [
@@ -49,7 +52,7 @@ def reason(error: BaseException, prefix: str) -> str:
     what = (
         what.strip().split("\n", 1)[0].removeprefix(_STATUS).replace("HTTP error: error sending request", "no answer")
     )
-    return f"{what[:_LONGEST]}{f' from {_host(requests[-1][2])}' if requests else ''}"
+    return what[:_LONGEST] + (_from(requests[-1][2]) if requests else "")
 
 
 def denial(error: BaseException, prefix: str) -> str:
@@ -81,7 +84,8 @@ def is_without_bucket(error: BaseException) -> bool:
 
 def is_denied(error: BaseException) -> bool:
     """Whether an error of no class of its own says that access is denied, as those of listings and deletions do."""
-    return _DENIED.search(_text(error)) is not None
+    text = _text(error)
+    return bool(_DENIED.search(text) or _UNKNOWN_KEY.search(text))
 
 
 def _meaning(text: str, prefix: str) -> str:
@@ -102,7 +106,7 @@ def _said(text: str) -> str:
     return ": ".join(part for part in (code and (code[1] or code[2]), message and message[1].strip(" .")) if part)
 
 
-def _host(address: str) -> str:
-    """The server of a request, without a password."""
+def _from(address: str) -> str:
+    """The server of a request, without a password; "" for an address that obstore does not show."""
     split = urlsplit(address)
-    return f"{split.scheme}://{split.netloc.rpartition('@')[2]}"
+    return f" from {split.scheme}://{split.netloc.rpartition('@')[2]}" if split.netloc else ""

@@ -127,9 +127,9 @@ def from_json(content: bytes) -> State:
     try:
         values = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise _foreign("an empty object" if not content.strip() else "no JSON") from error
+        raise foreign("an empty object" if not content.strip() else "no JSON") from error
     if not isinstance(values, dict) or not isinstance(written := values.get("format"), int):
-        raise _foreign("other JSON")
+        raise foreign("other JSON")
     if written != FORMAT:
         advice = ", of a newer paramsync: upgrade this one" if written > FORMAT else ""
         raise RemoteError(f"{NAME}: expected format {FORMAT}, found format {written}{advice}")
@@ -226,7 +226,8 @@ def _text(values: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
     return found
 
 
-def _foreign(found: str) -> RemoteError:
+def foreign(found: str) -> RemoteError:
+    """The error for a state object that no publisher wrote."""
     return RemoteError(
         f"{NAME}: expected the state of a publisher, found {found}, of somebody else: use another folder"
     )

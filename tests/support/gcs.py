@@ -51,9 +51,11 @@ class Gcs:
         self.generation = 0
         self.too_often = 0
         """How many times each write of an object that exists gets the answer 429 before it succeeds."""
+        self.denied: set[str] = set()
+        """Methods for which credentials lack the right."""
         self.refused: Counter[str] = Counter()
         """Answers 429 by name of the object."""
-        self.on_refused: Callable[[], object] = lambda: None
+        self.on_refused: Callable[[str], object] = lambda name: None
         self._turns: Counter[str] = Counter()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _requests_of(self))
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
@@ -90,7 +92,7 @@ class Gcs:
                 self.generation += 1
                 stored = self.objects[name] = Stored(content, self.generation)
         if refused:
-            self.on_refused()
+            self.on_refused(name)
             return 429
         return stored
 
@@ -154,6 +156,9 @@ def _requests_of(gcs: Gcs) -> type[BaseHTTPRequestHandler]:
 
         def do_DELETE(self) -> None:
             name, query = self._target()
+            if "DELETE" in gcs.denied:
+                self._refuse(403, "AccessDenied")
+                return
             with gcs.lock:
                 there = gcs.uploads.pop(query["uploadId"], None) if "uploadId" in query else gcs.objects.pop(name, None)
             if there is None:
