@@ -129,7 +129,10 @@ class Bucket:
             raise RemoteError(f"{self.address} does not answer: {self.last_error}")
         if not isinstance(found, Found):
             raise RemoteError(f"{self.address}: nothing is published there yet")
-        return states.from_json(found.content)
+        try:
+            return states.from_json(found.content)
+        except RemoteError as error:
+            raise RemoteError(naming(self.address, error)) from error
 
     def answer(self, operation: Operation) -> Answered:
         """Do what the protocol asks for, once."""
