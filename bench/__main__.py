@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(parsed: settings.Settings) -> dict[str, Any]:
-    # Imported here: --help must not wait for numpy and TensorFlow.
+    # Not at the top: --help must not wait for the import of numpy and TensorFlow.
     from bench import conditions
 
     benchmark = importlib.import_module(f"bench.{parsed.benchmark}")

@@ -1,4 +1,4 @@
-"""The parameters that are measured with: their shapes, values that do not compress, and a plain copy of them."""
+"""The parameters of the benchmarks: their shapes, values that do not compress, and a plain copy of the values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _COLUMNS = 256
 
 
 def shapes(size: int, count: int) -> list[tuple[int, int]]:
-    """Of `count` equal float32 matrices that together have about `size` bytes."""
+    """The shapes of `count` equal float32 matrices that together have about `size` bytes."""
     rows = max(1, round(size / count / _COLUMNS / 4))
     return [(rows, _COLUMNS)] * count
 
@@ -24,7 +24,7 @@ def random(shapes: Sequence[tuple[int, int]], *, seed: int) -> list[Array]:
 
 
 def memcpy(values: Callable[[], Sequence[Array]]) -> Callable[[], None]:
-    """Copies them, one after the other on one thread, to pages that are there already."""
+    """Return a function that copies the arrays one after the other, on one thread, into pages that already exist."""
     places = [np.ones_like(one) for one in values()]
 
     def copy() -> None:
@@ -35,5 +35,5 @@ def memcpy(values: Callable[[], Sequence[Array]]) -> Callable[[], None]:
 
 
 def size(arrays: Iterable[Array]) -> int:
-    """Their bytes."""
+    """The bytes of all arrays together."""
     return sum(one.nbytes for one in arrays)

@@ -1,7 +1,7 @@
-"""A process that asks a server again and again: `python -m bench.asker ADDRESS REQUEST` reads version numbers.
+"""A process that asks a server again and again until a version answers: `python -m bench.asker ADDRESS REQUEST`.
 
-For each, a line, it prints the number once an answer came from that version or a newer one, so that the publishing
-process does nothing else.
+It reads a version number from each line, and prints the number once an answer came from that version or a newer one.
+The process that publishes thus does nothing else.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from paramsync.v1 import serving_pb2
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-_PAUSE = 0.001  # seconds between two calls: more often would be load
+_PAUSE = 0.001  # seconds between two calls: shorter pauses would load the server
 
 
 class Lines:
-    """A process of `python -m PROGRAM` that answers each line with a line. For one thread; ends with its block."""
+    """A process of `python -m PROGRAM` that answers each line with a line. For one thread. The end of a `with` block
+    ends the process."""
 
     def __init__(self, program: str, *arguments: object) -> None:
         self._process = subprocess.Popen(
@@ -39,7 +40,7 @@ class Lines:
         )
 
     def ask(self, line: str = "") -> str:
-        """The answer; "" if the process has ended."""
+        """Return the answer to a line; "" if the process has ended."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with contextlib.suppress(BrokenPipeError):
@@ -58,13 +59,13 @@ class Lines:
 
 
 class Asker(Lines):
-    """The process."""
+    """The process of this module."""
 
     def __init__(self, address: str, request: Path) -> None:
         super().__init__("bench.asker", address, request)
 
     def until(self, version: int) -> None:
-        """Returns once an answer came from this version, or a newer one. Raises CallError."""
+        """Return once an answer came from this version or a newer one. Raises CallError."""
         if (answer := self.ask(str(version))) != str(version):
             raise CallError(f"version {version} was not served: {answer or 'the asker has ended'}", "UNKNOWN")
 

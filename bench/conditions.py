@@ -1,4 +1,4 @@
-"""Under which conditions figures came about: without them they say little."""
+"""Collects the conditions of a measurement, without which its figures say little."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("paramsync", "tensorflow", "keras", "numpy", "crc32c", "h5py", "saf
 
 
 def collect(settings: Settings, load_before: tuple[float, float, float]) -> dict[str, Any]:
-    """To be called after measuring."""
+    """Call this after measuring."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "runs": settings.runs,
@@ -42,7 +42,7 @@ def _installed(name: str) -> str | None:
 
 
 def line(file: str, key: str) -> str | None:
-    """What a file of the kernel's says behind a key."""
+    """Return the value of a key in a file of /proc."""
     try:
         lines = Path(file).read_text().splitlines()
     except OSError:
@@ -51,7 +51,7 @@ def line(file: str, key: str) -> str | None:
 
 
 def _file_system(folder: Path) -> str | None:
-    """The type of the mount that the folder is in: the longest of those that lead to it, of these the last."""
+    """Return the type of the file system that holds the folder: of the last mount with the longest fitting path."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:

@@ -13,7 +13,7 @@ from bench.served import say_ready
 
 
 def copy(size: int, *, pause: float) -> None:
-    """One copy each `pause` seconds, or as soon as possible, until the process is ended."""
+    """Copy `size` bytes every `pause` seconds, or as often as possible, until the process is ended."""
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     say_ready("bench.copying", "none:0")
     bell, due = threading.Event(), time.monotonic()

@@ -1,4 +1,4 @@
-"""A server of grpcio that answers with SIZE bytes, at once: `python -m bench.echo SIZE ...`; the floor of `serve`."""
+"""A grpcio server that answers at once with SIZE bytes: `python -m bench.echo SIZE ...`. It is the floor of `serve`."""
 
 from __future__ import annotations
 

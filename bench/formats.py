@@ -1,4 +1,4 @@
-"""The other ways to save and load the same parameters, each as its documentation tells its users to."""
+"""The peers: other ways to save and load the same parameters, each used as its documentation recommends."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from bench.timing import Contestant
 
 
 class Peer(abc.ABC):
-    """One way to save and load. `path` is a folder of its own, which exists and is empty before `save`.
+    """One way to save and load. `path` is a folder only for one save, and empty before it.
 
-    Loading ends when predictions can be computed: in variables, old or new.
+    `load` returns once predictions can be computed from the loaded values, in old or in new variables.
     """
 
-    needs: ClassVar[str | None] = None  # a module that may not be installed
+    needs: ClassVar[str | None] = None  # the module to import, which may not be installed
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -85,7 +85,7 @@ class Saver(Peer):
 
 
 class SavedModel(Peer):
-    """What TensorFlow Serving reads, as Keras exports it."""
+    """A SavedModel as Keras exports it for TensorFlow Serving."""
 
     def save(self, path: Path) -> object:
         return self.subject.keras.export(str(path), verbose=False)
@@ -95,7 +95,7 @@ class SavedModel(Peer):
 
 
 class Safetensors(Peer):
-    """Safetensors, its functions for TensorFlow."""
+    """The functions of safetensors for TensorFlow."""
 
     needs = "safetensors.tensorflow"
 
@@ -122,7 +122,7 @@ _KINDS: dict[str, type[Peer]] = {
 
 
 class Peers:
-    """The peers asked for that can be had; `absent` says why the others cannot."""
+    """The requested peers that are available; `absent` says why the others are not."""
 
     def __init__(self, subject: Subject, settings: Settings, progress: Progress) -> None:
         self._subject = subject
@@ -134,17 +134,17 @@ class Peers:
                 self._present[name] = _KINDS[name](subject)
             except ImportError as error:
                 self.absent[name] = f"not installed: {error}"
-            except Exception as error:  # noqa: BLE001, whatever is wrong with a peer, ours is measured
+            except Exception as error:  # noqa: BLE001, a failing peer must not end the benchmark
                 self.absent[name] = f"failed: {type(error).__name__}: {error}"
 
     def train(self) -> None:
-        """Change every value: the step between two publications."""
+        """Change every value, as a training step between two publications does."""
         self._subject.train()
         for peer in self._present.values():
             peer.train()
 
     def saving(self, folder: Path) -> list[Contestant]:
-        """A contestant for each peer, which saves into its own folder, removed when the clock has stopped."""
+        """Return a contestant for each peer that saves into a folder. The folder is removed outside the timed part."""
         return [
             Contestant(
                 name=name,
@@ -157,7 +157,7 @@ class Peers:
         ]
 
     def loading(self, folder: Path) -> list[Contestant]:
-        """A contestant for each peer, which loads its own save."""
+        """Return a contestant for each peer that loads what this peer has saved here."""
         contestants = []
         for name, peer in self._present.items():
             path = folder / name

@@ -1,4 +1,4 @@
-"""`python -m bench freshness`: from a step that is done to the first answer with its parameters."""
+"""`python -m bench freshness`: the time from the end of a step to the first answer from its parameters."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from paramsync.publishing.schedule import PublishSchedule
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 
-_ALONE = 10  # rounds of ours for each round with peers: enough for the 99th percentile
+_ALONE = 10  # rounds of ours alone for each round with peers, so that there are enough for the 99th percentile
 _PHASES = ("pin", "publish", "notice", "restore", "answer")
 _NEVER = PublishSchedule(every_seconds=1e9, at_start=False, at_end=False)
 _REQUEST = request({"x": np.ones(1, np.float32)})
@@ -36,7 +36,7 @@ _PATIENCE = 30.0
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
-    """Ours alone; then ours and the peers, by turns."""
+    """Measure ours alone, then ours and the peers by turns."""
     with Progress() as progress, ExitStack() as stack:
         progress.say("making the parameters")
         values = arrays.random(arrays.shapes(settings.bytes, settings.tensors), seed=0)
@@ -68,7 +68,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 class _Ours:
-    """`Publisher.publish`, and an inferencer."""
+    """Ours: publishes with `Publisher.publish`; an inferencer answers."""
 
     def __init__(self, subject: Subject, folder: Path) -> None:
         folder.mkdir()
@@ -91,13 +91,13 @@ class _Ours:
         self._step += 1
 
     def publish(self) -> None:
-        """Returns once an answer came from the parameters of this step."""
+        """Publish, and return once an answer came from the parameters of this step."""
         version = self._publisher.publish(self._step)
         self._asker.until(version.number)
         self._answered_at = time.time()
 
     def note(self) -> None:
-        """Split the time into phases by the record of the version and the inferencer's event."""
+        """Split the time into phases, with the times in the version's record and in the inferencer's event."""
         while (event := self._events.get(timeout=_PATIENCE)).version.step != self._step:
             pass
         version, restore_began = event.version, event.at - event.restore_seconds
@@ -118,7 +118,7 @@ class _Ours:
 
 
 class _Peer(abc.ABC):
-    """Saves into a folder that a loop in another process looks at."""
+    """A peer: saves into a folder that a loop in a server process looks at."""
 
     loop: str
 
@@ -137,14 +137,14 @@ class _Peer(abc.ABC):
         self.step += 1
 
     def publish(self) -> None:
-        """Returns once an answer came from the parameters of this step."""
+        """Save, and return once an answer came from the parameters of this step."""
         self.save()
         self._asker.until(self.step)
 
     @abc.abstractmethod
     def save(self) -> None: ...
 
-    def tidy(self) -> None:  # noqa: B027, a Saver removes them itself
+    def tidy(self) -> None:  # noqa: B027, a Saver removes old versions itself
         """Remove old versions."""
 
     def close(self) -> None:

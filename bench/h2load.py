@@ -1,4 +1,4 @@
-"""Debian's load generator `h2load`: one request, sent again and again, and how long each answer took."""
+"""Runs the load generator `h2load`, which sends one request again and again and logs how long each answer took."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from pathlib import Path
 from paramsync.errors import CallError, SettingsError
 
 PROGRAM = "h2load"
-_WARM_UP = 1  # seconds, whole ones; none if the measurement is shorter
+_WARM_UP = 1  # whole seconds; a shorter measurement has no warm-up
 _DATA = re.compile(r"\((\d+)\) data")
 _REQUESTS = re.compile(r"(\d+) succeeded")
-_AT_ONCE = 16  # calls of a connection at a pace: a server that stalls is called all the same
-_SHORTER = 0.98  # of the bytes of all answers: an error of gRPC is an answer without a message
+_AT_ONCE = 16  # open calls of one paced connection, so that a server that stalls is called all the same
+_SHORTER = 0.98  # below this share of the expected bytes, some answers were errors of gRPC, which have no message
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def require() -> None:
 
 
 def closed(target: Target, callers: int, seconds: float) -> Answers:
-    """Callers with a connection each, who call again when answered. Raises CallError for errors of gRPC."""
+    """Let callers, each with its own connection, call again after each answer. Raises CallError for gRPC errors."""
     whole = max(1, round(seconds))
     log = target.body.with_suffix(".log")
     warm_up = _WARM_UP if seconds >= _WARM_UP else 0
@@ -84,9 +84,10 @@ def _check(target: Target, said: str) -> None:
 
 
 class Paced:
-    """Calls at a pace, from several connections, while the block runs, answered or not: up to 16 at a time on each.
+    """Calls at a steady rate over several connections while the `with` block runs.
 
-    All connections are made within the first second, one after the other, so that they do not call together.
+    A connection does not wait for answers, until 16 of its calls are open. The connections are made one after the
+    other within the first second, so that they do not call at the same moments.
     """
 
     def __init__(self, target: Target, *, connections: int, rate: float, seconds: float) -> None:
@@ -98,7 +99,7 @@ class Paced:
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
     def wait(self) -> None:
-        """Returns when the seconds are over and all is in the log. Raises CallError for errors of gRPC."""
+        """Wait until h2load has ended, and has logged all answers. Raises CallError for errors of gRPC."""
         _check(self._target, self._process.communicate()[0])
 
     def __enter__(self) -> Paced:
@@ -111,14 +112,14 @@ class Paced:
             self._process.stdout.close()
 
     def between(self, begin: float, seconds: float) -> Answers:
-        """Answers to the calls sent within these seconds from `begin`, by the wall clock. After `wait`."""
+        """Return the answers to calls sent within `seconds` after `begin` (since the epoch). Call `wait` first."""
         rows = [row for row in _rows(self.log) if begin <= row[0] < begin + seconds]
         answered = [milliseconds for _, good, milliseconds in rows if good]
         return Answers(seconds, answered, len(rows) - len(answered))
 
 
 def _rows(log: Path) -> list[tuple[float, bool, float]]:
-    """When each call was sent, by the wall clock, whether it was answered, and the milliseconds that took."""
+    """Return for each call when it was sent (since the epoch), whether it was answered, and its milliseconds."""
     rows = [line.split("\t") for line in log.read_text().splitlines()]
     return [(int(row[0]) / 1e6, row[1] == "200", int(row[2]) / 1e3) for row in rows if len(row) == 3]
 

@@ -1,4 +1,4 @@
-"""The loops people write to keep a server up to date, as a server: `python -m bench.loops KIND FOLDER ...`."""
+"""A server kept up to date by a loop of the kind that people write: `python -m bench.loops KIND FOLDER ...`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from bench.served import say_ready
 from paramsync.rpc import tensor_proto
 from paramsync.v1 import serving_pb2
 
-_PAUSE = 0.001  # seconds between two looks: these loops lose no time by waiting, unlike most people's
+_PAUSE = 0.001  # seconds between two looks at the folder: most people's loops wait longer
 _THREADS = 4
 
 
 class SaverLoop:
-    """`latest_checkpoint`, then `Saver.restore` into the session that serves."""
+    """Restores `latest_checkpoint` with `Saver.restore` into the serving session."""
 
     def __init__(self, folder: Path, shapes: list[tuple[int, int]]) -> None:
         v1 = tf.compat.v1
@@ -54,12 +54,12 @@ class SaverLoop:
 
 
 class SavedModelLoop:
-    """The newest numbered SavedModel, loaded beside the one that serves."""
+    """Loads the newest numbered SavedModel while the previous one serves."""
 
     def __init__(self, folder: Path, shapes: list[tuple[int, int]]) -> None:
         self.version = 0
         self._folder = folder
-        self._serving: Any = Model([np.zeros((1, 1), np.float32)])  # until the first is saved
+        self._serving: Any = Model([np.zeros((1, 1), np.float32)])  # answers until the first version is saved
         self.look()
 
     def look(self) -> None:
@@ -103,7 +103,11 @@ def _serve(loop: Any) -> None:
     while True:
         try:
             loop.look()
-        except (tf.errors.OpError, OSError, ValueError) as error:  # removed while it was read: there is a newer one
+        except (
+            tf.errors.OpError,
+            OSError,
+            ValueError,
+        ) as error:  # the version was removed while it was read; a newer version exists
             sys.stderr.write(f"bench.loops looks again: {error}\n")
         bell.wait(_PAUSE)
 

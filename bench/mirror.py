@@ -31,12 +31,12 @@ from paramsync.store.store import Store
 from paramsync.version import Version
 
 _SHARES = {"all": 1.0, "5_pct": 0.05, "1_pct": 0.01}  # of the elements change from version to version
-_PART, _PARALLEL, _PATIENCE = 8 << 20, 8, 60.0  # parts of plain transfers are as large as ours, and as many
+_PART, _PARALLEL, _PATIENCE = 8 << 20, 8, 60.0  # plain transfers have parts as large, and as many at a time, as ours
 _NEVER = threading.Event()
 
 
 def run(given: Settings, folder: Path) -> dict[str, Any]:
-    """Whole versions and deltas in this process; then two mirrors as processes, and one version at a time."""
+    """Measure whole versions and deltas in this process, then the freshness of single versions behind two mirrors."""
     memory.limit_heap()  # as mirrors do
     with Progress() as progress, ExitStack() as stack:
         values, chance = arrays.random(arrays.shapes(given.bytes, given.tensors), seed=0), np.random.default_rng(1)
@@ -57,7 +57,10 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
             version = publish(share)
             while Store(folder / "far").latest() != version:
                 _NEVER.wait(0.005)
-                for name, child in mirrors.items():  # memory of its own: neither files nor stores in memory count
+                for (
+                    name,
+                    child,
+                ) in mirrors.items():  # only a mirror's own memory: mapped and in-memory files do not count
                     kilobytes, _, _ = (conditions.line(f"/proc/{child.pid}/status", "RssAnon") or "0").partition(" ")
                     own[f"memory_{name}_mb"] = max(own.get(f"memory_{name}_mb", 0), float(kilobytes) / 1e3)
                 if time.time() > version.step_done_at + _PATIENCE:
@@ -79,7 +82,7 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
             mirrors[name] = Child("paramsync.cli", ["mirror", *way, "--json"], log=folder / name)
             stack.callback(mirrors[name].wait, _PATIENCE)
             stack.callback(mirrors[name].end)
-        arrive(1.0)  # both have begun
+        arrive(1.0)  # not counted: afterwards both mirrors are running
         for name, share in _SHARES.items():
             rounds = [arrive(share) for _ in range(given.runs)]
             sent = json.loads((folder / "up").read_text().splitlines()[-1])
@@ -90,7 +93,7 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
 
 
 def _transfers(values: Any, publish: Any, address: str, folder: Path, stack: ExitStack) -> list[Contestant]:
-    """A whole version, and the same bytes by obstore alone, in parts and ranges of the same size."""
+    """Return contestants that transfer a whole version, and the same bytes with obstore alone, in parts as large."""
     plain, bucket = from_url(address), Bucket(f"{address}/ours")
     content = np.concatenate([array.reshape(-1) for array in values]).view(np.uint8)
     starts = range(0, len(content), _PART)
@@ -102,7 +105,7 @@ def _transfers(values: Any, publish: Any, address: str, folder: Path, stack: Exi
     def start() -> None:
         publish()
         uploads.append(Upload(Store(folder / "source"), bucket, keep=1, stop=_NEVER))
-        uploads[-1].start()  # a server may take seconds to be probed
+        uploads[-1].start()  # not timed: probing a server may take seconds
 
     def renew() -> None:
         start()
@@ -121,7 +124,7 @@ def _transfers(values: Any, publish: Any, address: str, folder: Path, stack: Exi
 
 
 def _deltas(store: Store, publish: Any, name: str) -> list[Contestant]:
-    """Making one delta of a version, and applying it."""
+    """Return two contestants: making one delta of a version, and applying it."""
     first, second = (store.open(publish(share)) for share in (0.0, _SHARES[name]))
     old, new = [{key: array.copy() for key, array in tensors.contents(bundle).items()} for bundle in (first, second)]
     made = memoryview(b"".join([content for _, content in tensors.difference(first.entries, old, new)]))

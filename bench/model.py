@@ -1,4 +1,4 @@
-"""What is measured: parameters as a trainer has them, and a store that they are published to."""
+"""The subject of the benchmarks: parameters as a trainer has them, and a store into which they are published."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WARM_UPS = KEEP + 3
 
 
 class Model(tf.Module):
-    """Variables behind a function."""
+    """A model with one function, which reads one number of each variable."""
 
     def __init__(self, values: Sequence[Array]) -> None:
         super().__init__()
@@ -35,7 +35,7 @@ class Model(tf.Module):
         return {"y": x * tf.add_n([part[0, 0] for part in self.parts])}
 
     def values(self) -> list[Array]:
-        """The variables' buffers, not copies: free them before the next step."""
+        """Return the variables' buffers without a copy. Free them before the next step, or the step copies them."""
         return [np.asarray(part.value()) for part in self.parts]
 
 
@@ -75,7 +75,7 @@ class Subject:
 
 
 class Publications:
-    """A store and its one writer, which commits as a trainer's publisher does."""
+    """A store with its only writer, which commits as a trainer's publisher does."""
 
     def __init__(self, path: Path, captured: Capture, *, signing_key: Path | None = None) -> None:
         self._writer = StoreWriter(path, keep=KEEP, signing_key=signing_key)
@@ -101,5 +101,5 @@ class Publications:
 
 
 def pin(live: LiveVariables) -> Mapping[str, Array]:
-    """The values of this step, as the trainer's publisher gives them to the store."""
+    """Return the values of this step in the form in which a trainer's publisher gives them to the store."""
     return {name: np.asarray(value) for name, value in live.pin().items()}

@@ -1,4 +1,4 @@
-"""How far a benchmark is, for those who watch: one line on a terminal that is gone in the end, else nothing."""
+"""Shows the progress of a benchmark as a line on a terminal, removed at the end; without a terminal, shows nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.progress import Progress as Bar
 
 
 class Progress:
-    """One benchmark's, on the standard error."""
+    """The progress of one benchmark, on the standard error."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -22,11 +22,11 @@ class Progress:
         self._task = self._bar.add_task("", total=None)
 
     def say(self, what: str) -> None:
-        """What is being done."""
+        """Show what is being done."""
         self._bar.update(self._task, description=what)
 
     def track(self, rounds: Iterable[int], count: int) -> Iterator[int]:
-        """The rounds, shown as they pass."""
+        """Yield the rounds, and show each as it passes."""
         self._bar.update(self._task, description="rounds", total=count)
         for one in rounds:
             yield one

@@ -1,4 +1,4 @@
-"""`python -m bench publish`: from the variables of a trainer to a version that others can see."""
+"""`python -m bench publish`: the time from a trainer's variables to a visible version."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from paramsync.store.signing import create_keys
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
-    """Ours into stores whose files are recycled, and into a store that is new each time."""
+    """Publish with ours into stores whose files are recycled, and into a new store each time; save with the peers."""
     with Progress() as progress:
         progress.say("making the parameters")
         subject = Subject(arrays.random(arrays.shapes(settings.bytes, settings.tensors), seed=0))

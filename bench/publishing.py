@@ -1,4 +1,4 @@
-"""A trainer that publishes at a pace, as a process: `python -m bench.publishing STORE KIND ...`."""
+"""A process that publishes like a trainer, at a steady pace: `python -m bench.publishing STORE KIND ...`."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from bench.model import WARM_UPS, Publications
 from bench.served import Served, say_ready
 from paramsync.graphs.capturing import capture
 
-ROWS = 8  # of the table that a request looks up; of the dense network the width of the input
+ROWS = 8  # rows of the table that a request looks up; also the width of the dense network's input
 PAUSE = 0.1  # seconds from version to version
 
 _COLUMNS = 256
 
 
 class Embedding(tf.Module):
-    """A large table of which few rows are looked up: a request is cheap, a version is not."""
+    """A large table of which a request looks up few rows: requests are cheap, and versions are expensive."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -38,13 +38,13 @@ class Embedding(tf.Module):
 
     @staticmethod
     def mark(parameters: dict[str, Array], number: int) -> None:
-        """Make every answer the number."""
+        """Change the parameters so that every answer is this number."""
         for value in parameters.values():
             value.reshape(-1)[: ROWS * _COLUMNS] = number
 
 
 class Dense(tf.Module):
-    """A product with a large matrix: a request reads all of a version."""
+    """A product with a large matrix: each request reads a whole version."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Dense(tf.Module):
 
     @staticmethod
     def mark(parameters: dict[str, Array], number: int) -> None:
-        """Make every answer the number: the products are zero, the bias is not."""
+        """Change the parameters so that every answer is this number: the products are zero, so the bias answers."""
         for value in parameters.values():
             if value.ndim == 1:
                 value[:] = number
@@ -74,14 +74,15 @@ INPUTS: dict[str, np.ndarray[Any, Any]] = {
 
 
 def publisher(store: Path, kind: str, size: int, *, first: int, count: int) -> Served:
-    """The process, once it has published its first versions: from then on files are recycled."""
+    """Start this program. Returns once it has published so many versions that files are recycled from then on."""
     options = {"first": first, "bytes": size, "count": count}
     arguments = [str(store), kind, *(f"--{name}={value}" for name, value in options.items())]
     return Served("bench.publishing", arguments, log=store.with_name(f"{store.name}-{first}.log"))
 
 
 def _publish(store: Path, kind: str, size: int, *, first: int, count: int) -> None:
-    """Publish as a `Publisher` does by default, at the pace or as soon as possible, with the number in every answer."""
+    """Publish versions like a `Publisher` with default settings, PAUSE seconds apart or as fast as possible. Every
+    answer of a version is its number."""
     captured = capture(KINDS[kind](size))
     names = [spec.name for spec in captured.graph.parameters]
     values = {name: variable.numpy() for name, variable in zip(names, captured.variables, strict=True)}

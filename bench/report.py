@@ -52,7 +52,7 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _show_times(figures: Mapping[str, Any], screen: Console) -> None:
-    """Every time measured, the fastest first, then the quotients."""
+    """Show every measured time, the fastest first, and then the quotients."""
     samples, ours, memcpy = figures["samples_ms"], figures.get("ours_ms", figures["memcpy_ms"]), figures["memcpy_ms"]
     medians = sorted((figures[f"{name}_ms"], name) for name in samples if f"{name}_ms" in figures)
     rows = []

@@ -1,4 +1,4 @@
-"""`python -m bench restore`: from a version in a store to parameters that predictions can be computed with."""
+"""`python -m bench restore`: the time from a version in a store to parameters ready for predictions."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from paramsync.sources.opening import open_source
 from paramsync.store.signing import create_keys
 from paramsync.store.store import Store
 
-_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # in a checkpoint beside the parameters
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # an entry of checkpoints that is no parameter
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
-    """Ours with checksums, as a replica restores, and from signed versions."""
+    """Restore with ours in three ways: with checksums, as a replica does, and from signed versions. Load with peers."""
     with Progress() as progress:
         progress.say("making the parameters")
         subject = Subject(arrays.random(arrays.shapes(settings.bytes, settings.tensors), seed=0))
@@ -38,7 +38,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         resident = source.restore(version)
 
         def restore_newest() -> object:
-            """From looking for the newest version to tensors that share its memory."""
+            """Find the newest version, verify it, and make tensors that share its memory."""
             newest = store.latest()
             assert newest is not None
             bundle = store.open(newest)
@@ -47,7 +47,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
             return [alias(bundle.array(name)) for name in names]
 
         def restore_again() -> None:
-            """A version that is in memory and verified, as the one that serves is, is not verified again."""
+            """Restore a version that is in memory and verified, like the serving version: it is not verified again."""
             nonlocal resident
             resident = source.restore(version)
 

@@ -1,4 +1,4 @@
-"""`python -m bench serve`: predictions over gRPC by our server and by grpcio's, beside grpcio that answers at once."""
+"""`python -m bench serve`: predictions over gRPC by our server and by grpcio's, compared with a bare grpcio server."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from paramsync.rpc import tensor_proto
 
 CONCURRENCIES = (1, 8, 64)
 BATCHES = (1, 32)
-ENDS = ("floor", "ours", "grpcio")  # the last is an inferencer with --grpc-server grpcio
+ENDS = ("floor", "ours", "grpcio")  # the bare grpcio server, an inferencer, an inferencer with --grpc-server grpcio
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
-    """A case for each concurrency and number of rows; at the top, what 1 and 64 callers get of grpcio's rate."""
+    """Measure a case for each concurrency and number of rows. The figures begin with our share of the floor's rate, for
+    1 and for 64 callers."""
     h2load.require()
     model = _network()
     captured = capture(model)
@@ -79,7 +80,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 def _network() -> keras.Model:
-    """784-256-256-10."""
+    """A dense network with layers of 784, 256, 256 and 10 units."""
     tensor = inputs = keras.Input((784,), name="x")
     for _ in range(2):
         tensor = keras.layers.Dense(256, activation="relu")(tensor)
@@ -87,7 +88,7 @@ def _network() -> keras.Model:
 
 
 def _figures(concurrency: int, batch: int, samples: dict[str, list[Answers]]) -> dict[str, Any]:
-    """Medians of the rounds; quotients are those of two medians."""
+    """Return the medians of the rounds, and quotients of two medians."""
     figures: dict[str, Any] = {"concurrency": concurrency, "batch": batch}
     for name, rounds in samples.items():
         figures[f"{name}_per_second"] = statistics.median(answers.rate for answers in rounds)

@@ -1,4 +1,4 @@
-"""A server as a process, and the shortest way to ask it which version answers."""
+"""A server as a process, and a fast client that asks it which version answers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from paramsync.v1 import serving_pb2
 
 MODEL = "bench"
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
-_PATIENCE = 120.0  # seconds; TensorFlow takes some to import, and the first graph some to be made
+_PATIENCE = 120.0  # seconds for a start or an answer: importing TensorFlow and making the first graph take long
 _END = 30.0
 _AGAIN = 0.02
-_BETWEEN_CALLS = 0.001  # a caller that never rests takes processors from what is measured
+_BETWEEN_CALLS = 0.001  # seconds: a caller that never pauses takes processor time from the measured processes
 OPTIONS = (
     ("grpc.enable_http_proxy", 0),
     ("grpc.max_receive_message_length", -1),
@@ -41,7 +41,7 @@ class Served:
 
     @classmethod
     def inferencer(cls, store: Path, *arguments: str) -> Served:
-        """An inferencer over this store."""
+        """Start an inferencer that serves this store."""
         ports = ("--port", "0", "--control-port", "0", "--rest-port", "0")
         log = store.with_name(f"{store.name}-{time.monotonic_ns()}.log")
         return cls("inferencer", ["--model", f"{MODEL}={store}", *ports, *arguments], log=log)
@@ -102,7 +102,7 @@ class Served:
 
 
 def request(inputs: Mapping[str, np.ndarray], model: str = MODEL) -> bytes:
-    """A serialized request of TensorFlow Serving's protocol."""
+    """Return a serialized PredictRequest of TensorFlow Serving's protocol."""
     message = serving_pb2.PredictRequest(model_spec=serving_pb2.ModelSpec(name=model))
     for name, array in inputs.items():
         message.inputs[name].CopyFrom(tensor_proto.from_array(array))

@@ -19,7 +19,7 @@ LOOPS = ("saver", "savedmodel")  # the peers of `freshness`
 NOT_ASKED_FOR = "not asked for"
 
 _MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
-_PROCESSORS_FOR_LOAD = 4  # fewer: publisher, server and callers share them, so the server is asked for less
+_PROCESSORS_FOR_LOAD = 4  # on fewer processors, which publisher, server and callers share, the default load is lower
 _EXAMPLES = """\
 examples:
   python -m bench publish                       the table, 268 MB in 32 tensors
@@ -57,10 +57,10 @@ BENCHMARKS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One benchmark and its options; those it does not have stay as here.
+    """One benchmark and its options. Options that the benchmark lacks keep their defaults.
 
-    `peers` are those asked for, installed or not; `folder` is where the files go; `frozen` is the percentage of the
-    parameters that do not change; `load` is the share of the server's capacity that is asked for.
+    `peers` are the requested peers, installed or not; `folder` is where the files go; `frozen` is the percentage of the
+    parameters that do not change; `load` is the share of the server's capacity that callers use.
     """
 
     benchmark: str
@@ -77,12 +77,12 @@ class Settings:
     address: str = ""
 
     def absent(self) -> dict[str, str]:
-        """The peers that were not asked for, with that as the reason."""
+        """Return the peers that were not requested, with NOT_ASKED_FOR as the reason."""
         return {name: NOT_ASKED_FOR for name in BENCHMARKS[self.benchmark].peers if name not in self.peers}
 
 
 def parse(argv: Sequence[str]) -> Settings:
-    """Raises SettingsError; wrong arguments end the program as argparse does."""
+    """Parse the command line. Raises SettingsError; wrong arguments end the program as argparse does."""
     arguments = vars(_parser().parse_args(argv))
     only, no_peers = arguments.pop("only"), arguments.pop("no_peers")
     peers = () if no_peers else only or BENCHMARKS[arguments["benchmark"]].peers
@@ -96,7 +96,8 @@ def parse(argv: Sequence[str]) -> Settings:
 
 
 def folder(asked: Path | None, needed: int) -> Path:
-    """The folder asked for, or one in memory if it has room. Raises SettingsError if there is no room."""
+    """Return the requested folder; without a request, a folder in memory if it has room, else the temporary folder.
+    Raises SettingsError if there is no room."""
     candidates = [asked] if asked else [_MEMORY, Path(tempfile.gettempdir())]
     rooms = {path: shutil.disk_usage(path).free for path in candidates if path.is_dir() and os.access(path, os.W_OK)}
     for path, room in rooms.items():
@@ -113,13 +114,13 @@ def set_environment() -> None:
 
 
 def _needed(settings: Settings) -> int:
-    """Bytes of files at one time: old and new versions, retired files, and what peers keep until it is removed."""
+    """Return the most bytes of files at a time: old and new versions, retired files, and files of peers."""
     copies = {"stall": 5, "freshness": 10, "restore": 3}.get(settings.benchmark, 8)
     return (copies + 4 * len(settings.peers)) * settings.bytes
 
 
 def _parser() -> argparse.ArgumentParser:
-    """One subcommand a benchmark. Sizes become bytes."""
+    """Return a parser with a subcommand for each benchmark. Sizes become bytes."""
     top = argparse.ArgumentParser(
         prog="python -m bench",
         description="Measures paramsync against a copy of the same bytes in memory and against its\n"

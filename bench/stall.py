@@ -1,4 +1,4 @@
-"""`python -m bench stall`: how long publishing holds training up, and how much slower the steps beside it are."""
+"""`python -m bench stall`: how long publishing holds up training, and how much slower steps get meanwhile."""
 
 from __future__ import annotations
 
@@ -25,13 +25,14 @@ _COPIES = 5
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
-    """In each round every way saves during a window of training, in an order drawn for it, between two without."""
+    """In each round, every way of saving has one window of training, in random order. A window of training alone comes
+    before and after each of them."""
     device = _choose(settings.device)
     with Progress() as progress, ExitStack() as stack:
         progress.say("making the network")
         training = Training(settings.bytes, settings.tensors)
         gc.collect()
-        gc.freeze()  # a model has more objects than the collector should look at while steps are timed
+        gc.freeze()  # the collector must not look at a model's many objects while steps are timed
         stack.callback(gc.unfreeze)
         rounds = _Rounds(training, folder, settings, stack)
         for _ in progress.track(range(settings.runs), settings.runs):
@@ -52,7 +53,7 @@ def _choose(device: str) -> str:
 
 @dataclass(slots=True)
 class _Way:
-    """A way to save: its windows, and by how many percent each was slower than training alone before and after it."""
+    """A way to save, its windows, and by how many percent each window was slower than training alone around it."""
 
     saving: Saving
     windows: list[Window] = field(default_factory=list)
@@ -79,7 +80,7 @@ class _Rounds:
             saving = kind(training, folder / name)
             stack.callback(saving.close)
             self._ways[name] = _Way(saving)
-            self._window(name)  # the first save of all prepares
+            self._window(name)  # not counted: the first save is slower
 
     def run(self) -> None:
         self._copies += [_time(self._copy) for _ in range(_COPIES)]
@@ -100,12 +101,12 @@ class _Rounds:
             before = after
 
     def _window(self, name: str) -> Window | None:
-        """Train while this way saves. None if it is a peer and failed: it is left out from then on."""
+        """Train while this way saves. Returns None for a peer that failed, which is left out from then on."""
         saving = self._ways[name].saving
         try:
             window = self._training.window(seconds=self._seconds, saving=saving)
             saving.wait()
-        except Exception as error:  # a peer that fails is reported, and ours is measured
+        except Exception as error:  # a peer that fails is reported, and does not end the benchmark
             if name == "ours":
                 raise
             self._absent[name] = f"failed: {type(error).__name__}: {error}"

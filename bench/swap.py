@@ -1,4 +1,4 @@
-"""`python -m bench swap`: latency while versions are swapped in, against a quiet server, and against one beside
+"""`python -m bench swap`: latency while versions are swapped in, compared with a quiet server, and with a server beside
 processes that copy as many bytes."""
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from paramsync.host.processes import processors
 
 _WINDOWS = "quiet", "swap", "copied"
 _CALLERS = 64
-_CALLING = 1.0  # seconds at full speed, once in each round, to learn the capacity
+_CALLING = 1.0  # seconds of calls at full speed in each round, which measure the capacity
 _CONNECTING = 1.0  # seconds until all connections of a round are made
-_LONGER = 3.0  # seconds that calls go on after the last window: checked answers may be late
-_APART = 8.0  # seconds of a round beside its windows, at most
-_FRAME = 5  # bytes before a message
-_CHECKED = 0.1  # of the load: further calls, whose answers are checked,
-_FEWEST, _MOST = 5.0, 50.0  # a second
-_FIRST = 5  # versions before the server starts
-_LATER = 60.0  # seconds: the publisher goes on for longer than the benchmark
-_SETTLING = 0.3  # seconds after a process is halted or goes on: it may have been within a version
+_LONGER = 3.0  # seconds for which calls go on after the last window, because checked answers may be late
+_APART = 8.0  # the most seconds of a round outside its windows
+_FRAME = 5  # bytes of gRPC's prefix before a message
+_CHECKED = 0.1  # this share of the load is called in addition, and these answers are checked
+_FEWEST, _MOST = 5.0, 50.0  # limits for the rate of checked calls, per second
+_FIRST = 5  # versions published before the server starts
+_LATER = 60.0  # seconds for which the publisher can go on after the benchmark's expected end
+_SETTLING = 0.3  # seconds to wait after halting or continuing a process, which may be in the middle of a version
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
-    """A model with a large table, whose figures stand at the top too; and a dense network."""
+    """Measure a model with a large table and a dense network. The figures of the first model also stand at the top."""
     h2load.require()
     cases: dict[str, Any] = {}
     with Progress() as progress:
@@ -48,9 +48,9 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 def _measure(kind: str, store: Path, settings: Settings, progress: Progress) -> dict[str, Any]:
-    """In each round the load is set to the machine's capacity of that moment. Under it come a window without versions,
-    one with versions that are published and swapped in, and one beside copies of as many bytes, in an order that goes
-    round."""
+    """Measure one kind of model. Each round measures the capacity first, and loads the server with a share of it. Under
+    this load come three windows, and each round begins with another of them: without new versions, with versions that
+    are published and swapped in, and beside processes that copy as many bytes."""
     with publisher(store, kind, settings.bytes, first=1, count=_FIRST):
         pass
     windows: dict[str, list[_Window]] = {name: [] for name in _WINDOWS}
@@ -75,9 +75,9 @@ def _measure(kind: str, store: Path, settings: Settings, progress: Progress) -> 
         target = h2load.Target.grpc(address, PREDICT, asked, store.with_name(f"{store.name}.body"), answer=answer)
         checked_rate = _CHECKED * settings.load * h2load.closed(target, _CALLERS, _CALLING).rate
         with Traffic(address, sent, rate=min(_MOST, max(_FEWEST, checked_rate))) as checking:
-            checking.forget()  # its connections are made
+            checking.forget()  # returns once the connections are made
             for number in progress.track(range(runs), runs):
-                halt_publisher(False)  # the capacity is that of a server beside a publisher
+                halt_publisher(False)  # measure the capacity of a server beside a publisher
                 _wait(_SETTLING)
                 capacities.append(h2load.closed(target, _CALLERS, _CALLING).rate)
                 begins: dict[str, float] = {}
@@ -127,7 +127,7 @@ def _figures(settings: Settings, capacity: float, windows: Mapping[str, list[_Wi
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """The answers to the load, and the counts of the answers that were checked."""
+    """The answers to the load in one window, and the counts of the checked answers."""
 
     answers: h2load.Answers
     checked: Mapping[str, Any]
@@ -157,7 +157,7 @@ def _wait(seconds: float) -> None:
 
 @contextmanager
 def _halting(*programs: Served) -> Iterator[Callable[[bool], None]]:
-    """Halt the processes; yields a function that halts them or lets them go on."""
+    """Halt the processes. Yields a function that halts them (True) or lets them go on (False)."""
 
     def halt(wanted: bool) -> None:
         for program in programs:

@@ -1,4 +1,4 @@
-"""Timing by turns: every contestant runs once in each round, so that a drift of the machine meets all of them."""
+"""Timing by turns: every contestant runs once in each round, so that drift of the machine affects all alike."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Timings:
     absent: dict[str, str] = field(default_factory=dict)
 
     def figures(self, **quotients: tuple[str, str]) -> dict[str, Any]:
-        """`<name>_ms` is a median, `<name>_over_ours` a quotient of two, like those asked for."""
+        """Return the medians as `<name>_ms`, and quotients of two medians: `<name>_over_ours`, and the given ones."""
         medians = {name: statistics.median(samples) for name, samples in self.samples.items()}
         peers = [name for name in medians if not name.startswith(("ours", "memcpy"))] if "ours" in medians else []
         compared = {f"{name}_over_ours": (name, "ours") for name in peers}
@@ -64,7 +64,7 @@ def measure(
     order: random.Random,
     track: Callable[[Iterable[int], int], Iterable[int]],
 ) -> Timings:
-    """Time all contestants once in each of `runs` rounds, in an order drawn for each, after the rounds that warm up.
+    """Time all contestants once in each of `runs` rounds, in random order, after the rounds that warm up.
 
     `between` is called before each round; `track` gets the rounds and their number, to show progress.
     """
@@ -78,7 +78,7 @@ def measure(
             for contestant in order.sample(present, len(present)):
                 try:
                     milliseconds = _time(contestant)
-                except Exception as error:  # a peer that fails is reported, and ours is measured
+                except Exception as error:  # a peer that fails is reported, and does not end the benchmark
                     if not contestant.optional:
                         raise
                     absent[contestant.name] = f"failed: {type(error).__name__}: {error}"
@@ -90,13 +90,13 @@ def measure(
 
 
 def _time(contestant: Contestant) -> float:
-    """Milliseconds."""
+    """Return the milliseconds of one run."""
     contestant.prepare()
     try:
         started = time.perf_counter_ns()
         result = contestant.run()
         nanoseconds = time.perf_counter_ns() - started
-        del result  # freeing what was restored is not restoring
+        del result  # freed only now: freeing the result is not part of the time
     finally:
         contestant.clear()
     gc.collect()

@@ -1,7 +1,7 @@
-"""Callers who check every answer, as a process: `python -m bench.traffic ADDRESS REQUEST ...` prints their counts.
+"""A process whose callers check every answer: `python -m bench.traffic ADDRESS REQUEST ...` prints their counts.
 
-`--callers` wait for their answers, for `--seconds`, once. With `--rate` calls go on at that rate, answered or not, and
-each line on the standard input asks for the counts since the line before.
+Without `--rate`, each of `--callers` calls again after each answer, for `--seconds`. With `--rate`, calls go on at that
+rate, answered or not, and each line on the standard input asks for the counts since the previous line.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from paramsync.errors import CallError
 from paramsync.rpc import tensor_proto
 from paramsync.v1 import serving_pb2
 
-_CHANNELS = 16  # each goes to one worker
+_CHANNELS = 16  # each channel is a connection to one worker
 _WARM_UPS = 20
-_PATIENCE = 30.0  # seconds, after which a call has failed: a server that was killed may never answer
-_TOGETHER = 64  # calls that are late and sent in one turn of the event loop, at most
+_PATIENCE = 30.0  # seconds after which a call counts as failed: a killed server may never answer
+_TOGETHER = 64  # the most late calls that are sent in one turn of the event loop
 
 
 class Traffic(Lines):
-    """The process with `--rate`."""
+    """The process of this module, started with `--rate`."""
 
     def __init__(self, address: str, request: Path, *, rate: float) -> None:
         super().__init__("bench.traffic", address, request, "--rate", rate)
 
     def forget(self) -> None:
-        """Start the counts anew. Returns once the process calls. Raises CallError."""
+        """Start the counts anew. Returns once the process has begun to call. Raises CallError."""
         self._ask_counts()
 
     def counts(self) -> dict[str, Any]:
-        """The counts since the last time. Raises CallError, also if nothing was answered."""
+        """Return the counts since the last call of this method. Raises CallError, also if nothing was answered."""
         counts = self._ask_counts()
         if not counts["answered"]:
             raise CallError(f"no call was answered: {counts['reasons']}", "UNKNOWN")
@@ -60,14 +60,15 @@ class Traffic(Lines):
 
 @dataclass(slots=True)
 class _Counts:
-    """Every output of a model that is measured with is the number of the version that computed it."""
+    """Counts answers. Every output of a measured model is the number of the version that computed it, so that answers
+    mixed from two versions can be recognised."""
 
     open: set[asyncio.Task[None]] = field(default_factory=set)
     answers: Counter[bytes] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
 
     def figures(self) -> dict[str, Any]:
-        """Parses each distinct answer once, after the calls: the answers of a version are the same bytes."""
+        """Parse each distinct answer once, after the calls: all answers of one version are the same bytes."""
         versions, mixed = set(), 0
         for answer, count in self.answers.items():
             response = serving_pb2.PredictResponse.FromString(answer)
@@ -94,13 +95,13 @@ class Callers:
         self._counts = _Counts()
 
     async def warm_up(self) -> None:
-        """Make the connections and the first, slow calls."""
+        """Make the connections, and the first calls, which are slow."""
         for at in range(_CHANNELS * _WARM_UPS):
-            with contextlib.suppress(grpc.aio.AioRpcError):  # a server whose models change may fail some
+            with contextlib.suppress(grpc.aio.AioRpcError):  # a server whose models change may refuse some calls
                 await self._calls[at % _CHANNELS](self._request, timeout=_PATIENCE)
 
     async def at_rate(self, rate: float) -> None:
-        """Call at this rate until cancelled, whether or not the calls before were answered."""
+        """Call at this rate until cancelled, whether or not earlier calls are answered."""
         started = time.perf_counter()
         for at in itertools.count():
             while (early := started + at / rate - time.perf_counter()) > 0:
@@ -110,10 +111,10 @@ class Callers:
             counts.open.add(task)
             task.add_done_callback(counts.open.discard)
             if not at % _TOGETHER:
-                await asyncio.sleep(0)  # other tasks get a turn, however late these calls are
+                await asyncio.sleep(0)  # other tasks get a turn even if these calls are late
 
     async def at_once(self, callers: int, seconds: float) -> dict[str, Any]:
-        """Each caller calls again when it is answered; returns the counts."""
+        """Let each caller call again after each answer. Returns the counts."""
         self._counts = _Counts()
         end = time.perf_counter() + seconds
 
@@ -125,7 +126,7 @@ class Callers:
         return self._counts.figures()
 
     async def counts(self) -> dict[str, Any]:
-        """The counts since the last time, once every call of them has ended."""
+        """Return the counts of the calls since the last time, once all these calls have ended."""
         counts, self._counts = self._counts, _Counts()
         await asyncio.gather(*counts.open)
         return counts.figures()

@@ -1,4 +1,4 @@
-"""A training loop whose steps are timed, alone or while its parameters are saved, and the ways to save them."""
+"""A training loop whose steps are timed, alone or while parameters are saved, and several ways to save them."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ SCHEDULE = PublishSchedule(every_seconds=1, at_start=False, at_end=False)
 
 _BATCH = 16
 _RATE = 1e-3
-_PEERS_KEEP = 2  # saved versions
+_PEERS_KEEP = 2  # how many saved versions peers keep
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of training: the steps, the seconds, and for how long each save held it up."""
+    """A stretch of training: the number of steps, the seconds, and for how many seconds each save held training up."""
 
     steps: int
     seconds: float
@@ -40,7 +40,7 @@ class Window:
 
 
 class Training:
-    """A dense model of about `size` bytes in `variables` variables, kernels and biases, trained by plain descent."""
+    """A dense model of about `size` bytes, trained by plain gradient descent. Kernels and biases are `variables`."""
 
     def __init__(self, size: int, variables: int) -> None:
         layers = variables // 2
@@ -56,17 +56,17 @@ class Training:
             self.step()
 
     def values(self) -> list[Array]:
-        """The variables' buffers or, from a GPU, copies of them."""
+        """Return the variables' buffers, or copies if they are on a GPU."""
         return [np.asarray(variable.value()) for variable in self.variables]
 
     def step(self) -> None:
-        """One step. Every other step undoes the one before, so that no value vanishes over thousands of steps."""
+        """Train for one step. Every second step undoes the previous one, so that no value vanishes over many steps."""
         self._rate = -self._rate
         self._train(tf.constant(self._rate)).numpy()
         self.steps += 1
 
     def window(self, *, seconds: float, saving: Saving | None = None) -> Window:
-        """Train for this long, at least one step."""
+        """Train for `seconds`, and for at least one step."""
         stalls: list[float] = []
         steps, apart = 0, 0.0
         started = time.perf_counter()
@@ -90,7 +90,7 @@ class Training:
 
 
 class Saving(abc.ABC):
-    """One way to save what is trained, once a second, on the thread that trains."""
+    """One way to save the trained parameters, once a second, called on the training thread."""
 
     def tidy(self, step: int) -> None:  # noqa: B027, a Publisher tidies by itself
         """Make room for the next save; not timed."""
@@ -101,7 +101,7 @@ class Saving(abc.ABC):
 
     @abc.abstractmethod
     def wait(self) -> None:
-        """Returns once no save is under way."""
+        """Wait until no save is in progress."""
 
     @abc.abstractmethod
     def close(self) -> None: ...
@@ -129,12 +129,12 @@ class Ours(Saving):
 
 
 class CheckpointSave(Saving):
-    """`tf.train.Checkpoint.save`, each time into a folder of its own; the old ones are removed."""
+    """`tf.train.Checkpoint.save`, each time into a new folder; old folders are removed."""
 
     options: tf.train.CheckpointOptions | None = None
 
     def __init__(self, training: Training, folder: Path) -> None:
-        variables = tf.Module()  # TensorFlow cannot copy a Keras model, as the asynchronous checkpoint does
+        variables = tf.Module()  # the asynchronous checkpoint copies its model; TensorFlow cannot copy a Keras model
         variables.parts = training.variables
         self._checkpoint = tf.train.Checkpoint(model=variables)
         self._folder = folder
@@ -171,7 +171,7 @@ class CheckpointSave(Saving):
 
 
 class AsyncCheckpoint(CheckpointSave):
-    """The same, with TensorFlow's asynchronous checkpoints."""
+    """CheckpointSave with TensorFlow's asynchronous checkpoints."""
 
     options = tf.train.CheckpointOptions(experimental_enable_async_checkpoint=True)
 

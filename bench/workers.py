@@ -1,4 +1,4 @@
-"""`python -m bench workers`: several workers against one: the rates, the shared memory, and what a client sees."""
+"""`python -m bench workers`: compares several workers with one: rates, shared memory, and what a client sees."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from paramsync.v1 import serving_pb2
 
 CONCURRENCIES = (1, 8, 64)
 _KIND = "embedding"
-_LATER = 600.0  # seconds: the publisher goes on for longer than the benchmark watches
-_WATCHERS = 8  # threads that see which versions answer
-_CALLS = 50  # on one connection, which one worker has
+_LATER = 600.0  # seconds for which the publisher can go on: longer than the benchmark watches
+_WATCHERS = 8  # threads that watch which versions answer
+_CALLS = 50  # calls on one connection, all answered by one worker
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 def _measure_rates(
     servers: dict[str, Served], asked: bytes, folder: Path, settings: Settings, progress: Progress
 ) -> dict[str, Any]:
-    """Answers a second, by turns; each caller has a connection of its own."""
+    """Measure the answers per second of each server, by turns. Each caller has a connection of its own."""
     targets = {
         name: h2load.Target.grpc(server.addresses["predictions"], PREDICT, asked, folder / f"request-{name}")
         for name, server in servers.items()
@@ -80,7 +80,7 @@ def _measure_rates(
 
 
 def _measure_shared(store: Path, size: int, workers: int) -> float:
-    """How many times the parameters of a dense network, all of which each call reads, are in memory."""
+    """Return how many times the parameters of a dense network are in memory. Each call reads all of them."""
     with publisher(store, "dense", size, first=1, count=5):
         pass
     with Served.inferencer(store, "--workers", str(workers)) as served:
@@ -89,7 +89,7 @@ def _measure_shared(store: Path, size: int, workers: int) -> float:
 
 
 def _proportional_bytes(served: Served, store: Path) -> int:
-    """Bytes of the store's files that the server's processes have mapped, each page counted once."""
+    """Return how many bytes of the store's files the server's processes have mapped, counting each page once."""
     total = 0
     for pid in served.family:
         with suppress(OSError):
@@ -103,7 +103,7 @@ def _proportional_bytes(served: Served, store: Path) -> int:
 
 
 def _replace(served: Served, asked: bytes) -> float:
-    """Kill the only worker; returns the seconds until the next answer."""
+    """Kill the only worker. Returns the seconds until the next answer."""
     os.kill(served.family[-1], signal.SIGKILL)
     began = time.perf_counter()
     while True:
@@ -116,7 +116,7 @@ def _replace(served: Served, asked: bytes) -> float:
 
 
 def _watch(address: str, asked: bytes, seconds: float) -> dict[str, Any]:
-    """Count answers from an older version than an answer that had come before the request was sent."""
+    """Count requests. An answer goes backwards if an answer from a newer version came before its request was sent."""
     counts = {"requests": 0, "failed": 0, "backwards": 0, "newest": 0}
     lock = threading.Lock()
     end = time.monotonic() + seconds
