@@ -1,1 +1,1 @@
-"""Runs a request at once when it can, else batches it with others."""
+"""Runs a request at once when it can; otherwise batches it with others."""

@@ -21,7 +21,7 @@ from ..serving.metrics import Metrics
 
 _log = logging.getLogger("paramsync.batching")
 ROWS = 256
-SHORT_SECONDS = 0.002  # calls expected to be shorter run on the event loop: waking a thread takes as long
+SHORT_SECONDS = 0.002  # a call expected to be shorter runs on the event loop, because waking a thread takes as long
 _LATE = "the deadline passed before the answer was computed"
 
 _Results = tuple[list[Answer | Exception], float]
@@ -122,9 +122,10 @@ class Batcher:
             raise BusyError(f"{self._most} requests are waiting or being answered already; try again in a moment")
 
     def at_once(self, question: Question) -> Answer | None:
-        """Answer at once if the call is short and no other request waits or runs; else None. Raises the call's error.
+        """Answer at once if the call is short and no other request waits or runs. Returns None otherwise. Raises the
+        call's error.
 
-        For a caller that expects no other request now: this request shares its call with no other.
+        This request shares its call with no other. Call this only if no other request is expected now.
         """
         signature = self._signature(question)
         size = _bytes(question)
@@ -164,7 +165,7 @@ class Batcher:
             self._leave(request)
             if timer is not None:
                 timer.cancel()
-            del request  # else the traceback of an error would keep the version alive
+            del request  # otherwise the traceback of an error would keep the version alive
 
     def close(self) -> None:
         """End without waiting: calls in progress are given up."""
@@ -222,7 +223,7 @@ class Batcher:
             del self._queues[queue.key]
 
     def _next(self, queue: _Queue) -> list[_Request]:
-        """The requests of the next call, all for one version: the first in the queue whose callers still wait."""
+        """Return the next call's requests: the first in the queue whose callers still wait, all for one version."""
         batch: list[_Request] = []
         rows = 0
         serving: Resident | None = None
@@ -249,7 +250,7 @@ class Batcher:
     # Calls ------------------------------------------------------------------------------------------------------------
 
     def _start(self, queue: _Queue) -> None:
-        """Start the calls that a queue may start. A short call starts in the loop's next turn: others can join it."""
+        """Start the calls that a queue may start. A short call starts in the next turn, so that others can join."""
         while queue.waiting and queue.flush is None:
             if queue.signature.is_short(next(iter(queue.waiting)).size) and not queue.running:
                 queue.flush = asyncio.get_running_loop().call_soon(self._flush, queue)
@@ -321,7 +322,7 @@ class Batcher:
                 request.answer.set_result(answer)
         queue.signature.took(_size(batch), seconds)
         rows = sum([request.rows for request in batch])
-        # counted once the answers are on their way
+        # Count only after the answers are sent.
         asyncio.get_running_loop().call_soon(self._count, batch[0].question, len(batch), rows, seconds)
 
     def _count(self, first: Question, requests: int, rows: int, seconds: float) -> None:

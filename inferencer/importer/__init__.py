@@ -1,1 +1,2 @@
-"""A process that turns what others wrote into what workers map. It may end, hang or grow without hurting anybody."""
+"""A process that turns files of other programs into files that workers map. It may crash, hang or grow without harm to
+other processes."""

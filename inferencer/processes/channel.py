@@ -18,10 +18,10 @@ from typing import Any
 
 from paramsync.errors import ParamsyncError
 
-_HEAD = struct.Struct("=IHQ")  # bytes that follow, descriptors, number of the question
+_HEAD = struct.Struct("=IHQ")  # the number of bytes that follow, of descriptors, and the question's number
 _QUESTION, _ANSWER, _ERROR, _NOTE = range(4)
 _MOST_DESCRIPTORS = 250  # in one message; the kernel allows 253
-_SEND_SECONDS = 90.0  # a process that reads nothing for longer is given up
+_SEND_SECONDS = 90.0  # after so long without reading, the other process is given up
 
 
 def _unchanging(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
@@ -106,7 +106,7 @@ class Channel:
         return ClosedError(f"{self._name}: the process is gone")
 
     def _settle(self, number: int, kind: int, message: Any) -> None:
-        """Give a question its answer, unless another thread has done so."""
+        """Set the answer of a question, unless another thread has done so."""
         answer = self._waiting.pop(number, None)
         if answer is None:
             return
@@ -144,7 +144,7 @@ class Channel:
                 self._send(_ERROR, number, RuntimeError(str(message)), ())
 
     def _send(self, kind: int, number: int, message: Any, descriptors: Sequence[int]) -> None:
-        """Raises OSError, also if the other process reads nothing for too long: then the connection is closed."""
+        """Raises OSError. If the other process reads nothing for too long, also closes the connection."""
         content = pickle.dumps((kind, message), pickle.HIGHEST_PROTOCOL)
         head = _HEAD.pack(len(content), len(descriptors), number)
         with self._sending:

@@ -48,7 +48,7 @@ class CallsUnderWay:
         return CallUnderWay(self._words, self._free, key)
 
     def take(self) -> frozenset[int]:
-        """The keys of the versions that the worker was computing when it ended. Clears them."""
+        """Return the keys of the versions that the worker was computing when it ended, and clear them."""
         keys = frozenset(self._words) - {0}
         for place in range(len(self._words)):
             self._words[place] = 0

@@ -21,9 +21,9 @@ from ..settings.settings import ModelSettings, Settings, prepare_environment
 from ..supervisor.template import Template
 
 _DESCRIPTORS = 64
-_OF_MODEL = 3  # descriptors: a graph, and a version's file twice, for checking and for sending
-_OF_WORKER = 7  # descriptors: the process, its channel, and its listeners, at most at two addresses and a path
-_END_OF_MIRROR = 2.0  # seconds
+_OF_MODEL = 3  # descriptors of each model: a graph, and a version's file twice, for checking and for sending
+_OF_WORKER = 7  # descriptors of each worker: process, channel, and listeners, at most at two addresses and a path
+_END_OF_MIRROR = 2.0  # seconds that the process of a mirror may take to end
 _log = logging.getLogger("paramsync.inferencer")
 
 

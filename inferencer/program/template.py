@@ -1,7 +1,8 @@
 """The template: a process that imports the modules that workers need, and is forked for each worker.
 
 Run as a module, with the number of a descriptor on which the supervisor asks for processes, and the format of logs.
-TensorFlow and gRPC start threads at their first call, and threads do not survive a fork: so the template calls neither.
+The template calls neither TensorFlow nor gRPC: both start threads at their first call, and threads do not survive a
+fork.
 """
 
 from __future__ import annotations

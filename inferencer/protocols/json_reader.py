@@ -47,9 +47,9 @@ class Body:
         self.fields: dict[str, Any] = value
 
     def _parse(self, content: bytes) -> Any:
-        """Parse with orjson, or with the standard library what orjson refuses or hides: NaN, infinite numbers, half
-        surrogate pairs, a key that is there twice."""
-        gc.disable()  # a collection in the middle of this finds nothing, and takes longer than the rest
+        """Parse with orjson, or with the standard library if the body has something that orjson refuses or hides: NaN,
+        infinite numbers, half surrogate pairs, or duplicate keys."""
+        gc.disable()  # a collection meanwhile would find nothing, and take longer than the rest
         try:
             value = orjson.loads(content)
         except JSONDecodeError as error:
@@ -60,7 +60,7 @@ class Body:
             gc.enable()
         keys = _count_keys(value, content.count(b"{"))
         if keys != content.count(b":") and keys != _count_colons(content):
-            del value  # or there would be two
+            del value  # otherwise two parsed values would be in memory
             return self._parse_slowly(content)
         return value
 
@@ -131,7 +131,7 @@ def named(keys: Any) -> str:
 
 
 def _count_keys(value: Any, braces: int) -> int:
-    """Count the keys of all objects in a value. A body with more colons outside strings has a key twice.
+    """Count the keys of all objects in a value. A body with more colons outside strings has a duplicate key.
 
     `braces` is the number of opening braces. Once as many objects are found, lists of numbers need not be searched.
     """
@@ -166,7 +166,7 @@ def _malformed(found: str) -> RequestError:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse a key that is there twice: either of its values could be meant."""
+    """Refuse a duplicate key, because either of its values could be meant."""
     members = dict(pairs)
     if len(members) < len(pairs):
         twice, count = Counter(name for name, _ in pairs).most_common(1)[0]

@@ -53,7 +53,8 @@ def check_host(what: str, request: web.BaseRequest, access: Access, hosts: Colle
 
 
 class ReloadRoots:
-    """The folders below which callers may have stores served. Without folders: anywhere on loopback, else nowhere."""
+    """The folders below which callers may have stores served. Without folders, callers may have any store served if the
+    server listens on loopback, and none otherwise."""
 
     def __init__(self, roots: Sequence[Path], *, host: str) -> None:
         self._roots = tuple(roots)

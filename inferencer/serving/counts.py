@@ -77,7 +77,7 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Scrubbed:
-    """How many bytes of versions in memory were verified again, and when the last round ended (epoch seconds)."""
+    """How many bytes of versions in memory were verified again, and when the last scrub ended (since the epoch)."""
 
     bytes: int = 0
     at: float | None = None

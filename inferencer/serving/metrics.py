@@ -25,7 +25,8 @@ OLDER = "older"
 APART = 8
 """How many versions of a model, the last that answered, have labels of their own."""
 
-_FAILURES, _FAILING_SECONDS = 20, 10.0  # unforeseen failures in a row, and for how long, of a broken process
+# A process is broken after so many unforeseen failures in a row, for at least so many seconds.
+_FAILURES, _FAILING_SECONDS = 20, 10.0
 
 _Called = tuple[str, str, str]  # model, signature, version
 _Answered = tuple[str, str, str, str, str]  # the same, protocol, code
@@ -111,7 +112,7 @@ class Metrics:
         calls.last = self._clock()
 
     def _known(self, model: str, signature: str, version: str) -> _Called:
-        """The labels, leaving out names that exist only in the request. Makes room for a new version."""
+        """Return the labels, with "" for names that exist only in the request. Makes room for a new version."""
         try:
             served: Any = None if self.models is None else self.models.find(model)  # of a worker: only workers count
         except UnknownModelError:
@@ -146,7 +147,8 @@ class Metrics:
 
     @property
     def failing(self) -> str:
-        """Why this process must be replaced: for a while, every request has failed with unforeseen errors. Else ""."""
+        """Why this process must be replaced, or "" if it need not be: for a while, all its requests have failed with
+        unforeseen errors."""
         seconds = self._clock() - self._failing_since
         if self._failures < _FAILURES or seconds < _FAILING_SECONDS:
             return ""

@@ -13,7 +13,7 @@ from paramsync.inference.resident import Resident
 from .served import ServedModels
 
 _MOST_NAMES = 4096
-_NO_SERVABLE = "Servable not found"  # TensorFlow Serving's clients look for these words to see that a server is up
+_NO_SERVABLE = "Servable not found"  # clients of TensorFlow Serving find by these words that a server is up
 
 
 def check_count(what: str, names: Sized) -> None:

@@ -98,6 +98,6 @@ def called(text: str) -> str:
 
 
 def trainer(text: str) -> tuple[str | None, str]:
-    """Read MODEL=ADDRESS or ADDRESS. Model None: the trainer is for all models without a trainer of their own."""
+    """Read MODEL=ADDRESS or ADDRESS. Returns None as the model of a trainer for all models without their own."""
     of, equals, address = text.rpartition("=")
     return (name(of) if equals else None), called(address)

@@ -101,7 +101,8 @@ def default_workers() -> int:
 class Settings:
     """The settings of one run. Port 0 means any free port. Without `state`, pins end with the process.
 
-    Callers may have stores below `reload_roots` served; without roots, any store on loopback, else no store.
+    Callers may have stores below `reload_roots` served. Without roots, they may have any store served if the server
+    listens on loopback, and none otherwise.
     """
 
     models: tuple[AnySettings, ...]
@@ -109,7 +110,7 @@ class Settings:
     port: int = PREDICTIONS_PORT
     rest_port: int = REST_PORT
     control_host: str | None = None
-    """None: the same host."""
+    """None: the host of the other ports."""
     control_port: int = CONTROL_PORT
     poll_seconds: float = 5.0
     cache: Path | None = None
@@ -226,7 +227,7 @@ def ports(settings: Settings) -> dict[str, int]:
 def check_models(models: Collection[AnySettings], *, known: Collection[AnySettings] = ()) -> None:
     """Check that one server can serve these models. Raises SettingsError, StoreError.
 
-    Stores of `known` models are not looked at: one may be on a file system that hangs.
+    Stores of `known` models are not looked at, because a store may be on a file system that hangs.
     """
     stores = {model.name: model for model in models if isinstance(model, ModelSettings)}
     names = [model.name for model in models]
@@ -311,7 +312,7 @@ def _trainers(given: Sequence[tuple[str | None, str]], models: Collection[str]) 
 
 
 def _state(control_port: int) -> Path | None:
-    """The default folder of pins; None for a server on any free port: it could not find the folder again."""
+    """Return the default folder of pins. None for a server on any free port, which could not find the folder again."""
     if not control_port:
         return None
     home = os.environ.get("XDG_STATE_HOME", "")

@@ -19,7 +19,7 @@ from ..processes.channel import Channel, ClosedError, Handler, pair
 from .template import Template
 
 _START_SECONDS = 60.0
-_EXIT_SECONDS = 1.0  # a process may take to end after its channel
+_EXIT_SECONDS = 1.0  # how long a process may take to end after its channel is closed
 
 
 class ChildProcess:
@@ -60,7 +60,7 @@ class ChildProcess:
 
     def _ended(self) -> None:
         self.gone.set()
-        if self.exit_code() is None:  # waited for: else the kernel keeps a zombie
+        if self.exit_code() is None:  # this call also reaps the process, which else stays a zombie
             self.kill()  # a stopped process does not notice that its channel is closed
             self.exit_code()
 
@@ -73,7 +73,7 @@ class ChildProcess:
             return False
 
     def exit_code(self) -> int | None:
-        """The exit code, as in subprocess.Popen.returncode; None if the process does not end."""
+        """Wait briefly for the end. Returns the exit code, as in subprocess.Popen.returncode; None without an end."""
         if self._code is None:
             ended = select.poll()
             ended.register(self._process, select.POLLIN)
@@ -85,14 +85,14 @@ class ChildProcess:
             if self._code is None and (exit_status := os.waitid(os.P_PIDFD, self._process, os.WEXITED | os.WNOHANG)):
                 exited = exit_status.si_code == os.CLD_EXITED
                 self._code = exit_status.si_status if exited else -exit_status.si_status
-                os.close(self._process)  # now: a traceback may keep this object until a garbage collection
+                os.close(self._process)  # not left to __del__: a traceback may keep this object alive
             return self._code
 
     def fault(self, doing: str) -> Exception:
-        """The error to raise if the process ended while it was `doing` something.
+        """Return the error to raise if the process ended while it was `doing` something.
 
-        GraphError if the process ended by itself; ChildProcessError if it was killed, as by the kernel when memory is
-        used up: then no graph is at fault.
+        A GraphError blames the graph. If the process was killed, as by the kernel when memory is used up, no graph is
+        at fault, and the error is a ChildProcessError.
         """
         code = self.exit_code()
         if code is None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection
 
-CRASHES = 3  # crashes of workers that computed the same version: then this version is the cause
-_TIED = 2 * CRASHES  # crashes with the same several versions: then each of these versions is a cause
+CRASHES = 3  # after this many crashes of workers that computed the same version, this version is the cause
+_TIED = 2 * CRASHES  # the same for several versions that were in equally many crashes: each of them is a cause
 _WITHIN_SECONDS = 60.0
-QUICK_SECONDS = 10.0  # a worker that ends sooner after its start is in a crash loop
+QUICK_SECONDS = 10.0  # an end sooner than this after the worker's start is a quick end
 LOOP = 3  # quick ends in a row before they are reported
 
 
@@ -21,7 +21,7 @@ class Crashes:
     def add(self, keys: Collection[int], now: float) -> list[int]:
         """Add the crash of a worker that computed the versions of these keys. Returns the versions that are the cause.
 
-        Several versions were computed at the same time: the cause is the version that was in the most crashes.
+        A worker may have computed several versions at the time. The cause is the version that was in most crashes.
         """
         recent = [crash for crash in self._crashes if crash[0] > now - _WITHIN_SECONDS]
         self._crashes = [*recent, (now, frozenset(keys))]
@@ -47,7 +47,7 @@ class CrashLoops:
         return times
 
     def calm(self, number: int) -> None:
-        """The worker has lived long enough."""
+        """Forget the quick ends of this number: its worker has lived long enough."""
         self._ends.pop(number, None)
 
     @property

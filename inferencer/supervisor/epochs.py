@@ -1,21 +1,25 @@
 """Epochs: the order in which workers are told what to answer from.
 
-An epoch is what the whole server answers from. A word of memory that all workers share holds the number of the epoch
-that answers. A version comes to serve in four steps:
+An epoch says which versions the whole server answers from. A word of memory that all workers share holds the number of
+the current epoch. A version comes to serve in four steps:
 
-1. map    Every worker maps the version beside those that it answers from. Only the follower of its model waits.
-2. show   Every worker is told what the next epoch has that is new. It answers from the epoch of the word.
+1. map    Every worker maps the version, and goes on answering from its other versions. Only the follower of this model
+          waits.
+2. show   Every worker is told the changes of the next epoch, and goes on answering from the current epoch.
 3. word   The word becomes the next number. From that instant all workers answer from the next epoch: no client sees
           an older version after a newer one.
-4. shown  Every worker forgets the epochs before it, and versions that are gone.
+4. shown  Every worker forgets earlier epochs, and versions that the supervisor has freed.
 
-A worker that dies between two steps needs no care: its successor maps every version, and is shown the whole epoch
-between a step 4 and the next step 2, before it answers. A worker that is stopped or late in step 1 is ended: it owes at
-most one version of each model, and nobody waits longer. A worker that is late in step 2 reads its messages in their
-order all the same: the word may name an epoch that it does not know yet, and its requests wait until it does.
+A worker may die between two steps. Its successor maps every version and is shown the whole epoch before it answers,
+always after a step 4 and before the next step 2.
 
-One thread does steps 2 to 4 and admits workers, one request after another. It never waits for step 1, and for step 2
-at most _SHOW_SECONDS. There is no lock: what other threads read is replaced by assignment.
+A worker that is stopped or late in step 1 is ended, so that no follower waits longer than its version may take.
+
+A worker that is late in step 2 goes on: the word may then name an epoch that the worker has not been shown. Requests
+wait in the worker until it has read the message about this epoch.
+
+One thread takes steps 2 to 4 and admits workers, one request after another. It never waits for step 1, and at most
+_SHOW_SECONDS for step 2. There is no lock: other threads see each change of a table at once or not at all.
 """
 
 from __future__ import annotations
@@ -39,20 +43,20 @@ from .shared import SharedVersion
 from .trial import TRIAL_SECONDS
 from .workers import Worker
 
-_SHOW_SECONDS = 0.1  # for which a swap waits for a worker that is late in step 2
-_LOOK_SECONDS = 0.1  # between two looks at workers that have not answered
-_MOST_LOOKS = 5  # that find a worker stopped, in a row: then it is ended. A debugger stops a worker only for a moment
-_MOST_UNANSWERED = 20  # messages with statuses: more would fill the socket of a worker that does not read
+_SHOW_SECONDS = 0.1  # how long a swap waits for workers in step 2
+_LOOK_SECONDS = 0.1  # the time between two looks at workers that have not answered
+_MOST_LOOKS = 5  # a worker found stopped so many times in a row is ended; a debugger stops it only for a moment
+_MOST_UNANSWERED = 20  # status messages to a worker: more would fill its socket if it does not read
 
 Shown = tuple[ModelMessage, Any]
 """A message about a model, and an object that keeps the model's versions in memory for workers that start later."""
 
 
 class Epochs:
-    """Any thread may call it."""
+    """Any thread may call its methods."""
 
     def __init__(self, word: memoryview, look: Callable[[str | None], Sequence[Shown]]) -> None:
-        """`look` returns what to show of one model and the models joined from it; without a name, of all models."""
+        """`look` returns the messages about one model and the models joined from it; for None, about all models."""
         self._word = word
         self._look = look
         self._order = ThreadPoolExecutor(1, "epochs")
@@ -61,7 +65,7 @@ class Epochs:
         self._versions: dict[int, weakref.ref[SharedVersion]] = {}  # by their keys
         self._gone: deque[int] = deque()  # keys of versions that workers have yet to forget
         self._shown: Mapping[str, Shown] = {}
-        self._pairs: Mapping[str, object] = {}  # by joined model: the graphs that workers have joined
+        self._pairs: Mapping[str, object] = {}  # by joined model: the two graphs that workers have joined
         self.joined: Mapping[str, Joining] = {}
         """The outcome for each joined model."""
 
@@ -74,7 +78,8 @@ class Epochs:
         is_new = all(known.graph is not version.graph for known in self._living())
         seconds = version.seconds + (TRIAL_SECONDS if is_new else 0.0)
         self._versions[key] = weakref.ref(version, lambda _: self._leave(key))
-        workers = self._mapping  # read after the version is known, see admit
+        # Read only now: a worker admitted meanwhile gets the version here, or from `_versions` in `admit`.
+        workers = self._mapping
         files = version.files
         maps = {worker.channel.ask("version", version.message, descriptors=files): worker for worker in workers}
         mapped = 0
@@ -110,7 +115,7 @@ class Epochs:
         return outcome
 
     def forget(self) -> None:
-        """Have workers forget versions that are gone."""
+        """Have workers forget freed versions."""
         with suppress(ClosedError):
             self._in_turn(self._end_step)
 
@@ -128,14 +133,14 @@ class Epochs:
         """Give a started worker the versions, joined graphs and epoch of the others, and every message from then on.
 
         1. The worker maps the present versions. Swaps go on without it.
-        2. New versions are sent to the worker, too. It maps the versions that came during 1, and no swap overtakes it.
+        2. From now on, new versions are sent to this worker, too. It also maps the versions that came during step 1.
         3. The worker is shown the whole epoch.
         """
         known: set[int] = set()
         self._send_all(worker, known)
         self._in_turn(self._begin_mapping, worker, known)
         while not self._in_turn(self._admit, worker, self._send_all(worker, known)):
-            pass  # other graphs were joined meanwhile
+            pass  # other graphs were joined meanwhile: the worker joins these first
 
     def _send_all(self, worker: Worker, known: set[int]) -> Mapping[str, object]:
         """Have a worker map every version that is not `known`, and join the graphs. Returns the joined pairs."""
@@ -170,7 +175,7 @@ class Epochs:
         looked = self._look(model)
         messages = [message for message, _ in looked]
         if not looked and model is not None and model not in self._shown:
-            return ()  # its configuration is on trial
+            return ()  # the model is new, and its configuration is not in effect yet
         if model is not None and not (looked and self._shown.keys() >= _names(messages)):
             return self._change(None)  # a new configuration takes effect
         named = {message.settings.name: (message, kept) for message, kept in looked}
@@ -253,12 +258,12 @@ class Epochs:
                 yield version
 
     def _leave(self, key: int) -> None:
-        """Have workers forget a version that is gone. Called by the thread that drops the last reference."""
+        """Note that workers must forget a freed version. Called by the thread that drops the last reference."""
         if self._versions.pop(key, None) is not None:
             self._gone.append(key)
 
     def _pairs_of(self, models: Sequence[ModelMessage]) -> dict[str, object]:
-        """By joined model of which both parts serve: the settings, and the graphs of the two serving versions."""
+        """Return, for each joined model whose parts both serve, its settings and the graphs of the serving versions."""
         graphs = {version.message.key: version.graph.key for version in self._living()}
         serving = {message.settings.name: graphs.get(message.recent[0]) for message in models if message.recent}
         return {
@@ -299,6 +304,6 @@ def _outcome(worker: Worker, answer: Future[Any]) -> Mapping[str, Joining]:
     error = answer.exception()
     if error is None:
         return answer.result() or {}
-    if not isinstance(error, ClosedError):  # then the worker has ended
+    if not isinstance(error, ClosedError):  # a ClosedError means that the worker has ended already
         worker.end(f"it refuses what it is told: {error!r}")
     return {}

@@ -27,12 +27,12 @@ class History:
     _versions: dict[int, dict[str, Any]] = field(default_factory=dict)
     """By number, as the page gets them. Times are in seconds since the epoch, None for events that did not happen."""
     _happened: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_HAPPENED))
-    _step_done_at: float | None = None  # of the version that served last
-    _ages: list[float] = field(default_factory=list)  # the lowest and the highest at swaps since the last sample
+    _step_done_at: float | None = None  # when the step of the last serving version was done
+    _ages: list[float] = field(default_factory=list)  # the lowest and the highest age at swaps since the last sample
     _samples: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
 
     def hear(self, event: Event) -> None:
-        """Note an event. Progress of a restore is left to the status."""
+        """Note an event. Progress of a restore is not noted: the status shows it."""
         if event.kind is EventKind.RESTORING:
             return
         version = event.version
@@ -78,13 +78,13 @@ class History:
             del self._versions[old]
 
     def look(self, status: Status, now: float) -> None:
-        """Note how the status differs from the status before, leaving out ages."""
+        """Note how the status differs from the previous status, apart from ages."""
         before, self._status = self._status, status.ageless()
         if before is not None and before != self._status:
             self._happened.extend({"at": now, **difference} for difference in _differences(before, status))
 
     def sample(self, values: dict[str, Any]) -> None:
-        """Add a sample, with the lowest and the highest age since the sample before: swaps lie between samples."""
+        """Add a sample, with the lowest and the highest age since the last sample: swaps happen between samples."""
         ages, self._ages = self._ages, []
         if values["age"] is not None:
             low, high = _ends([*ages, values["age"]])
@@ -107,7 +107,7 @@ def _ends(values: list[float]) -> list[float]:
 
 
 def _differences(before: Status, now: Status) -> list[dict[str, Any]]:
-    """The choices and errors between two statuses."""
+    """Return the choices and errors by which two statuses differ."""
     found: list[dict[str, Any]] = []
     served = None if before.serving is None else before.serving.number
     if now.pinned != before.pinned:

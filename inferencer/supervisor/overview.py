@@ -23,7 +23,7 @@ from .history import History
 from .traffic import Traffic
 
 _log = logging.getLogger("paramsync.supervisor")
-SAMPLE_SECONDS = 1.0  # between two samples while a page is open
+SAMPLE_SECONDS = 1.0  # the time between two samples while a page is open
 _UNWATCHED_SECONDS = 5.0
 _STILL_OPEN_SECONDS = 3.0  # an open page asks every second
 
@@ -103,7 +103,7 @@ class Overview:
             return self._look(time.time())
 
     def _look(self, now: float) -> tuple[Mapping[str, Status], str]:
-        """The caller holds the lock: statuses read without it could be older than events that came since."""
+        """As `look`. The caller holds the lock, because statuses read without it could be older than noted events."""
         statuses, trouble = self._states()
         for name, status in statuses.items():
             self._models.setdefault(name, History()).look(status, now)

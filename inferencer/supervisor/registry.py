@@ -19,8 +19,8 @@ from ..serving.served import follower_of
 from ..settings.settings import AnySettings, ModelSettings, check_models
 from .maker import FollowedModel, Maker, followers_of
 
-_SECONDS = 50.0  # for a first look at a store and the restores after it
-_SECONDS_TO_CHOOSE = 10.0  # for setting pins and labels; a follower that takes longer waits for its file system
+_SECONDS = 50.0  # limit for a first look at a store and the restores after it
+_SECONDS_TO_CHOOSE = 10.0  # limit for setting pins and labels: a follower that takes longer waits for its file system
 
 
 class Registry:

@@ -1,4 +1,4 @@
-"""Scrub: compares the versions in memory with their checksums, again and again. Knows no follower."""
+"""Scrub: compares the versions in memory with their checksums, again and again. Independent of followers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .shared import SharedVersion
 _log = logging.getLogger("paramsync.supervisor")
 SHARE = 0.02  # the largest share of one processor
 BETWEEN_SECONDS = 60.0  # the shortest time from the start of a scrub to the start of the next
-_MARKS = 10_000  # marks of tensors already read; above this number, marks of versions that left are dropped
+_MARKS = 10_000  # marks of tensors already read; above this number, marks of freed versions are dropped
 
 
 class Scrub:
     """One thread calls `run_once` and pauses; any thread may read `scrubbed`.
 
     A tensor that several versions share is read once in each scrub, even if versions come and go faster than they can
-    be read. A version that leaves is released after the portion in progress.
+    be read. A version that is freed meanwhile is kept only until the portion in progress is read.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Scrub:
                 done.add(mark)
             else:
                 through.add(version)
-            if len(done) > most:  # mostly of versions that left
+            if len(done) > most:  # most of these marks are of freed versions
                 done &= {_mark(version, name) for version in self._versions() for name in version.keys}
                 most = _MARKS + 2 * len(done)
         self.scrubbed = replace(self.scrubbed, at=time.time())
@@ -87,7 +87,7 @@ class Scrub:
         return any(version is other for other in self._versions())
 
     def _tensor(self, version: SharedVersion, name: str) -> Generator[int, None, bool]:
-        """Read a tensor. Returns False if its version left meanwhile, else True, even if the tensor is damaged."""
+        """Read a tensor. Returns False if its version was freed meanwhile. A damaged tensor counts as read: True."""
         assert version.held is not None
         try:
             for size in version.held.scrub(name):
@@ -95,7 +95,7 @@ class Scrub:
                 if not self._is_there(version):
                     return False
         except CorruptCheckpointError:
-            self._suspect(version)  # its follower examines and reports it
+            self._suspect(version)  # the follower verifies the version again, and reports the damage
         except UnreadableError as error:
             _log.debug("version %d cannot be scrubbed now: %s", version.version.number, error)
         return True

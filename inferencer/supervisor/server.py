@@ -47,12 +47,12 @@ from .shared import SharedVersion
 from .template import Template
 
 _log = logging.getLogger("paramsync.inferencer")
-_GRACE_OF_CONTROL = 1.0  # for slow readers: all calls are answered, and all streams have ended
+_GRACE_OF_CONTROL = 1.0  # how long callers at the control port may take to read their last answers
 _GRACE_OF_WORKERS = 25.0
 _COUNTING_SECONDS = 2.0
 _TELLING_SECONDS = 1.0
-_QUIET_SECONDS = 1.0  # at most between two messages to workers about the followers
-_NEWS_SECONDS = 0.05  # at least between them
+_QUIET_SECONDS = 1.0  # the longest wait for news of followers before workers get a status message all the same
+_NEWS_SECONDS = 0.05  # the shortest time between two status messages to a worker
 
 
 class Server:
@@ -188,7 +188,7 @@ class Server:
         """Serve exactly these models from now on. See `Registry.apply`."""
         try:
             await self.models.apply(models, changes)
-        finally:  # also after a TimeoutError: the change is accepted, and takes effect later
+        finally:  # also after a TimeoutError: the change was accepted, and may take effect later
             await asyncio.to_thread(self._fleet.epochs.change)
             for model in self.models:
                 if isinstance(model, JoinedModel):
@@ -263,7 +263,7 @@ class Server:
 
     def _on_trouble(self) -> None:
         for follower in self.models.followers():
-            follower.notify()  # its status has the trouble
+            follower.notify()  # the trouble is a part of its status
         self._news.set()
         with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._health.look)

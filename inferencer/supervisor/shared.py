@@ -17,8 +17,8 @@ from paramsync.version import Version
 from ..processes.messages import GraphMessage, VersionMessage
 from .child import ChildProcess
 
-_MAP_SECONDS = 5.0  # a worker has this time to map a version
-_MAP_BYTES = 100 << 20  # and one more second for each group of this many bytes
+_MAP_SECONDS = 5.0  # how long a worker may take to map a version
+_MAP_BYTES = 100 << 20  # a worker may take one more second for each group of this many bytes
 
 
 @dataclass(eq=False)

@@ -17,7 +17,7 @@ _Series: TypeAlias = "tuple[str, str, bool]"  # model, version, and whether the 
 
 
 class Traffic:
-    """Differences between two looks at counts that only rise. Belongs to one thread."""
+    """Computes rates from two looks at counts that only rise. Belongs to one thread."""
 
     def __init__(self) -> None:
         self._before: Mapping[_Series, Histogram] = {}
@@ -26,8 +26,8 @@ class Traffic:
     def look(self, counts: Iterable[Mapping[_Key, Histogram]], now: float) -> dict[str, dict[str, Any]]:
         """By model: requests and failures per second since the last look; by version: rate, p50 and p99 in seconds.
 
-        The first look returns nothing, for lack of a look before. Counts that fall, as when a worker is replaced, are
-        taken as no traffic.
+        The first look returns nothing, because rates need two looks. Counts that fall, as when a worker is replaced,
+        are taken as no traffic.
         """
         total: defaultdict[_Series, Histogram] = defaultdict(partial(Histogram, REQUEST_SECONDS))
         for requests in counts:
@@ -45,7 +45,7 @@ def _rates(
     sums = Counter[tuple[str, bool]]()
     for (model, version, well), histogram in now.items():
         earlier = before.get((model, version, well), Histogram(REQUEST_SECONDS))
-        # of all versions together: when a version's counts move to OLDER, that is no traffic
+        # Sum over all versions: counts that only move from a version to OLDER then cancel out.
         sums[model, well] += histogram.count - earlier.count
         new = [max(0, one - other) for one, other in zip(histogram.buckets, earlier.buckets, strict=True)]
         count = sum(new)

@@ -18,7 +18,7 @@ from .shared import SharedGraph, SharedVersion
 from .template import Template
 
 TRIAL_SECONDS = 60.0  # limit for building a graph, and for calling it once
-_POLL_SECONDS = 0.1  # between two calls of a caller's `poll`
+_POLL_SECONDS = 0.1  # the time between two calls of a caller's `poll`
 
 
 class Trials:

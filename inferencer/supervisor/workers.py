@@ -27,9 +27,9 @@ from .template import Template
 _log = logging.getLogger("paramsync.supervisor")
 _START_SECONDS = 30.0
 _ALIVE_SECONDS = 5.0
-_CHECK_SECONDS = 1.0  # between two checks of all workers
-_LEAVE_SECONDS = 60.0  # for a leaving worker, whose own limits are shorter
-_LEAVING_QUIET = 0.05  # without a call before a leaving worker closes its last connections
+_CHECK_SECONDS = 1.0  # the time between two checks of all workers
+_LEAVE_SECONDS = 60.0  # how long a worker may take to leave: only a safeguard, since its own limits are shorter
+_LEAVING_QUIET = 0.05  # after so long without a call, a leaving worker closes its last connections
 _FIRST_PAUSE, _MOST_PAUSE = 0.05, 10.0  # back-off before another worker is started
 
 
@@ -100,13 +100,13 @@ class Workers:
         self._words = words
         self._lock = threading.Lock()
         self._workers: tuple[Worker, ...] = ()  # in any state; replaced as a whole
-        self._slots = list(range(count + 1))  # of the shared words that no worker has
+        self._slots = list(range(count + 1))  # slots of the shared words that no worker uses
         self._without_since = [time.time()] * count  # when the last worker of each number ended
         self._restarts = [0] * count
         self._crashes = Crashes()
         self._loops = CrashLoops()
-        self._left = Metrics()  # the counts of workers that are gone
-        self._replacing = threading.Lock()  # a flag: no thread waits for it
+        self._left = Metrics()  # the sum of the counts of workers that are gone
+        self._replacing = threading.Lock()  # used as a flag: acquired only without waiting
         self._ended = threading.Event()
         self.trouble = ""
         """Names the workers that end again and again; empty if there are none."""
@@ -166,7 +166,7 @@ class Workers:
             self.on_trouble()
             worker.over.wait()
         if worker.successor is None:
-            self._listeners.drop(number)  # first: new callers shall come to the other workers
+            self._listeners.drop(number)  # first, so that new connections go to the other workers
         elif not worker.gone.is_set():
             return 0.0, "", False
         keys = self._remove(worker)
@@ -214,13 +214,13 @@ class Workers:
         """Remove a worker from the table, and return the keys of the versions that it was computing."""
         self._dismiss(worker)
         with self._lock:
-            if worker in self._workers:  # else another thread has removed it
+            if worker in self._workers:  # unless another thread has already removed the worker
                 self._workers = tuple(other for other in self._workers if other is not worker)
                 if worker.counted is not None:
                     self._left.take_in(*worker.counted[:2])
                     self._left.fold()
                 self._without_since[worker.number] = time.time()
-                self._words.taken[worker.slot] = 0  # its requests take no memory any more
+                self._words.taken[worker.slot] = 0  # the worker's requests are gone with it
                 self._slots.append(worker.slot)
                 worker.computed = self._words.calls(worker.slot).take()
             return worker.computed
@@ -306,7 +306,7 @@ class Workers:
 
         A worker that is stopped, or does not answer in time, counts with its last answer.
         """
-        leaving = WorkerState.LEAVING  # its last counts are the answer to "leave"
+        leaving = WorkerState.LEAVING  # such a worker is not asked: its answer to "leave" has its last counts
         going = [worker for worker in self._workers if worker.state is not leaving and not worker.is_stopped]
         for worker, answer in asked(going, "counts", seconds=seconds):
             with suppress(LateError, ClosedError):
@@ -342,7 +342,7 @@ class Workers:
                 pass  # it has ended
 
     def _check_stopped(self, worker: Worker) -> bool:
-        """Returns whether the worker is stopped: then its socket may be full. Ends a worker that stays stopped."""
+        """Return whether the worker is stopped, so that its socket may be full. End a worker that stays stopped."""
         now = time.monotonic()
         if not worker.is_stopped:
             worker.stopped_since = None
@@ -357,7 +357,8 @@ class Workers:
 def asked(
     workers: Iterable[Worker], what: str, *arguments: Any, seconds: float
 ) -> Iterator[tuple[Worker, Callable[[], Any]]]:
-    """Ask all workers at once. Yields each worker with a function that waits for its answer; `seconds` are for all."""
+    """Ask all workers at once. Yields each worker with a function that waits for its answer; all waits together take
+    at most `seconds`."""
     waiting = [(worker, worker.channel.ask(what, *arguments)) for worker in workers]
     end = time.monotonic() + seconds
     for worker, answer in waiting:

@@ -1,7 +1,7 @@
 """The states of a gRPC call on our own server, and how many calls of one port may be in each state.
 
-A call begins with its headers. It is over once its caller gets nothing more: answered completely, refused, past its
-deadline, reset, or its connection lost. Only `Calls` changes the state.
+A call begins with its headers. It is over once its caller gets nothing more: the call is answered completely or
+refused, its deadline has passed, the caller reset it, or the connection is lost. Only `Calls` changes the state.
 
     state     waits for                                 next             counted in
     SILENT    its message                               QUEUED DUE OVER  read_timeouts, if it has one message
@@ -10,8 +10,8 @@ deadline, reset, or its connection lost. Only `Calls` changes the state.
     RUNNING   its handler's answer                      OVER             _streams, if it is a stream; _of_newcomers
     OVER      nothing                                                    nothing
 
-A scheduled start is not cancelled: a call that is over starts, too, and its task returns at once. A running handler
-returns after its call is over; until then both count as before.
+A scheduled start is not cancelled: the task of a call that is over starts, too, and returns at once. A handler returns
+only after its call is over. Until the task or handler has returned, the call counts as before.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 _MOST = 1 << 13  # open calls; above this number, each connection may have an equal part
 _MOST_SILENT = 1 << 10
 _PATIENCE = 60.0  # seconds in which the message of a silent call must come
-_PATIENCE_AT_THE_END = 4.0  # the same limit while the server stops
+_PATIENCE_AT_THE_END = 4.0  # seconds: the limit for silent calls while the server stops
 _LOOKS = 4  # checks for late silent calls within the patience
 _AT_ONCE = 64  # calls that start in one turn of the event loop: other events need the loop, too
-_MOST_OF_NEWCOMERS = 128  # predictions at a time, so that the queue of predictions has room for others
-_UNPACKED_AT_ONCE = 2  # messages
+_MOST_OF_NEWCOMERS = 128  # predictions of newcomers at a time: the queue of predictions keeps room for other callers
+_UNPACKED_AT_ONCE = 2  # messages decompressed at a time
 _STEPS, _STEP_SECONDS = 10, 0.001
 _STOPPING = "the server is stopping; call another one, or try again later"
 
@@ -87,11 +87,11 @@ class ReadTimeouts:
             self._look_later()
 
     def end(self, call: GrpcCall) -> None:
-        """The message came, or the call is over."""
+        """Forget a call whose message came, or that is over."""
         self._silent.pop(call, None)
 
     def drain(self) -> None:
-        """Wait a few seconds for messages from now on."""
+        """From now on, wait only a few seconds for messages."""
         self._is_stopping = True
         self._patience = min(self._patience, _PATIENCE_AT_THE_END)
         if self._looking is not None:
@@ -127,7 +127,7 @@ async def until_quiet(port: Calls | GrpcioPort, seconds: float, *, most: float) 
     while (still < _STEPS or port.open) and loop.time() < end:
         before = port.came
         await asyncio.sleep(max(_STEP_SECONDS, seconds / _STEPS))
-        # in steps: a busy loop does not accept calls, so its busy time must not count as quiet
+        # Count quiet steps instead of time: a busy loop accepts no calls, so its busy time is not quiet.
         still = still + 1 if port.came == before else 0
 
 
@@ -157,7 +157,7 @@ class Calls:
         self._of_newcomers: set[GrpcCall] = set()
         # queued predictions of newcomers; the last connection is the next in turn
         self._later: OrderedDict[GrpcConnection, dict[GrpcCall, None]] = OrderedDict()
-        self._last: OrderedDict[GrpcConnection, dict[GrpcCall, None]] = OrderedDict()  # if the client takes no answers
+        self._last: OrderedDict[GrpcConnection, dict[GrpcCall, None]] = OrderedDict()  # of clients that take no answers
         self._streams = 0
 
     def awaited(self) -> int:
@@ -167,7 +167,7 @@ class Calls:
     # Events of a call -------------------------------------------------------------------------------------------------
 
     def begin(self, call: GrpcCall, connection: GrpcConnection) -> None:
-        """The headers came."""
+        """Take in a call whose headers came."""
         self.came += 1
         self.open += 1
         if self.refuses:
@@ -180,7 +180,7 @@ class Calls:
                 self.read_timeouts.begin(call, self.loop.time())
 
     def admit(self, call: GrpcCall, connection: GrpcConnection) -> None:
-        """The message came, or the call needs no message to start."""
+        """Start or queue a call whose message came, or that needs no message to start."""
         self.read_timeouts.end(call)
         if call.method.predicts and call.is_of_newcomer and len(self._of_newcomers) >= _MOST_OF_NEWCOMERS:
             call.state = QUEUED
@@ -190,7 +190,7 @@ class Calls:
             self._admit(call, connection)
 
     def start(self, call: GrpcCall) -> None:
-        """The handler begins to run."""
+        """Note that the task of a call runs."""
         if call.state is DUE:
             call.state = RUNNING
         self._starting -= 1
@@ -199,7 +199,7 @@ class Calls:
             self._start_delayed()
 
     def end(self, call: GrpcCall, connection: GrpcConnection) -> None:
-        """The caller gets nothing more."""
+        """Note that a call is over: its caller gets nothing more."""
         before, call.state = call.state, OVER
         self.open -= 1
         if before is SILENT:
@@ -211,7 +211,7 @@ class Calls:
                 del queue[connection]
 
     def leave(self, call: GrpcCall) -> None:
-        """The handler returned."""
+        """Note that the handler of a call has returned."""
         self._streams -= call.method.is_stream
         if call in self._of_newcomers:
             self._of_newcomers.discard(call)
@@ -239,8 +239,8 @@ class Calls:
             self._delayed[connection] = calls
 
     def _admit_queued(self) -> None:
-        """Admit a prediction of the newest connection, so that in a flood at least some do not wait long. The next turn
-        of that connection comes after all others."""
+        """Admit a prediction of the connection that joined the queue last: even in a flood, some callers then do not
+        wait long. This connection's next turn comes after those of all others."""
         queue = self._later or self._last
         connection, calls = queue.popitem()
         call = next(iter(calls))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .grpc_connection import GrpcConnection
 
 _MOST_UNREAD = 1 << 14  # answers that may wait for clients to read
-_NEW_SECONDS = 1.0  # a new connection has for its first call before it may be closed to make room
+_NEW_SECONDS = 1.0  # a younger connection is not closed to make room, unless the port is full
 _HOSTS_LOOKED_AT, _LOOKED_AT = 4, 16  # addresses, and connections of each, searched for a connection to close
 _LOOK_SECONDS = 1.0
 _CHECKED_AT_ONCE = 32  # connections checked in one turn of the event loop
@@ -31,7 +31,7 @@ class Connections:
         self._most_seconds = most_seconds
         self._most = most_connections()
         self._all: set[GrpcConnection] = set()
-        # by address, connections that may be closed to make room; the value: `heard` at the last look
+        # by address: the connections that may be closed to make room, each with its `heard` at the last look
         self._of_hosts: dict[str, OrderedDict[GrpcConnection, float]] = {}
         self._leaving: OrderedDict[GrpcConnection, None] = OrderedDict()  # closed to make room; the oldest first
         self._looking: asyncio.TimerHandle | None = None
@@ -80,8 +80,8 @@ class Connections:
     # Room -------------------------------------------------------------------------------------------------------------
 
     def _make_room(self, newcomer: GrpcConnection) -> None:
-        """Close a quiet connection: its client opens another without an error. If there is no room at all, abort a
-        connection that is closing, or else the new connection."""
+        """Close a quiet connection: its client opens another without an error. If the port is full, abort a connection
+        that is closing, or else the new connection."""
         is_full = len(self._all) > self._most
         quiet = self._quiet(newcomer, is_full=is_full)
         if quiet is not None:
@@ -99,9 +99,9 @@ class Connections:
             self._of_hosts.pop(connection.host, None)
 
     def _quiet(self, newcomer: GrpcConnection, *, is_full: bool) -> GrpcConnection | None:
-        """Find a connection without a call that has sent nothing since the last look, at the addresses with the most
-        connections. A new connection has a moment for its first call. If there is no room at all, fall back to the
-        longest silent of the connections looked at; then calls whose client takes no answers do not count."""
+        """Find a connection to close, at the addresses with the most connections: it has no call, and has sent nothing
+        since the last look. If the port is full, calls whose client takes no answers do not count, and any connection
+        without a call will do: the one that has been silent longest."""
         settled = self.loop.time() - (0.0 if is_full else _NEW_SECONDS)
         for host in nlargest(_HOSTS_LOOKED_AT, self._of_hosts, key=lambda host: len(self._of_hosts[host])):
             of_host, without_call = self._of_hosts[host], []

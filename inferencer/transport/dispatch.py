@@ -25,7 +25,7 @@ from .streams import Slots, each
 if TYPE_CHECKING:
     from .predictions import PredictionMethod, Predictions
 
-_MOST = 1 << 18  # bytes of a request other than predictions: it is parsed on the event loop
+_MOST = 1 << 18  # bytes of a request that is no prediction: it is parsed on the event loop
 _MOST_STREAMS = 512  # of each port: callers may keep streams open for ever
 _MOST_WAITING = 256  # calls of each method that does not predict; a call may wait for a version to serve
 
@@ -41,11 +41,14 @@ def methods_of(
     access: Access,
     predictions: Predictions | None = None,
 ) -> dict[str, Method]:
-    """The methods of one port by path: those of servicers, of health and of reflection.
+    """Return the methods of one port by path, including health and reflection.
 
-    A servicer's attribute with the name of a method handles the method. The attribute is a coroutine function or, if
-    responses are a stream, an asynchronous generator function, called with the request and the call; or it is a
-    PredictionMethod, and Predictions answers. Without an attribute, the method is unimplemented.
+    A servicer's attribute with the name of a method handles the method; without it, the method is unimplemented. It is
+
+    - a coroutine function, called with the request and the call
+    - an asynchronous generator function, if only the responses are a stream
+    - a PredictionMethod, answered by `predictions`
+    - a PredictionStream, if requests are a stream
     """
     streams = Slots(_MOST_STREAMS, "streams")
     servicers = {**servicers, health_pb2.DESCRIPTOR.services_by_name["Health"]: health}

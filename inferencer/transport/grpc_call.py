@@ -48,7 +48,7 @@ class GrpcCall:
         self._messages = Messages(calls.message_bytes)
         self._queue: deque[Message] = deque()  # whole messages that the handler has not taken
         self._queued = 0  # bytes that the queue takes
-        self._unread: MemoryShare | None = None  # of the queue and of the message that is being received
+        self._unread: MemoryShare | None = None  # the share of the queue and of the message that is being received
         self._waiter: asyncio.Future[None] | None = None  # a handler that reads awaits this
         self._credit = 0  # bytes received for which the client's window has not been reopened
         self._task: asyncio.Task[None] | None = None
@@ -135,7 +135,7 @@ class GrpcCall:
         return self._unread is not None and self._unread.size > 0
 
     def begin(self) -> None:
-        """The headers came."""
+        """Check the caller, start the clock of the deadline, and admit a stream."""
         admission = self.method.admission
         if admission.looks:
             try:
@@ -156,7 +156,7 @@ class GrpcCall:
         self._task = self._calls.loop.create_task(self._run())
 
     def receive(self, content: bytes, *, ended: bool) -> None:
-        """A part of the call's messages came; with `ended`, the last part."""
+        """Take a part of the call's messages; with `ended`, it is the last part."""
         is_stream = self.method.is_stream
         self.has_ended = ended
         self.unanswered += len(content)
@@ -180,7 +180,7 @@ class GrpcCall:
             self._wake()
 
     def on_sent(self) -> None:
-        """The client's windows have let all written bytes pass."""
+        """Wake a handler that waited until the client's windows let all written bytes pass."""
         if self._sent is not None and not self._sent.done():
             self._sent.set_result(None)
 
@@ -189,7 +189,7 @@ class GrpcCall:
         self._end(ending(code, text), stop=True)
 
     def lose(self) -> None:
-        """The caller cancelled the call, or is gone."""
+        """End a call that its caller cancelled, or whose caller is gone."""
         self._end(stop=True)
 
     def _end(self, last: bytes | None = None, *, stop: bool = False) -> None:

@@ -22,12 +22,13 @@ from .memory_budget import MemoryShare
 from .turns import ANSWER_SECONDS, NEWCOMER_SECONDS, READ_BYTES, READ_SECONDS, Turns
 
 _LIMITS = Limits(header_list=MOST_HEADERS)
-_PING_SECONDS = 20.0  # a client has for the answer to a ping
-_LINGER_SECONDS = 2.0  # a client has to read everything and close
+_PING_SECONDS = 20.0  # how long a client may take to answer a ping
+_LINGER_SECONDS = 2.0  # how long a client may take to read the last answers and close the connection
 _NO_NEW_CALLS = 2**31 - 1  # a GOAWAY with this stream still accepts calls that are on their way, RFC 9113, 6.8
 _MOST_BEHIND = 1 << 14  # bytes of frames other than answers that may wait for the client to read
-_FEW = 16  # frames up to which a read's cost is estimated: a measured time would include other threads' work
-_FRAMES = 8  # frames of a read that add READ_SECONDS to the estimate
+# A read of few frames costs an estimated time, because a measured time would include the work of other threads.
+_FEW = 16  # the most frames of such a read
+_FRAMES = 8  # each group of this many frames adds READ_SECONDS to the estimate
 _ALIVE, _LEAVING = b"is alive", b"leaving "  # payloads of our pings
 
 
@@ -56,7 +57,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.held = 0
         """Bytes of messages that handlers have not taken."""
         self.cost = NEWCOMER_SECONDS
-        """See Served."""
+        """See `Served.cost`."""
         self.began = self.heard = calls.loop.time()
         self.waits = False
         """Whether input waits for its turn."""
@@ -66,9 +67,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._turns = turns
         self._loop = calls.loop
         self._input = b""  # received, not yet handled
-        self._will_flush = False  # in this turn of the event loop
+        self._will_flush = False  # whether a flush follows in this turn of the event loop
         self._is_ending = False
-        self._is_deaf = False  # the client sends nothing more
+        self._is_deaf = False  # the client has closed its sending side
         self._pinged: float | None = None
         self._behind = 0  # bytes of frames other than answers that the kernel has not taken
         self._unsent: dict[int, MemoryShare] = {}  # shares of answers that wait for the client's windows
@@ -89,7 +90,8 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        # so that `held` says whether the kernel has taken everything; by TLS the transport pauses at `high`, not above
+        # Pause writing as soon as a byte waits for the kernel: `http2.held` then says whether any does. A plain
+        # transport pauses above `high`, a TLS transport already at `high`.
         by_tls = transport.get_extra_info("ssl_object") is not None
         self.transport.set_write_buffer_limits(high=int(by_tls), low=0)
         self.peer = peer_of(transport.get_extra_info("peername"))
@@ -217,7 +219,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         call = self.calls.get(event.stream)
         if call is not None:
             call.on_sent()
-        if (share := self._unsent.pop(event.stream, None)) is not None:  # waits only for the kernel now
+        if (share := self._unsent.pop(event.stream, None)) is not None:  # the answer now waits only for the kernel
             self._unwritten.append(share)
 
     def _on_pong(self, event: Pong) -> None:
@@ -238,7 +240,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.http2.respond(stream, block, content, end)
 
     def send(self, stream: int, *parts: bytes) -> bool:
-        """Send a message. False: part of the message waits, and a Sent event will come."""
+        """Send a message. Returns False if a part of it waits; a Sent event comes once all of it is sent."""
         self._say_farewell()
         for part in parts:
             done = self.http2.data(stream, part)

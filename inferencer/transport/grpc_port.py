@@ -18,7 +18,7 @@ from .turns import Turns
 
 QUIET_SECONDS = 0.5  # after this time without a call, no call is expected to be on its way
 MOST_ANSWERING = 3.0  # seconds of a drain in which new calls are still answered
-_LAST = 1.0  # seconds of the grace left to callers for reading their answers
+_LAST = 1.0  # the last seconds of the grace, kept for callers to read their answers
 
 
 class GrpcPort:

@@ -27,7 +27,7 @@ from .grpc_wire import Metadata, Trailers
 from .memory_budget import MemoryBudget, MemoryShare
 from .methods import Method
 
-_MOST_LEAVING = 20.0  # seconds that a replaced worker has for its open calls
+_MOST_LEAVING = 20.0  # how long a replaced worker waits for its open calls
 
 
 class GrpcioPort(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # no class that can be subscripted
@@ -42,7 +42,7 @@ class GrpcioPort(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # no class 
         connection_seconds: float | None = None,
     ) -> None:
         """The budget counts a request only once its message is complete: grpcio does not count what it receives."""
-        chosen = {**dict(options(message_bytes)), "grpc.so_reuseport": 1}  # with the other workers
+        chosen = {**dict(options(message_bytes)), "grpc.so_reuseport": 1}  # all workers share the port
         if connection_seconds is not None:
             chosen["grpc.max_connection_age_ms"] = int(1000 * connection_seconds)
         self._server = grpc.aio.server(options=[*chosen.items()])
@@ -58,7 +58,7 @@ class GrpcioPort(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # no class 
         """Close these listeners and listen at their addresses: grpcio's server takes no sockets."""
         for listener in listeners:
             where = listener.getsockname()
-            with suppress(OSError), listener:  # an earlier worker shut it down
+            with suppress(OSError), listener:  # an earlier worker has already shut it down
                 listener.shutdown(socket.SHUT_RDWR)
             if listener.family == socket.AF_UNIX:
                 self._server.add_insecure_port(f"unix:{where.removesuffix('~')}")

@@ -25,7 +25,8 @@ class Health:
 
     The server is SERVING once all models configured at its start serve.
 
-    grpcio's own servicer loses watchers when another watcher leaves, and waits for watchers that do not read.
+    grpcio's own servicer is not used: it loses watchers when another watcher leaves, and waits for watchers that do
+    not read.
     """
 
     def __init__(self, models: Models, services: Iterable[str]) -> None:

@@ -18,8 +18,8 @@ BRIEF = 4096  # bytes: smaller requests need no share, because their number is l
 
 
 class MemoryBudget:
-    """Lives on one event loop; any thread may call `left`. Every request above BRIEF bytes has a share, and so
-    has every message while it is received. The memory taken is the sum of all shares."""
+    """Lives on one event loop; any thread may call `left`. Every request above BRIEF bytes has a share. Every message
+    has a share while it is received. The memory taken is the sum of all shares."""
 
     def __init__(self, most: int, all_taken: memoryview | None = None, slot: int = 0) -> None:
         """The processes of one server share a budget: in the shared memory `all_taken`, each process writes the bytes

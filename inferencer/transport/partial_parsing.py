@@ -36,7 +36,7 @@ def read(kind: type[_M], content: bytes) -> _M:
 
 
 def beginning(kind: type[_M], content: bytes) -> _M:
-    """Parse only short fields at the beginning of a request: they name its model. Takes no time.
+    """Parse only short fields at the beginning of a request: they name its model. Fast at any size.
 
     Raises DecodeError for invalid bytes.
     """
@@ -74,7 +74,7 @@ class _Merge:
         if depth > _DEEPEST:
             raise DecodeError("messages in messages, too deep")
         fields = message.DESCRIPTOR.fields_by_number
-        begin = at  # of the next piece
+        begin = at  # the start of the next piece
         while at < end:
             if short := self._short(at, end):
                 at = short
@@ -94,7 +94,7 @@ class _Merge:
     def _parts(
         self, message: Message, field: Field | None, at: int, begin: int, body: int, end: int, depth: int
     ) -> bool:
-        """Parse the piece before a large field, then the field in parts. False: the field cannot be split."""
+        """Parse the piece before a large field, then the field in parts. Returns False if the field cannot be split."""
         if field is None or not (field.message_type or field.type in VARINT_BYTES):
             return False
         self._parse(message, begin, at)
@@ -114,7 +114,7 @@ class _Merge:
         return True
 
     def _entry(self, entries: object, kind: object, at: int, end: int, depth: int) -> bool:
-        """Add an entry of a map from strings to messages. False: keys or values of the map have other types."""
+        """Add an entry of a map from strings to messages. Returns False if the map has other types."""
         key, value = kind.fields_by_number[1], kind.fields_by_number[2]  # type: ignore[attr-defined]
         if key.type != Field.TYPE_STRING or not value.message_type:
             return False
@@ -149,7 +149,7 @@ class _Merge:
             message.MergeFromString(self._content[begin:end])
 
     def _short(self, at: int, end: int) -> int:
-        """Skip short length-delimited fields, such as strings, of up to PIECE bytes. Returns their end; 0: none."""
+        """Skip short length-delimited fields, such as strings, of up to PIECE bytes. Returns their end, or 0."""
         content, left, most, last = self._content, self._fields.left, at + PIECE, end - 1
         begin = at
         while at < last and content[at] & 0x87 == SIZED and content[at + 1] < 0x80 and at < most and left > 0:

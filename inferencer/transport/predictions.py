@@ -103,7 +103,7 @@ class Predictions:
                 request, questions = await self._aside(partial(_read, method, kind, content))
             if (
                 values := weight(questions[0].inputs)
-            ) > BRIEF:  # one value may stand for many, known only after `method.read`
+            ) > BRIEF:  # known only after `method.read`, because one value may stand for many
                 share.need(max(share.size, size + _BESIDE * values))
             if len(questions) == 1:
                 answer = None if self.awaited() else self._batcher.at_once(questions[0])

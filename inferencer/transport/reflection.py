@@ -16,7 +16,7 @@ METHOD = f"{reflection.SERVICE_NAME}/ServerReflectionInfo"
 
 
 class Reflection:
-    """Lists the services of a port, and its own service."""
+    """Lists the services of a port, including the reflection service itself."""
 
     def __init__(self, services: Iterable[str], draining: asyncio.Event) -> None:
         self._draining = draining

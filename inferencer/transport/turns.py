@@ -7,14 +7,14 @@ import itertools
 from heapq import heappop, heappush
 from typing import Protocol
 
-_TURN_SECONDS = 0.001  # of a turn of the event loop, for input of expensive connections
-_FULL_SECONDS = 0.01  # of a turn; after that, input of all connections waits for the next turn
+_TURN_SECONDS = 0.001  # in each turn of the event loop: after this time, input of expensive connections waits
+_FULL_SECONDS = 0.01  # in each turn: after this time, input of all connections waits for the next turn
 ANSWER_SECONDS = 0.0002  # an answer lowers the cost by this: about the time of reading its call
-READ_SECONDS = 0.00005  # expected for reading a few frames
-READ_BYTES = 1 << 15  # of a message: for each such part, the answer lowers the cost by READ_SECONDS more
-NEWCOMER_SECONDS = 0.002  # the cost of a new connection: it comes after connections whose calls were answered
-_READ = 1 << 18  # bytes at a time
-_READ_UNDER_LOAD = 1 << 12  # for a connection that has to wait: its input takes memory meanwhile
+READ_SECONDS = 0.00005  # the expected time for reading a few frames
+READ_BYTES = 1 << 15  # for each part of this size of a message, its answer lowers the cost by another READ_SECONDS
+NEWCOMER_SECONDS = 0.002  # the cost of a new connection, so that connections whose calls were answered come first
+_READ = 1 << 18  # bytes read at a time
+_READ_UNDER_LOAD = 1 << 12  # bytes read at a time if the input has to wait: small, because it takes memory meanwhile
 
 
 class Served(Protocol):
@@ -25,15 +25,15 @@ class Served(Protocol):
         """Seconds that the event loop lately spent on its input, minus a credit for each answer."""
 
     def serve(self) -> None:
-        """Take a bounded part of the input, and wait again for the rest."""
+        """Take a bounded part of the input; call `Turns.wait` again if input is left."""
 
 
 class Turns:
     """Lives on one event loop.
 
     Input is taken as it comes until one millisecond of a turn is spent. Then connections at or above a newcomer's cost
-    wait, and their sockets are not read; in the next turns the cheapest go first. After ten milliseconds all
-    connections wait, because many may become expensive at the same moment.
+    wait, and their sockets are not read. In the next turns the cheapest connections go first. After ten milliseconds
+    all connections wait, because many may become expensive at the same moment.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

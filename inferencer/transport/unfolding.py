@@ -57,7 +57,7 @@ def _size(reading: Fields, kind: Any, at: int, end: int, depth: int) -> int:
         elif field.type in VARINT_BYTES and reading.sized:
             count = size if size <= _NEAR else _count(reading.content[body:after])
             found += _GROWN * VARINT_BYTES[field.type] * count
-        else:  # a number, or many of a fixed size
+        else:  # a single number, or packed numbers of a fixed size
             found += _GROWN * max(size, 8)
     return found
 

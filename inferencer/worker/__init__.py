@@ -1,1 +1,1 @@
-"""A process that maps versions and answers from them. Knows neither stores nor followers."""
+"""A process that maps versions and answers from them. It uses neither stores nor followers."""

@@ -19,7 +19,7 @@ from ..processes.channel import Channel
 from ..processes.messages import Joining
 from ..settings.settings import AnySettings, ConnectionSettings
 
-_LATE_SECONDS = 10.0  # the supervisor has for saying why a sync is late
+_LATE_SECONDS = 10.0  # how long the supervisor may take to say why a sync is late
 
 
 @dataclass(eq=False)
@@ -90,7 +90,7 @@ class RemoteFollower:
 
 
 class ModelsSubscription:
-    """Wakes whenever anything of any model changes. It carries no events: its owner looks again."""
+    """Wakes its owner at every change of any model. It carries no events: the owner reads the statuses again."""
 
     fell_behind = False
 
@@ -148,13 +148,15 @@ class EpochModels:
         return [RemoteFollower(name, self) for name in names]
 
     def missing(self) -> dict[str, str]:
-        """The models configured at the start that do not serve, each with the reason."""
+        """The models configured at the start that do not serve, with the reasons. Includes "workers" if `trouble` is
+        set."""
         statuses = {model.name: model.status() for model in self if model.awaited}
         missing = {name: status.short_reason for name, status in statuses.items() if status.state is not State.SERVING}
         return {**missing, "workers": self.trouble} if self.trouble else missing
 
     def news(self) -> None:
-        """Called on the event loop when another epoch answers or a status changed."""
+        """Wake all subscriptions, and set `changed` if other models are served now. Called on the event loop when
+        another epoch answers or a status changed."""
         for wake in list(self.wakes):
             wake()
         names = tuple(self._now())

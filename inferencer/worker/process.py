@@ -29,7 +29,7 @@ from .models import EpochModels
 from .server import PredictionServer
 from .versions import Versions
 
-_MOST_OF_MEMORY = 0.5  # of the machine, for a trial
+_MOST_OF_MEMORY = 0.5  # the share of the machine's memory that a trial may take
 _COLLECTIONS = (10_000, 2, 100)
 """Thresholds of the garbage collector: new objects, and collections of the younger generation.
 

@@ -31,10 +31,10 @@ from ..transport.memory_budget import SHARES, MemoryBudget
 from ..transport.predictions import Predictions
 
 _log = logging.getLogger("paramsync.inferencer")
-_LINGER_SECONDS = 3.0  # for callers that ask seldom, and for streams
+_LINGER_SECONDS = 3.0  # how long a leaving worker waits for clients to go before it ends idle connections and streams
 _STEP_SECONDS = 0.01
 _ACCEPTING_TURNS = 3  # of the event loop: asyncio calls `connection_made` in the second turn after it accepts
-_HANDSHAKE_SECONDS = 0.3  # for the TLS handshake of an accepted connection, before which it is not counted
+_HANDSHAKE_SECONDS = 0.3  # how long to wait for TLS handshakes: a connection is counted only after its handshake
 _SYNC = sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name  # of the supervisor's port; its health is told here too
 GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
 

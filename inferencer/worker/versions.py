@@ -31,10 +31,10 @@ from .mapped_files import Bytes, MappedFiles
 from .models import Model
 
 _log = logging.getLogger("paramsync.worker")
-_TEND_SECONDS = 0.05  # between two looks for versions that no request holds
-_MAPPING = 4  # models that map at a time, so that a large model delays no other
-_CAME_SECONDS = 0.001  # between two looks for an epoch that has not been shown
-_UNMAP_SECONDS = 1.0  # between two looks for mappings that no version needs
+_TEND_SECONDS = 0.05  # the time between two looks for versions that no request holds
+_MAPPING = 4  # models whose versions are mapped at a time, so that a large model delays no other
+_CAME_SECONDS = 0.001  # the time between two looks for an epoch that has not been shown
+_UNMAP_SECONDS = 1.0  # the time between two looks for mappings that no version needs
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,7 +142,8 @@ class Versions:
         return {joined.name: self._join_parts(joined, parts)[1] for joined in settings}
 
     def show(self, epoch: int, models: Sequence[ModelMessage], whole: bool) -> dict[str, Joining]:
-        """Add an epoch, which answers once the word names it. If `whole`, its models are these; else these changed.
+        """Add an epoch, which answers once the word names it. It has `models`: all of them if `whole`, else only those
+        that changed.
 
         Returns the outcome for joined models.
         """
@@ -164,7 +165,7 @@ class Versions:
         return {name: model.joining for name, model in shown.items() if model.joining is not None}
 
     def shown(self, epoch: int, gone: Sequence[int]) -> None:
-        """The epoch answers now: forget earlier epochs, and the versions of these keys."""
+        """Forget the epochs before this one, which answers now, and the versions of these keys."""
         oldest = min(epoch, max(self._epochs))
         self._epochs = {number: models for number, models in self._epochs.items() if number >= oldest}
         self._forget(gone)
@@ -203,7 +204,7 @@ class Versions:
     def _joined(
         self, message: ModelMessage, settings: ConnectionSettings, parts: Mapping[str, Model], before: Model | None
     ) -> Model:
-        """Join two models of the same epoch. If their graphs do not fit, the last pair that did goes on serving."""
+        """Join two models of the same epoch. If their graphs do not fit, the last pair that fitted goes on serving."""
         pair, joining = self._join_parts(settings, parts)
         view: View[Resident] = View()
         if pair is not None and not joining.reason:
@@ -236,7 +237,7 @@ class Versions:
         return Model(message.settings, view, message.status, awaited=message.awaited)
 
     def _free(self) -> None:
-        """Free versions that have left: a request's thread would delay its answer."""
+        """Free versions that no request holds, on a thread of its own: a request's thread would delay its answer."""
         pause = None
         while True:
             self._freeing.wait(pause)

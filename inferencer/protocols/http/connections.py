@@ -21,9 +21,9 @@ _AIOHTTP = logging.getLogger("paramsync.rest.http")
 _AIOHTTP.setLevel(logging.CRITICAL)  # malformed requests are their senders' errors, not ours
 _MOST = 1024
 _MORE = 64  # more connections, only for health and metrics: monitoring works while the server is busy
-_MOST_TOLD = 1024  # refused connections at a time that stay open until their clients have read the reason
+_MOST_TOLD = 1024  # refused connections that may stay open at a time until their clients have read the reason
 _LINGERING = 1.0  # seconds for reading the rest of a refused body, so that its client reads the answer
-_TOLD_SECONDS = 5.0  # the same for a refused connection: its request may not have come yet
+_TOLD_SECONDS = 5.0  # seconds that a refused connection stays open: its request may not have come yet
 _BRIEFLY = 30  # at the limit, a connection may be silent for this fraction of the patience
 _SHOWN = 200  # characters of an error
 FULL = "there are as many connections as there may be; try again in a moment"
@@ -64,7 +64,7 @@ class Connections:
         return len(self._open)
 
     def asked(self, connection: web.RequestHandler) -> bool:
-        """Note a request. False if its connection is only for health and metrics."""
+        """Note a request. Returns False if its connection is only for health and metrics."""
         if isinstance(connection, _Connection):
             self._silent.pop(connection, None)
             self._idle.pop(connection, None)
@@ -78,7 +78,7 @@ class Connections:
 
     def over(self, connection: _Connection) -> None:
         if connection.timer is not None:
-            connection.timer.cancel()  # else the event loop would keep the connection until the timer fires
+            connection.timer.cancel()  # otherwise the event loop would keep the connection until the timer fires
         self._open.discard(connection)
         self._silent.pop(connection, None)
         self._idle.pop(connection, None)

@@ -43,15 +43,15 @@ from .replies import STATUS, failed, reply
 _WRITTEN = 16  # bytes of JSON, and of values on the way, that a byte of an answer becomes at most
 _BESIDE = 2  # copies of the inputs: as arrays, and in TensorFlow
 _UNREAD = 2  # copies of an answer: here, and in the kernel
-_SMALL = 1 << 14  # bytes of a body up to which it is read, and answered, on the event loop itself
+_SMALL = 1 << 14  # bytes: a body up to this size is read, and answered, on the event loop itself
 _THREADS = 2
-_SECONDS = 30.0  # for an answer, as in TensorFlow Serving
-_MOST_ANSWERING = 3.0  # seconds of draining in which requests are still answered
-_MOST_REFUSING = 2.0  # seconds after that in which they are refused
+_SECONDS = 30.0  # limit for an answer, as in TensorFlow Serving
+_MOST_ANSWERING = 3.0  # the first seconds of draining, in which requests are still answered
+_MOST_REFUSING = 2.0  # the seconds after these, in which requests are refused
 _STOPPING = "the server is stopping"
 _PATIENCE = 60.0  # seconds for a client to send a request, or to read its answer
 _HEALTH = "/healthz"
-_METRICS_SECONDS = 10.0  # the supervisor has for adding up the counts of all workers
+_METRICS_SECONDS = 10.0  # how long the supervisor may take to add up the counts of all workers
 _METRICS = ("/metrics", "/monitoring/prometheus/metrics")  # the second as in TensorFlow Serving
 
 _NAMED = "model_spec"  # in a query: the answer shall name its model, version and signature
@@ -128,7 +128,7 @@ class HttpPort:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _quiet(self, seconds: float, *, most: float) -> bool:
-        """Wait until no request has come for some `seconds`, or `most` are over. Whether it became quiet."""
+        """Wait until no request has come for `seconds`, but at most `most` seconds. Returns whether it became quiet."""
         loop = asyncio.get_running_loop()
         end = loop.time() + most
         seen = -1
@@ -338,5 +338,5 @@ def _refusal(error: Exception, headers: Mapping[str, str] | None = None) -> web.
         headers = {**(headers or {}), "Accept-Encoding": KNOWN}
     last = status is not None or isinstance(
         error, (BusyError, NotAllowedError)
-    )  # or the rest of the body would be taken for a request
+    )  # otherwise the rest of the body would be taken for a request
     return failed(status or STATUS[code], text, headers, last=last)

@@ -22,8 +22,8 @@ from .infer import ModelInfer, ModelStreamInfer, take_resident
 
 _EXTENSIONS = ("binary_tensor_data", "model_repository", "statistics")
 _PLATFORM = "tensorflow"
-_LOOK_SECONDS = 1.0  # a follower that is asked to sync has looked at its store by then
-_STATISTICS_SECONDS = 10.0  # the supervisor has for adding up the counts of all workers
+_LOOK_SECONDS = 1.0  # long enough for a follower to look at its store after a sync request
+_STATISTICS_SECONDS = 10.0  # how long the supervisor may take to add up the counts of all workers
 _STATES = {
     Stage.FOUND: "LOADING",
     Stage.RESTORING: "LOADING",

@@ -42,8 +42,8 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
 }
-_MOST_BYTES = 4096  # of the body of an action
-_SECONDS = 60.0  # for an action
+_MOST_BYTES = 4096  # the most bytes of the body of an action
+_SECONDS = 60.0  # limit for an action
 _PAUSE = 0.05  # seconds from one question about the state to the next: the answer takes milliseconds and 150 kB a model
 _API, _STATE, _DIFF, _MODELS = "/api/", "/api/state", "/api/diff", "/api/models/"
 _ACTIONS = {action.value: action for action in (
@@ -109,7 +109,7 @@ class Page:
     def _state(self, model: str | None) -> Awaitable[bytes]:
         """The supervisor's answer, shared by all callers that wait for it; a caller that leaves does not cancel it."""
         if model is not None and model not in {served.name for served in self._models}:
-            model = ""  # else every made-up name would be a question of its own
+            model = ""  # one request for all unknown names: else each made-up name would cause a request of its own
         if model not in self._asking:
             self._asking[model] = asyncio.ensure_future(self._ask(model))
         return asyncio.shield(self._asking[model])

@@ -20,7 +20,7 @@ from ...serving.worker_status import Replaced, WorkerStatus
 from .messages import of_event, of_load, of_progress, of_replaced, of_status, of_worker
 from .trainer_client import TrainerCalls
 
-_MARGIN = 0.1  # seconds before the deadline at which a caller is told why its call is late
+_MARGIN = 0.1  # a late call is answered so many seconds before its deadline, with the reason for its delay
 
 
 class SyncService:

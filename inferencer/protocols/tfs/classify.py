@@ -108,7 +108,7 @@ class Kind:
     method: str
     field: str
     expected: str
-    outputs: Callable[[Signature], tuple[str, ...]]  # the outputs to ask for; none for another kind of signature
+    outputs: Callable[[Signature], tuple[str, ...]]  # the outputs to ask for; empty if the kind does not fit
     result: Callable[[Question, Answer], Any]
     response: type[Message]
 

@@ -51,7 +51,7 @@ class ConfigFile:
     async def run_once(self, now: float) -> None:
         """Apply the file if it changed. A failure is logged once, and the models stay as they are.
 
-        A failed configuration is tried again with a back-off, as each try may bring versions into memory.
+        A failed configuration is tried again with a back-off, because each try may bring versions into memory.
         """
         config = None
         try:

@@ -32,7 +32,7 @@ _MOST_REMEMBERED = 1024  # models whose choices are remembered, even when they a
 
 @dataclass(frozen=True, slots=True)
 class ConfiguredChoices:
-    """A model's pin and labels set by a configuration. The next configuration undoes those that it does not repeat."""
+    """A model's pin and labels that a configuration set. The next configuration removes them unless it repeats them."""
 
     pin: bool = False
     labels: Collection[str] = ()
@@ -183,7 +183,7 @@ def _check_path(where: str, path: str, roots: ReloadRoots | None) -> None:
 
 
 def _change(config: Any, before: ConfiguredChoices) -> Change:
-    """Set the pin and labels that a configuration names; undo those that only the configuration before named."""
+    """Set the pin and labels that a configuration names; remove those that only the previous configuration named."""
     where = f"config of model {config.name!r}, model_version_policy"
     labels = dict(config.version_labels)
     if len(labels) > MOST_LABELS:

@@ -119,7 +119,7 @@ class RestPrediction:
         self._route = route
         self._named = named
         self._form = route.call
-        """instances, inputs, classify or regress."""
+        """The form of the body: instances, inputs, classify or regress."""
 
     def take(self) -> Resident:
         """The version that is to answer. Raises RequestError, NotServingError."""
