@@ -25,7 +25,7 @@ SPARES = 3  # files that wait to be overwritten
 MAPPED = 48  # files that stay mapped for writing; each takes two descriptors
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
-_WASTE = 1.25  # a spare may be this many times as large as needed
+_WASTE = 1.25  # a spare file is reused if it is at most this many times as large as needed
 _PASSES = 4  # how often a spare may be of the wrong size before it is removed
 
 
@@ -81,7 +81,7 @@ class FilePool:
             if spare:
                 fcntl.flock(file.descriptor, fcntl.LOCK_UN)
             else:
-                with suppress(OSError):  # the first error says more; the file must be closed
+                with suppress(OSError):  # the first error is raised; the file must be closed in any case
                     file.path.unlink(missing_ok=True)
                     if isinstance(error, OSError):  # perhaps no room: free the bytes, even of mapped files
                         os.ftruncate(file.descriptor, 0)
@@ -123,7 +123,7 @@ class FilePool:
             self._close(spare)
         in_use = [file for file in self._files.values() if file not in self._spares]
         for at, file in enumerate(in_use):
-            if at < len(in_use) - MAPPED or file.is_unnamed():  # a stranger removed it
+            if at < len(in_use) - MAPPED or file.is_unnamed():  # another program removed the file
                 self._close(file)
 
     def close(self) -> None:
@@ -162,7 +162,7 @@ class FilePool:
             fcntl.flock(spare.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        with suppress(OSError):  # a stranger removed it
+        with suppress(OSError):  # another program removed the file
             status = os.fstat(spare.descriptor)
             if (status.st_nlink, status.st_size, spare.path.lstat().st_ino) == (1, spare.size, spare.inode):
                 return True

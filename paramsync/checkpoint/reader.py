@@ -25,7 +25,7 @@ from paramsync.tensorbundle.sstable import mask
 _OBJECTS = 1 << 30  # most bytes of strings in one tensor: their lengths must be read together
 _LOOKS = 5  # how often to reopen a checkpoint that changes meanwhile
 _SCRUBBED = 1 << 20  # bytes that a scrub reads at a time, so that other threads get the processor
-_GAP = 1 << 12  # bytes: adjacent tensors, which begin on a page or on 64 bytes, have a smaller gap
+_GAP = 1 << 12  # bytes: ranges with a smaller gap are merged, as those of adjacent tensors
 
 _Place = tuple[int, int, int, int]  # shard, offset, size, dtype
 
@@ -35,7 +35,7 @@ class Loan:
     """Tensors for another process: files, each locked on its own, and where the tensors lie in them."""
 
     descriptors: tuple[int, ...]
-    """The caller closes the descriptors. A lock lasts as long as any process has the file open or mapped by one."""
+    """The caller closes the descriptors. A file is locked while any process has such a descriptor open or mapped."""
     sizes: tuple[int, ...]
     places: Sequence[tuple[int, int, int, tuple[int, ...]] | Array]
     """The number of a file, an offset, a dtype and a shape; or the values of a tensor that is not in one piece."""
@@ -47,7 +47,7 @@ class Bundle:
     """A checkpoint whose index was checked and whose data files are locked. Safe to use from any thread.
 
     Our publishers do not overwrite these files as long as the bundle, or any array of it that was not copied, is alive.
-    The files may lose their names.
+    The files may be unlinked or renamed.
     """
 
     prefix: Path
@@ -237,7 +237,7 @@ class Bundle:
 
     @property
     def seal(self) -> str:
-        """The seal of its data files as they were when they were opened."""
+        """The state of the data files when they were opened, as a text; see `seal_of`."""
         return seal_of([self._shards[number].stamp for number in sorted(self._shards)], self.prefix.parent)
 
     def prefault(self, names: Iterable[str]) -> None:
@@ -280,7 +280,7 @@ class Bundle:
         return Loan(tuple(descriptors), sizes, places, ranges)
 
     def marks(self, name: str) -> list[tuple[object, ...]]:
-        """Differs between tensors with different bytes: stamp of the file, place in it, checksum, dtype and shape."""
+        """A value that differs for tensors with different bytes: of each piece file, place, checksum, dtype, shape."""
         pieces = self.entries[name].pieces
         return [(self._shards[p.shard].stamp, p.offset, p.size, p.crc32c, p.dtype, p.shape) for p in pieces]
 

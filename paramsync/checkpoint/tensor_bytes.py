@@ -35,7 +35,7 @@ THREADS = min(4, max(1, PROCESSORS - 1))
 PORTION = 4 << 20  # bytes that one thread works on at once: most stay in its cache for a second pass
 
 _POLYNOMIAL = 0x82F63B78  # of crc32c, its bits reversed
-_PROBE = 1 << 12  # the first bytes of a piece, in which most changes show
+_PROBE = 1 << 12  # bytes of a piece that are compared first: most changes show there
 _NOTHING = np.empty(0, np.uint8)
 _WORTH_KNOWING = 1 << 20  # bytes: the finding of a smaller piece is not kept for the next write
 _MISSES = 2  # after this many more differing than equal pieces, copies the rest without comparing
@@ -115,7 +115,7 @@ def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THRE
         for ended in running:
             with ended:
                 pass
-        job.clear()  # so that a thread in its last instructions refers to no work
+        job.clear()  # a thread that is just ending must keep no work alive
 
     try:
         for _ in range(threads - 1):

@@ -32,7 +32,7 @@ LINKED = 8  # data files that a checkpoint shares with its predecessor
 _PAGE = 4096
 _STALE = 0.5  # the share of a file's bytes that may be stale
 _WORTH = 1 << 20  # bytes that deserve their own data file, however small their share of the checkpoint
-_SHARE = 1 / 64  # the share that deserves its own file, however few bytes it has
+_SHARE = 1 / 64  # of a checkpoint: a part of at least this share gets its own data file, however small
 _NOTHING: Array = np.empty(0, np.uint8)
 _NO_LINK = {errno.EPERM, errno.EMLINK, errno.ENOENT, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS}
 

@@ -21,7 +21,7 @@ from paramsync.host.files import line
 
 
 class Fault(Enum):
-    UNFINISHED = "unfinished"  # its files are still being written, as far as can be seen
+    UNFINISHED = "unfinished"  # its files seem to be still being written
     ITS_OWN = "its own"  # the error is the same at each look, until its files change
     NOT_ITS_OWN = "not its own"  # the error may be gone at the next look
     THE_MACHINES = "the machine's"  # no version is at fault: the same restore may succeed a moment later

@@ -63,8 +63,8 @@ class OperatorRequest:
     ) -> Status | ParamsyncError | None:
         """The answer; None as long as the request has to wait.
 
-        `published` is None if the store cannot be read. `whole` says that a round went as far as possible towards the
-        newest version since the request was admitted.
+        `published` is None if the store cannot be read. `whole` is True if a complete round, with a look at the store,
+        has run since the request was admitted.
         """
         if self.failure is not None:
             return self.failure
@@ -76,7 +76,7 @@ class OperatorRequest:
             return error
 
 
-# When a request is fulfilled. Each function raises SyncError or UnknownVersionError, with why, if it never will be.
+# Whether a request is fulfilled. Each function raises SyncError or UnknownVersionError if that can never happen.
 
 
 def _synced(request: OperatorRequest, status: Status, published: Collection[int] | None) -> bool:
@@ -128,7 +128,7 @@ def _prepared(request: OperatorRequest, status: Status, published: Collection[in
         return False
     if request.action is Action.BEGIN and not _begun(status, published):
         return False
-    if request.change.latest is None or status.pinned is not None:  # the newest versions are not followed then
+    if request.change.latest is None or status.pinned is not None:  # with a pin, the newest are not kept in memory
         return True
     if published is None:
         return status.store_lost
@@ -147,7 +147,7 @@ def _begun(status: Status, published: Collection[int] | None) -> bool:
 
 def _changed(request: OperatorRequest, status: Status, published: Collection[int] | None) -> bool:
     pinned = request.change.pinned
-    if pinned is None or status.pinned != pinned:  # labels are in effect, and another pin may have taken its place
+    if pinned is None or status.pinned != pinned:  # its labels are in effect; another pin replaced its own
         return True
     _check_usable(pinned, status)
     return _serving(status) == pinned
@@ -177,7 +177,7 @@ def _check_usable(number: int | None, status: Status) -> None:
 
 
 def _check_comes(request: OperatorRequest, status: Status, published: Collection[int] | None) -> None:
-    """Raise UnknownVersionError for a version that does not exist and will not: numbers only rise."""
+    """Raise UnknownVersionError for a version that is not there and cannot come any more: numbers only rise."""
     number, serving = request.number, _serving(status)
     if number is None or published is None or number in published or number in status.resident:
         return
@@ -192,21 +192,24 @@ def _check_comes(request: OperatorRequest, status: Status, published: Collection
 
 
 class OperatorRequests:
-    """The open requests, the pinned version and the labels. A lock guards the list; the worker does the rest."""
+    """The open requests, the pinned version and the labels.
+
+    A lock guards the list of requests. Only the follower's thread uses the rest.
+    """
 
     def __init__(self, choices: Choices, keep: Callable[[Choices], None], *, latest: int | None = None) -> None:
         """`keep` is called with each change of the choices, before a caller gets its answer.
 
-        `latest` is how many of the newest versions stay in memory; None: the versions that served last stay instead.
+        `latest` is how many of the newest versions stay in memory; None: the versions that served most recently stay.
         """
         self._choices = choices
         self.fleet = Choices()
-        """Choices for all followers of a bucket, set by the worker; choices that were made here win."""
+        """Choices for all followers of a bucket, set by the follower's thread. Choices made at this follower win."""
         self._keep = keep
         self._latest = latest
         self._held: Change | None = None
-        self._pinning: OperatorRequest | None = None  # the request whose pin is tried
-        self._labelling: dict[str, OperatorRequest] = {}  # by label: the request that is tried
+        self._pinning: OperatorRequest | None = None  # the admitted pin or rollback that waits for its answer
+        self._labelling: dict[str, OperatorRequest] = {}  # by label: the admitted request that waits for its answer
         self._lock = threading.Lock()
         self._open: list[OperatorRequest] = []
         self._refusal: ParamsyncError | None = None
@@ -223,7 +226,7 @@ class OperatorRequests:
                 self._open.append(request)
             else:
                 request.answer.set_exception(self._refusal)
-        request.answer.add_done_callback(lambda _: self._remove(request))  # also if the caller left
+        request.answer.add_done_callback(lambda _: self._remove(request))  # also if the caller cancels
         return request.answer
 
     def hold(self, change: Change | None) -> None:
@@ -232,7 +235,7 @@ class OperatorRequests:
 
     @property
     def held(self) -> list[int]:
-        """The versions that a change needs, and the versions that the previous change named."""
+        """The versions to keep in memory: of the change in preparation, see `hold`, and of the last change made."""
         return sorted({*self._choices.beside, *(() if self._held is None else self._held.versions)})
 
     @property
@@ -279,7 +282,7 @@ class OperatorRequests:
         }
 
     def fresh(self) -> list[OperatorRequest]:
-        """New requests: take them before a look at the store, admit them after it."""
+        """Requests that are not admitted yet: list them before a look at the store, and admit them after the look."""
         with self._lock:
             return [request for request in self._open if not request.admitted]
 
@@ -289,15 +292,15 @@ class OperatorRequests:
         return list(takewhile(lambda request: _in_memory(request, status), changes))
 
     def overtaking(self, status: Status) -> bool:
-        """Whether an urgent request makes any restore needless."""
+        """Whether an urgent request pins a version in memory, so that a restore under way can be abandoned."""
         return any(request.action in _PINNING or request.change.pinned is not None for request in self.urgent(status))
 
     def admit(
         self, fresh: Iterable[OperatorRequest], status: Status, published: Collection[int] | None, newest: int | None
     ) -> set[int]:
-        """Admit the requests that can be judged now. Returns the versions to try once more, even from quarantine.
+        """Admit the requests for which enough is known. Returns the versions to try once more, even from quarantine.
 
-        `published` is None if the store cannot be read, `newest` if the store does not say.
+        `published` is None if the store cannot be read, `newest` if the newest version is unknown.
         """
         for request in fresh:
             if request.action is Action.SYNC:
@@ -335,7 +338,7 @@ class OperatorRequests:
         self._keep(self._choices)
 
     def _try(self, request: OperatorRequest, status: Status, published: Collection[int] | None) -> None:
-        """Let a pin, rollback or label take effect, if its version is there."""
+        """Let a pin, rollback or label take effect if its version is in memory or in the store."""
         if request.action is Action.ROLLBACK and request.number is None:
             back = status.back_among(published)
             request.number = None if back is None else back.number
@@ -366,7 +369,7 @@ class OperatorRequests:
             before.failure = SyncError(f"model {status.model!r}: {what} before version {before.number} had it")
 
     def settle(self, status: Callable[[], Status], published: Collection[int] | None, *, whole: bool) -> None:
-        """Answer each request that is fulfilled, or never can be; see OperatorRequest.outcome."""
+        """Answer each request that is fulfilled, and fail each that can never be; see OperatorRequest.outcome."""
         with self._lock:
             waiting = [request for request in self._open if request.admitted]
         if not waiting:
@@ -412,7 +415,7 @@ class OperatorRequests:
 
 
 def _in_memory(request: OperatorRequest, status: Status) -> bool:
-    """Whether the request is about versions in memory alone."""
+    """Whether the request needs only versions that are in memory already."""
     if request.action is Action.ROLLBACK and request.number is None:
         return bool(status.before) and status.before[0] in status.resident
     if request.action in (*_PINNING, Action.LABEL):

@@ -47,12 +47,12 @@ class Choices:
 class Change:
     """A configuration's settings for one model's pin, labels and memory; applied all at once, or not at all."""
 
-    pinned: int | None = None  # the version to pin
+    pinned: int | None = None  # the version to pin; None: leave the pin
     unpin: bool = False
-    labels: Mapping[str, int] = field(default_factory=dict)  # to give, or to move
+    labels: Mapping[str, int] = field(default_factory=dict)  # to set, or to move
     without: Collection[str] = ()  # labels to take away, if they exist
-    beside: tuple[int, ...] | None = None  # other versions to keep in memory; None: as the change before
-    latest: int | None = None  # how many of the newest stay in memory; None: the last to serve
+    beside: tuple[int, ...] | None = None  # other versions to keep in memory; None: the same as before
+    latest: int | None = None  # how many of the newest stay in memory; None: those that served last
 
     @property
     def versions(self) -> list[int]:
@@ -68,7 +68,7 @@ class Change:
         return replace(choices, pinned=pinned, labels={**labels, **self.labels}, beside=beside)
 
     def is_so(self, status: Status, latest: int | None, beside: tuple[int, ...]) -> bool:
-        """Whether this changes nothing, if `latest` and `beside` are the versions that stay in memory now."""
+        """Whether the change is in effect already. `latest` and `beside` say which versions stay in memory now."""
         choices = Choices(pinned=status.pinned, labels=dict(status.labels), beside=beside)
         return latest == self.latest and self.of(choices) == choices
 
@@ -107,7 +107,7 @@ class PinsFile:
         if content is None:
             return self._known
         self._known, given = content
-        if given != self._given:  # so that the next start does not take these settings for changed
+        if given != self._given:  # the next start must not see these settings as changed
             self._save(self._known)
         return self._known
 

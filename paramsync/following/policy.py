@@ -79,7 +79,7 @@ def newest(published: Sequence[Candidate], *, quarantined: Mapping[int, Hashable
 def served_before(before: Sequence[int], *, left: int | None, now: int, back: bool) -> tuple[int, ...]:
     """The versions that served before version `now`, each once, the most recent first. `now` has just replaced `left`.
 
-    After a rollback (`back`), the versions that the rollback left or skipped are not among them.
+    After a rollback (`back`), leaves out the versions that the rollback left or skipped.
     """
     if back:
         return tuple(before[before.index(now) + 1 :]) if now in before else ()
@@ -130,7 +130,7 @@ class Failures:
         self._failures: dict[int, _Failure] = {}
 
     def quarantine(self, candidate: Candidate, reason: str, *, since: float, own_fault: bool) -> bool:
-        """Quarantine a version. Returns whether that is news. Without `own_fault` it is still tried at every look."""
+        """Quarantine a version. Returns whether the reason is new. Without `own_fault`, every look tries it again."""
         before = self._failures.get(candidate.number)
         known = None if before is None else before.quarantined  # the same reason is no news, even if the files changed
         failure = self._of(candidate)
@@ -173,7 +173,7 @@ class Failures:
         self._failures = {number: failure for number, failure in self._failures.items() if number in numbers}
 
     def settle(self, published: Iterable[Candidate], wanted: Collection[int]) -> None:
-        """Forget versions that were rewritten and not tried since; stop postponing versions that are not `wanted`."""
+        """Lift the quarantine of versions whose files changed since; stop postponing versions that are not `wanted`."""
         files = {candidate.number: candidate.files for candidate in published}
         for number, failure in self._failures.items():
             if failure.own_fault and files.get(number, failure.files) != failure.files:
@@ -214,8 +214,8 @@ class Failures:
 class Publications:
     """The publications of one store. Belongs to one thread.
 
-    Remembers the versions in the store and in memory, and the first successor of each version in memory: a lag counts
-    from the successor, even long after the store dropped it.
+    Remembers the versions in the store and in memory. The lag of a version counts from the publication of its first
+    successor, so that publication is remembered even after the store has removed the successor.
     """
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ class Publications:
     def newer(self, serving: int | None) -> tuple[Publication | None, int]:
         """The oldest publication newer than the serving version, and how many there were.
 
-        All are newer than a version from before the store started over with lower numbers.
+        If the serving version is above the latest, the store started over with lower numbers: then all count as newer.
         """
         latest = self._latest
         if latest is None:

@@ -56,7 +56,7 @@ class Reconciler:
         self._serve_damaged = serve_damaged
         self._serving: Candidate | None = None
         self._files: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()
-        self._examined: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()  # the files at that time
+        self._examined: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()  # files at the last examination
         self._damaged: InMemory | None = None  # a version that serves because there is no other
         self._failures = Failures()
         self._wanted: set[int] = set()  # versions that this round restored, or would restore
@@ -67,7 +67,7 @@ class Reconciler:
     def run_once(self) -> Version | None:
         """One round. Returns the version that came to serve, if any.
 
-        1. Meet requests about versions in memory. Looking at the store, which comes next, may take long.
+        1. Handle requests that need only versions in memory: the look at the store, which comes next, may take long.
         2. Look at the store. Give and take away labels of versions in memory, before anything that a pin could
            interrupt. Restore the version to serve and swap to it; quarantine a version that cannot be used, and take
            the next best. Then restore labelled versions, then other versions that are to be in memory.
@@ -136,7 +136,7 @@ class Reconciler:
         return f"{', '.join(lost)}, which store {store} does not have" if lost else ""
 
     def _round(self, fresh: Iterable[OperatorRequest], store: Look | None) -> Version | None:
-        """Admit requests, bring the replica to them, and answer. Without a `store`, only versions in memory count."""
+        """Admit requests, restore and swap until they are fulfilled, and answer. Without `store`, only from memory."""
         look, whole = store or Look(), store is not None
         latest = look.latest.number if look.latest is not None and look.problem is None else None
         for number in self._requests.admit(fresh, self._report.now(), look.numbers, latest):
@@ -171,7 +171,7 @@ class Reconciler:
         """Swap to the version that the policy names, or to the next best if it cannot be used."""
         published, serving = look.published or [], self._serving
         if look.problem is not None and serving is not None and pinned is None:
-            # newer versions may be hidden: lower numbers do not mean that the store started over
+            # the look failed in part and may have missed newer versions: lower numbers do not prove a new start
             published = [candidate for candidate in published if candidate.number >= serving.number]
         if serving is not None and any(candidate.same_as(serving) for candidate in published):
             self._failures.pardon(serving.number)  # its files could not be read for a while, and can be now
@@ -210,7 +210,7 @@ class Reconciler:
         return next(same, None)
 
     def _restored(self, candidate: Candidate, *, until: Callable[[], bool] = lambda: False) -> InMemory | None:
-        """Restore a version without a swap; None if it fails or is tried too early. Raises _OvertakenError."""
+        """Restore a version without a swap; None if it fails, or waits after a failure. Raises _OvertakenError."""
         number, version = candidate.number, candidate.version
 
         def tell(progress: Progress) -> None:
@@ -281,7 +281,7 @@ class Reconciler:
 
         1. Report each.
         2. If one of them serves, another version in memory takes its place, as in a rollback. If there is none, nothing
-           serves, or the damaged version goes on, until the store has another.
+           serves until the store has another; with `serve_damaged` the damaged version serves until then.
         3. Drop them.
         """
         numbers = {resident.version.number for resident in bad}
@@ -330,7 +330,7 @@ class Reconciler:
         """Restore the versions that stay in memory beside the serving version. Raises _OvertakenError.
 
         Labelled versions come first, then versions that a configuration names, then the newest of the store. Before the
-        newest are restored, versions that are no longer wanted leave, except as many as the settings keep in memory.
+        newest are restored, unwanted versions are freed, except as many recent ones as the settings keep in memory.
         While the store cannot be read, or a version is pinned, the newest stay as they are.
         """
         requests, given = self._requests, self._replica.labels
@@ -352,7 +352,7 @@ class Reconciler:
             missing = next((candidate for candidate, resident in there if resident is None), None)
             if missing is None:
                 return
-            # a newer version ends this restore, unless a caller waits for it
+            # news of the store ends this restore, unless a caller waits for the versions of a change
             new = self._restored(missing, until=lambda: self._rung.is_set() and not requests.preparing)
             if new is not None:
                 self._newest.append(new)

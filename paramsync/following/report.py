@@ -23,10 +23,10 @@ from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.follower")
 MOST_UNREAD = 256  # events that a subscriber may leave unread
-_MOST_PROGRESS = 64  # more unread events than this, and progress is left out
+_MOST_PROGRESS = 64  # unread events of a subscription: above this number, progress is left out
 _BETWEEN = 0.05  # seconds between events about the progress of one restore
 _BETWEEN_SWAPS = 10.0  # seconds between log lines about swaps
-_ENDED = 8  # how many versions that left memory stay listed
+_ENDED = 8  # how many freed versions the status still lists
 
 
 class Subscription:
@@ -178,7 +178,7 @@ class Report:
     def set_progress(self, version: Version, progress: Progress) -> None:
         """Set the progress of the restore; sends an event now and then. Any thread."""
         known = self._progress
-        if known is not None and not progress.bytes_total:  # a later phase has no numbers of its own
+        if known is not None and not progress.bytes_total:  # later phases report no totals: keep the last ones
             progress = replace(known, phase=progress.phase)
         self._progress = progress
         now = time.monotonic()

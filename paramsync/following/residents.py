@@ -38,7 +38,7 @@ class Residents(Generic[R]):
         parts: Callable[[R], tuple[Any, ...]] = lambda _: (),
         changed: Callable[[], object] = lambda: None,
     ) -> None:
-        """`resident` versions that served last stay in memory, and labelled versions beside them.
+        """The last `resident` versions that served stay in memory, and all labelled versions.
 
         `parts` of a version are freed only by `tend`, once nobody holds the version. `changed` is called after each
         change of `view`.
@@ -78,7 +78,7 @@ class Residents(Generic[R]):
 
     @property
     def leaving(self) -> tuple[int, ...]:
-        """Versions that have left and that requests may still hold."""
+        """Versions that were dropped and are not freed yet, because requests may still use them."""
         return self._leaving.numbers
 
     def serving(self) -> R:
@@ -174,7 +174,7 @@ class Residents(Generic[R]):
         self._show(View())
 
     def tend(self) -> None:
-        """Free versions that have left, which takes milliseconds that no serving thread must spend.
+        """Free dropped versions. This takes milliseconds, which no serving thread may spend.
 
         The thread that drops the last reference does the freeing. A request holds only the Resident; its parts are held
         here until no request holds the Resident.

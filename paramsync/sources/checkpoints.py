@@ -166,7 +166,7 @@ class Checkpoints(ABC, Generic[G, R]):
         keys = self._locate(graph, bundle, where=f"version {version.number}")
         verified = self._check(version, graph, bundle, keys, tell)
         resident = self.make_resident(version, graph, bundle, keys)
-        if version.checksum:  # otherwise all bytes are copies, which must go when the last tensor does
+        if version.checksum:  # without a record all bytes are copies, which the bundle would keep in memory
             self._known[resident] = _Known(version, bundle, tuple(keys), frozenset(verified))
         return resident
 
@@ -218,8 +218,8 @@ class Checkpoints(ABC, Generic[G, R]):
         """Check a version, and bring its pages into the page table before the first request needs them.
 
         - The checksums and values of a version that our publisher did not record are always checked.
-        - "auto" believes a seal which shows that nobody wrote to the files since our publisher checked all values, and
-          what was verified already for a version in memory with the same files.
+        - "auto" skips files whose seal shows that nobody wrote to them since our publisher checked all values, and
+          files that were verified already for a version in memory.
         - If the record says that the publisher checked all values, values are not checked again where checksums match.
         - If only signed versions are trusted, all tensors must have the signed digests, which stand for checksums.
 

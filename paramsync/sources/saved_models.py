@@ -19,7 +19,7 @@ _WATCHED = 2  # directories with the highest numbers: a watch takes threads, and
 
 def versions(path: Path) -> list[Version]:
     """The versions in a directory, ascending. Raises OSError if it, or every version's directory, cannot be read."""
-    closed: list[OSError] = []  # the error of each directory that cannot be read
+    closed: list[OSError] = []  # one for each directory that cannot be read
     names = sorted(numbered(path).items())
     versions_there = [version for _, name in names if (version := _version(path / name, closed)) is not None]
     if closed and len(closed) == len(versions_there):

@@ -48,14 +48,14 @@ def _ignore_progress(progress: Progress) -> None:
 Verification = Literal["auto", "checksums"]
 """Which checksums are computed before parameters serve.
 
-"checksums": all. "auto": leaves out files in this machine's memory that nobody wrote to since our publisher, and
-files that were verified for another version in memory.
+"checksums": all. "auto": skips files in this machine's memory that are as our publisher wrote them, and files that
+were verified for another version in memory.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The published versions now. `published` ascends up to the latest; it is None if the store cannot be read.
+    """The published versions now. `published` is in ascending order; it is None if the store cannot be read.
     `publisher` is None if the store does not name its publisher, as TensorFlow's stores do not."""
 
     latest: Version | None = None
@@ -93,7 +93,7 @@ class Restores(Protocol[R_co]):
 class Source(Generic[R]):
     """A directory of checkpoints or numbered SavedModels. It need not exist yet: each look detects its kind.
 
-    Our publisher wrote the checkpoints, or a Saver, Checkpoint or CheckpointManager. A SavedModel is a version
+    Checkpoints come from our publisher, or from a Saver, Checkpoint or CheckpointManager. A SavedModel is a version
     once its `saved_model.pb` exists, and is served once this file is readable and the variables are complete: tools
     copy a directory in any order. The follower's thread uses a source; any thread may read `path`.
     """
@@ -109,7 +109,7 @@ class Source(Generic[R]):
     ) -> None:
         """`graph` is a graph file, or the directory of a SavedModel, for checkpoints that name no graph.
 
-        `options` names the given options about the graph of checkpoints. If `signed`, only versions that a
+        `options` names, for errors, the given options about the graph of checkpoints. If `signed`, only versions that a
         trusted key signed are restored, and a store that starts over with lower numbers is not followed.
         """
         self.signed = signed
@@ -224,7 +224,7 @@ class Source(Generic[R]):
         return Look(latest=versions[-1] if versions else None, published=published)
 
     def _shows_numbers(self) -> bool:
-        """Whether the directory has numbered SavedModels; the last answer if it shows nothing."""
+        """Whether the directory has numbered SavedModels; the answer before if the directory is empty or unreadable."""
         try:
             if state_file(self.path).exists():
                 return False
@@ -260,7 +260,7 @@ class _Listing:
     def identify_checkpoint(self, prefix: str, *, with_links: bool = False) -> Hashable:
         """A value that identifies a checkpoint's files, even if their times were set back.
 
-        The next version may link a data file, which changes no bytes; `with_links`, that changes the value too.
+        A later version may hard-link a data file, which changes no bytes. The value changes by that only `with_links`.
         """
         facts = {name: self._facts_of(name) for name in self._of_checkpoints[prefix]}
         return frozenset(
@@ -285,7 +285,7 @@ def identify_saved_model(directory: Path) -> Hashable:
 
 
 def identify_graph(path: Path) -> Hashable:
-    """A value that changes when a graph file, or the SavedModel in a directory, does."""
+    """A value that changes when the graph file changes, or the SavedModel if the path is a directory."""
     facts = _facts(path)
     is_folder = not isinstance(facts, int) and stat.S_ISDIR(facts.st_mode)
     return identify_saved_model(path) if is_folder else _identity(facts)

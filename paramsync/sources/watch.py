@@ -52,7 +52,7 @@ _SAVED_MODEL = re.compile(r"saved_model\.pb(txt)?|variables")
 _VARIABLES = re.compile(r"variables\..*")
 
 Hear = Callable[[str], None]
-_Target = tuple[Path, int, int]  # a folder, and its device and inode: another folder may take its name
+_Target = tuple[Path, int, int]  # a folder with its device and inode: another folder may be renamed to its path
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,7 +252,7 @@ class StoreWriter:
 
     def _check(self, version: Version, listed: Sequence[str]) -> None:
         above = max(map(store.number_of, listed), default=-1)
-        if version.number <= above:  # a name without files may be a person's mistake, or a disk error
+        if version.number <= above:  # a name without files, by a person's mistake or a disk error, does not count
             gone = self._state.find_gone(listed)
             above = max((store.number_of(name) for name in listed if name not in gone), default=-1)
         if not above < version.number < NUMBERS:

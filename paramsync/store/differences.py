@@ -25,7 +25,7 @@ EDGES = tuple([2.0**exponent for exponent in range(-40, 9)])
 
 _BINS = len(EDGES) - 1
 _FIRST = -40  # the exponent of the first edge
-_FRACTION, _BIAS = 52, 1023  # of a float64: the bits of its fraction, the bias of its exponent
+_FRACTION, _BIAS = 52, 1023  # of a float64: the number of bits of the fraction, and the bias of the exponent
 _ELEMENTS = 1 << 14  # compared at once: intermediate results stay in a processor's cache
 _SQUARED = 1e-100, 1e100  # between them, squares fit into a float64
 _OPAQUE = {dtypes.STRING, dtypes.VARIANT}

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 _UNSIGNED = {"signature", "publications", "traceparent"}
 SIGNED = tuple(field.name for field in fields(Version) if field.name not in _UNSIGNED)
-"""The fields of a record that its signature covers. A reader that does not know a field refuses signatures that cover
-the field."""
+"""The fields of a record that its signature covers. An older reader that lacks a field computes
+other bytes, and refuses the signature."""
 
 _STATEMENT = b"paramsync: the record of a version, 1\n"  # so that a signature of other data does not fit a record
 _EXPECTED_PRIVATE = "expected an Ed25519 private key in PEM, as paramsync keys new makes it"
@@ -49,7 +49,7 @@ class Signer:
         self.id = key_id(self._key.public_key())
 
     def sign(self, version: Version) -> Version:
-        """The version with a signature of its record, which has its digests."""
+        """The version with a signature of its record. The record has the digests of tensors and graph."""
         read_back = Version.from_json(replace(version, signed_by=self.id, signature="").to_json())
         signature = self._key.sign(_statement(read_back))
         return replace(read_back, signature=base64.b64encode(signature).decode())

@@ -19,7 +19,7 @@ MARK = ".unlisted-"
 MOST_BY_AGE = 1000  # versions kept by age: every look at the store and every publication reads their names
 
 _log = logging.getLogger("paramsync.store")
-_BROKEN = Version(number=0, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0)  # in place of a broken record
+_BROKEN = Version(number=0, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0)  # for a record that cannot be read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +76,7 @@ class StateFile:
         self._durable = durable
         self._faults = faults
         self._state: store.CheckpointState | None = None  # the last content of `checkpoint`
-        self._names: tuple[str, ...] | None = None  # listed names, and our unlisted ones; None before the first look
+        self._names: tuple[str, ...] | None = None  # of listed versions and our unlisted ones; None: not read yet
         self._text: str | None = None  # the text that this object wrote: parsing a thousand names takes a while
         self._records: dict[str, Version | None] = {}  # by name; None without a record
 
@@ -101,11 +101,11 @@ class StateFile:
         self._records[version.prefix] = version
 
     def keep(self, names: Collection[str], retention: Retention, *, now: float) -> list[str]:
-        """The names to list beside a new version; the retention decides about our versions."""
+        """The names that stay listed when a version is added. `retention` applies to versions of our publisher only."""
         ours = {}
         gone = self.find_gone(names)
         for name in (name for name in names if name not in gone):
-            with suppress(UnreadableError):  # its writer is unknown now: the version stays
+            with suppress(UnreadableError):  # whether we wrote the version is unknown now: keep it
                 if (record := self._known(name)) is not None:
                     ours[name] = record.committed_at or 0.0
         dropped = {*retention.drop([*ours.items()], now=now), *gone}

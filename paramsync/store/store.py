@@ -47,12 +47,12 @@ _READERS_SECONDS = 1.0  # how long a publisher waits for readers of the lock
 _STATE = "checkpoint"
 _LOOKS = 10  # how often `latest` reads a state file that changes meanwhile
 TEXT_LIMIT = 1 << 20  # bytes of a state file or a record
-_NAME_LIMIT = 200  # bytes of 255, so that `.data-00000-of-00001` fits behind and `.tmp-` in front
+_NAME_LIMIT = 200  # bytes of 255: leaves room for the suffix `.data-00000-of-00001` and the prefix `.tmp-`
 _INT64 = 1 << 63
 _YEAR_10000 = 253_402_300_800.0  # seconds since the epoch
 
-# Field 15 of a graph message, of 32 bytes, after all others: readers of the message skip it. No known field number
-# differs from 15 by a single bit.
+# The checksum is field 15 of a graph message, behind all others: readers of the message skip it. No known field number
+# differs from 15 by one bit, so a flipped bit cannot make it a known field.
 _TAG = b"\x7a\x20"
 _CHECKED = len(_TAG) + hashlib.sha256().digest_size
 
@@ -107,7 +107,7 @@ class Store:
         with suppress(OSError):  # the directory is gone, or cannot be listed
             begun = {file.rpartition(".")[0] for file in files.names(self.path)} if names else names
         for name in state.names if state else ():
-            if name not in begun:  # the list may name many removed versions
+            if name not in begun:  # skip without opening files: the list may name many removed versions
                 continue
             try:
                 version = known.get(name) or self._version(name)
@@ -208,7 +208,7 @@ def graph_file(directory: Path, digest: str) -> Path:
 
 
 def is_name(text: str) -> bool:
-    """Whether the text can begin the name of a file in a directory, and leads nowhere else."""
+    """Whether the text can begin a file name, and is no path into another directory."""
     return text not in ("", ".", "..") and "/" not in text and text.isprintable() and len(text.encode()) <= _NAME_LIMIT
 
 
@@ -265,7 +265,7 @@ def read_record(directory: Path, name: str) -> Version | None:
 
 
 def problem(record: Version) -> tuple[str, str] | None:
-    """The expected and the actual value of a record that could not be shown, sent or followed; None if sound."""
+    """What was expected and found in the first value that cannot be shown, sent or followed; None if sound."""
     if record.graph and not is_digest(record.graph):
         return "the hexadecimal digest of a graph", files.shown(record.graph)
     counts = (record.step, record.bytes, record.publications)
@@ -304,7 +304,7 @@ def read_text(path: Path) -> str | None:
 
 
 def _name(state: Path, listed: str) -> str:
-    """The name of a path in `checkpoint`. Of an absolute path the directory may have moved since."""
+    """The name of a path in the file `checkpoint`. The directory of an absolute path may have moved since."""
     path = PurePosixPath(listed)
     name = path.name if path.is_absolute() else str(path)
     if not is_name(name):
@@ -366,7 +366,7 @@ def holds_lock(descriptor: int, store: Path) -> bool:
 
 
 def release_lock(descriptor: int, *, finished: bool = False) -> None:
-    """Give the lock back, even if a forked child has the descriptor too; the child itself only closes it.
+    """Unlock, even if a forked child shares the descriptor. In the child, only the child's descriptor is closed.
 
     With `finished`, the lock file says that the publisher ended, and did not die.
     """
@@ -398,13 +398,13 @@ class LastPublisher:
 
 
 def last_publisher(store: Path) -> LastPublisher | None:
-    """None if the store has no readable lock file, or only a copy of another store's.
+    """Who published last. None if the lock file cannot be read, or was copied from another store.
 
     Shares the lock for a moment, so it must not be called while a request waits.
     """
     try:
         with files.regular(store / LOCK) as descriptor:
-            is_free = files.lock_shared(descriptor)  # first: a publisher unlocks after it writes that it ended
+            is_free = files.lock_shared(descriptor)  # before reading: a publisher writes that it ended, then unlocks
             holder = _lock_content(descriptor) or {}
             began = _seconds(holder.get("since")) or os.fstat(descriptor).st_mtime
             if not is_free:
