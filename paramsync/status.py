@@ -10,11 +10,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paramsync.version import Version
 
 if TYPE_CHECKING:
+    from paramsync.remote.bucket_status import BucketStatus
     from paramsync.sources.source import Progress
     from paramsync.store.store import LastPublisher
 
@@ -122,10 +123,12 @@ class Status:
     found_at: float = math.inf  # when the newest version was found, on the monotonic clock
     served_at: float = math.inf  # when the serving version came to serve
     overdue: Publication | None = None  # the oldest publication newer than the serving version
+    bucket: BucketStatus | None = None  # if the store is a local copy of a bucket
 
     def ageless(self) -> Status:
         """This status without its lag and its ages, which change while nothing happens."""
-        return replace(self, lag_seconds=None, since_publication_seconds=None, serving_age_seconds=None)
+        bucket = None if self.bucket is None else self.bucket.ageless()
+        return replace(self, lag_seconds=None, since_publication_seconds=None, serving_age_seconds=None, bucket=bucket)
 
     def at(self, now: float, monotonic: float) -> Status:
         """This status with its lag and ages at one moment: `now` since the epoch, `monotonic` on the monotonic clock.
@@ -133,7 +136,11 @@ class Status:
         An age is at least what the monotonic clock says, whatever the other clock was set to since.
         """
         published, serving = self.published, self.serving
-        ages: dict[str, float | int | None] = {}
+        ages: dict[str, Any] = {}
+        if serving is not None and self.bucket is not None and (copied := self.bucket.copied) is not None:
+            served_at = now - (monotonic - self.served_at) if copied.number == serving.number else math.inf
+            copied = replace(copied, served_at=served_at if math.isfinite(served_at) else None)
+            ages["bucket"] = replace(self.bucket, copied=copied)
         if serving is not None:
             ages["serving_age_seconds"] = max(0.0, monotonic - self.served_at, now - serving.step_done_at)
         if published is not None:
@@ -146,7 +153,7 @@ class Status:
                 ages["lag_seconds"] = 0.0 if serves else self._lag(now, monotonic, since_published=age)
                 ages["lag_versions"] = 0 if serves else self.lag_versions
                 ages["lag_steps"] = published.step - serving.step
-        return replace(self, **ages)  # type: ignore[arg-type]
+        return replace(self, **ages)
 
     def _lag(self, now: float, monotonic: float, *, since_published: float | None) -> float | None:
         if self.overdue is None:

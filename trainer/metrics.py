@@ -59,6 +59,18 @@ class TrainerMetrics(MetricsPage):
                 "since_publication_seconds": ("Time since this process published a version.", age),
                 "last_publish_duration_seconds": ("Duration of the last publication, until its commit.", took),
             }
+        bucket = publishing.bucket
+        if bucket is not None:
+            now = self._clock()
+            version_there = None if bucket.copied is None else bucket.copied.number
+            waits = 0.0 if bucket.waiting_since is None else max(0.0, now - bucket.waiting_since)
+            answer = None if bucket.answered_at is None else max(0.0, now - bucket.answered_at)
+            gauges |= {
+                "bucket_version": ("The version that came into the bucket last.", version_there),
+                "bucket_lag_seconds": ("How long versions have waited for the bucket; 0 while none waits.", waits),
+                "bucket_answer_age_seconds": ("Time since the bucket last answered.", answer),
+                "bucket_lost": ("1 if another publisher has the bucket, or somebody emptied it, else 0.", bucket.over),
+            }
         counters = {
             "steps": ("Steps trained by this process.", meter.step - meter.first),
             "publications": ("Versions published by this process.", publishing.publishes),
@@ -71,6 +83,14 @@ class TrainerMetrics(MetricsPage):
                 yield GaugeMetricFamily(f"paramsync_trainer_{name}", meaning, value=float(value))
         for name, (meaning, count) in counters.items():
             yield CounterMetricFamily(f"paramsync_trainer_{name}", meaning, value=count)
+        if bucket is not None:
+            meaning = "Looks and commits that failed."
+            yield CounterMetricFamily("paramsync_trainer_bucket_failures", meaning, value=bucket.failures)
+            meaning = "Bytes of versions that went into the bucket."
+            sent = CounterMetricFamily("paramsync_trainer_bucket_sent_bytes", meaning, labels=("way",))
+            sent.add_metric(["whole"], bucket.whole_bytes)
+            sent.add_metric(["delta"], bucket.delta_bytes)
+            yield sent
 
 
 class MetricsPort:

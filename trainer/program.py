@@ -82,8 +82,10 @@ def run(settings: Settings, *, stop: Stop) -> None:
         scalars = enter(closing(Scalars(settings.tensorboard)))
         publisher = enter(
             Publisher(
-                store if isinstance(store, StoreWriter) else enter(_writer(store, settings)),
+                store,  # a bucket is taken over only now that ports, state and job are there: its publisher then ends
                 job.model,
+                durable=settings.durable,
+                signing_key=settings.signing_key,
                 schedule=settings.schedule,
                 allow_nan=settings.allow_nan,
                 allow_ops=settings.allow_ops,
@@ -117,11 +119,6 @@ def _open_store(settings: Settings, stack: ExitStack) -> StoreWriter | Outgoing:
     keep = Retention(keep=settings.keep, keep_for=settings.keep_for, keep_every=settings.keep_every)
     writer = StoreWriter(settings.store, keep=keep, durable=settings.durable, signing_key=settings.signing_key)
     return stack.enter_context(writer)
-
-
-def _writer(outgoing: Outgoing, settings: Settings) -> StoreWriter:
-    """Take a bucket over: only now that ports, state and job are there, for this ends the publisher before."""
-    return outgoing.writer(durable=settings.durable, signing_key=settings.signing_key)
 
 
 def _access(settings: Settings) -> Access:

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import resource
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 
 from paramsync.errors import SettingsError
 from paramsync.program import traces
@@ -14,10 +15,13 @@ from paramsync.program.process import Stop, raise_descriptor_limit, start_loggin
 from paramsync.program.service_manager import ServiceManager
 from paramsync.program.settings import service_manager
 from paramsync.remote.child import MirrorChild
+from paramsync.remote.copy_span import trace_copy
+from paramsync.remote.trainer_watch import TrainerWatch
 from paramsync.rpc.addresses import address
+from paramsync.rpc.client import Credentials
 
 from ..serving.access import access_of
-from ..settings.settings import ModelSettings, Settings, prepare_environment
+from ..settings.settings import ModelSettings, Settings, prepare_environment, trainer_tls
 from ..supervisor.template import Template
 
 _DESCRIPTORS = 64
@@ -42,12 +46,16 @@ def run(settings: Settings, *, stop: Stop) -> None:
 def _mirrored(settings: Settings) -> Iterator[None]:
     """Within this context, local copies of stores in buckets are kept up with them, each by a process of its own."""
     models = [model for model in settings.models if isinstance(model, ModelSettings) and model.address]
-    mirrors = [MirrorChild(model.address, str(model.store), keep=model.resident + 1) for model in models]
-    try:
+    token = None if settings.tokens is None else settings.tokens.first()
+    credentials = Credentials(token=token, tls=trainer_tls(settings))
+    with ExitStack() as stack:
+        for model in models:
+            copied = partial(trace_copy, "download")
+            mirror = MirrorChild(model.address, str(model.store), keep=model.resident + 1, on_copied=copied)
+            stack.callback(mirror.close, _END_OF_MIRROR)
+            if model.trainer is not None:
+                stack.enter_context(closing(TrainerWatch(model.trainer, credentials, mirror)))
         yield
-    finally:
-        for mirror in mirrors:
-            mirror.close(_END_OF_MIRROR)
 
 
 def _check_descriptors(models: int, workers: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import platform
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -15,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from paramsync.host.processes import memory_of
 from paramsync.program.process import release
 from paramsync.program.prometheus import MetricsPage
+from paramsync.remote.bucket_status import stages
 from paramsync.status import State, Status
 from paramsync.store.store import PublisherState
 
@@ -26,6 +29,11 @@ __all__ = ["CONTENT_TYPE", "Exposition"]
 
 _ENTRIES = {"rest": "REST"}  # TensorFlow Serving's names of protocols; the others are GRPC
 _VERSION = ("model", "signature", "version")
+
+
+def _age(since: float) -> float:
+    """The seconds since a time since the epoch."""
+    return max(0.0, time.time() - since)
 
 
 # fmt: off
@@ -49,6 +57,14 @@ _OF_STATUS: tuple[tuple[str, str, Callable[[Status], Any]], ...] = (
         lambda now: now.newest_quarantined),
     ("paramsync_store_lost", "1 where the store cannot be read, or is empty all at once, else 0.",
         lambda now: now.store_lost),
+    ("paramsync_bucket_failing", "1 where versions do not come from the bucket, else 0.",
+        lambda now: now.bucket and bool(now.bucket.reason)),
+    ("paramsync_bucket_lag_versions", "Versions in the bucket that are still to be fetched.",
+        lambda now: now.bucket and now.bucket.behind),
+    ("paramsync_bucket_lag_seconds", "Time since the first of them came into the bucket; 0 while there is none.",
+        lambda now: now.bucket and _age(now.bucket.waiting_since or math.inf)),
+    ("paramsync_bucket_answer_age_seconds", "Time since the bucket last answered.",
+        lambda now: now.bucket and now.bucket.answered_at and _age(now.bucket.answered_at)),
     ("paramsync_pinned", "1 where the model is pinned to a version, else 0.", lambda now: now.pinned is not None),
 )
 # fmt: on
@@ -79,6 +95,7 @@ class Exposition(MetricsPage):
         yield from self._of_requests()
         yield from self._of_calls()
         yield from self._of_models()
+        yield from self._of_buckets()
         yield from self._of_followers()
         yield from self._of_workers()
         yield from self._of_scrub()
@@ -159,6 +176,26 @@ class Exposition(MetricsPage):
                 if (now := value(status)) is not None:
                     gauge.add_metric([model], now)
             yield gauge
+
+    def _of_buckets(self) -> Iterator[Metric]:
+        received = CounterMetricFamily(
+            "paramsync_bucket_received_bytes", "Bytes of versions that came from the bucket.", labels=("model", "way")
+        )
+        failures = _counter("paramsync_bucket_failures", "Looks at the bucket and transfers that failed.")
+        stage = _gauge(
+            "paramsync_bucket_stage_duration_seconds",
+            "How long the version that came last took in each stage.",
+            "stage",
+        )
+        for model, status in self._statuses():
+            if (bucket := status.bucket) is None:
+                continue
+            received.add_metric([model, "whole"], bucket.whole_bytes)
+            received.add_metric([model, "delta"], bucket.delta_bytes)
+            failures.add_metric([model], bucket.failures)
+            for name, seconds in ({} if bucket.copied is None else stages(bucket.copied)).items():
+                stage.add_metric([model, name], seconds)
+        yield from (received, failures, stage)
 
     def _statuses(self) -> list[tuple[str, Status]]:
         models = self._metrics.models

@@ -93,7 +93,8 @@ OF_MODELS = (
         "serve only versions that one of the public keys in this file signed; may be repeated", Kind.TEXTS),
 )
 TRAINER = Option("--trainer", readers.trainer, "[MODEL=]HOST:PORT",
-    "the trainer that publishes first on `paramsync sync --fresh`; may be repeated, once for each MODEL",
+    "the trainer that publishes first on `paramsync sync --fresh`, and tells when a version is in the bucket of the"
+    " model; may be repeated, once for each MODEL",
     Kind.TEXTS, names=("trainers", "trainer"))
 """In the file each model has a `trainer` of its own."""
 

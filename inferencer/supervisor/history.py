@@ -22,7 +22,7 @@ _MOST_LABELS = 16  # changed labels reported by one look
 class History:
     """The history of one model. The owner holds a lock around each call."""
 
-    _status: Status | None = None  # without ages: these are computed when JSON is made
+    _status: Status | None = None  # whose lag and ages are computed when JSON is made
     _found: int = 0
     _versions: dict[int, dict[str, Any]] = field(default_factory=dict)
     """By number, as the page gets them. Times are in seconds since the epoch, None for events that did not happen."""
@@ -79,8 +79,8 @@ class History:
 
     def look(self, status: Status, now: float) -> None:
         """Note how the status differs from the previous status, apart from ages."""
-        before, self._status = self._status, status.ageless()
-        if before is not None and before != self._status:
+        before, self._status = self._status, status
+        if before is not None and before.ageless() != status.ageless():
             self._happened.extend({"at": now, **difference} for difference in _differences(before, status))
 
     def sample(self, values: dict[str, Any]) -> None:

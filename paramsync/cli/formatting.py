@@ -8,8 +8,6 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from google.protobuf.message import Message
-
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -83,13 +81,15 @@ def size(count: int) -> str:
     return f"{value:.1f} {unit}" if value < 9.95 and unit != "B" else f"{value:.0f} {unit}"
 
 
+def way(copied: Any) -> str:
+    """How a version came or went: `copied` has bytes, size, way and deltas."""
+    deltas = f"{copied.deltas} delta{'' if copied.deltas == 1 else 's'}"
+    by = f"as {deltas}" if copied.way == "delta" else f"whole, and {deltas}" if copied.deltas else "whole"
+    return f"{by}, {size(copied.bytes)} of {size(copied.size)} ({share(copied.bytes / max(copied.size, 1))})"
+
+
 def share(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.1%}"
-
-
-def plain(message: Message) -> dict[str, Any]:
-    """A message as JSON values: every field, None for an absent field, enum values as words."""
-    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
 
 
 def to_json(value: object) -> str:
@@ -97,24 +97,6 @@ def to_json(value: object) -> str:
     import json  # here: most output is not JSON
 
     return json.dumps(_numbers(value), allow_nan=False) + "\n"
-
-
-def _field(message: Message, field: Any) -> Any:  # a FieldDescriptor: one of two classes, as protobuf was built
-    if field.has_presence and not message.HasField(field.name):
-        return None
-    value = getattr(message, field.name)
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return dict(value)
-    if field.is_repeated:
-        return [_single(element, field) for element in value]
-    return _single(value, field)
-
-
-def _single(value: Any, field: Any) -> Any:
-    if field.enum_type is not None:
-        name: str = field.enum_type.values_by_number[value].name
-        return name.lower()
-    return plain(value) if field.message_type is not None else value
 
 
 def _numbers(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import sys
@@ -9,13 +10,15 @@ import threading
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
-from paramsync.cli.formatting import console, duration, share, size, to_json
+from paramsync.cli.formatting import console, duration, to_json, way
 from paramsync.cli.process import complain
 from paramsync.errors import EmptiedError, FencedError, ParamsyncError, RemoteError
 from paramsync.host import memory
 from paramsync.remote.bucket import is_address
+from paramsync.remote.bucket_status import BucketStatus
 from paramsync.remote.mirror import Mirror
 from paramsync.remote.outgoing import keep_aside
 from paramsync.remote.transfer import Transfer
@@ -49,6 +52,8 @@ def _run(arguments: Namespace) -> bool:
                 unread.append(str(facts["error"]))
 
     def tell(done: Transfer) -> None:
+        if arguments.beside:
+            return  # the status has it
         if arguments.json:
             write(_facts(done))
         else:
@@ -60,13 +65,19 @@ def _run(arguments: Namespace) -> bool:
         else:
             _complain(reason)
 
+    def report(status: BucketStatus) -> None:
+        if arguments.beside:
+            write({"status": asdict(status)})
+
     claim = None
     if arguments.beside:
         seen = (arguments.seen[0], int(arguments.seen[1])) if arguments.seen else None
         claim = Claim(arguments.beside, seen, lambda run, epoch: write({"run": run, "epoch": epoch}))
     with (
-        _until_told() as stop,
-        Mirror(arguments.source, arguments.target, keep=arguments.keep, stop=stop, claim=claim) as mirror,
+        _until_told() as (stop, news),
+        Mirror(
+            arguments.source, arguments.target, keep=arguments.keep, stop=stop, claim=claim, news=news, report=report
+        ) as mirror,
     ):
         if arguments.beside:
             try:
@@ -99,13 +110,18 @@ def _run(arguments: Namespace) -> bool:
 
 
 def _beside(mirror: Mirror, tell: Callable[[Transfer], None], warn: Callable[[str], None]) -> bool:
-    """Run until the program beside ends: then standard input ends. A version that it published last is still copied."""
+    """Run until the program beside ends: then standard input ends. A version that it published last is still copied.
+
+    Each byte on standard input says that there is a new version.
+    """
     ending = threading.Event()
 
     def read_to_the_end() -> None:
-        sys.stdin.buffer.read()
+        while os.read(sys.stdin.fileno(), 1 << 10):
+            mirror.news.set()
         ending.set()
         mirror.stop.set()
+        mirror.news.set()
 
     threading.Thread(target=read_to_the_end, daemon=True).start()
     mirror.run(tell, warn)
@@ -123,28 +139,29 @@ def _complain(reason: str) -> None:
 
 
 @contextmanager
-def _until_told() -> Iterator[threading.Event]:
-    """An event that SIGTERM and Ctrl-C set: the version under way is finished. A second signal ends the process."""
-    stop = threading.Event()
+def _until_told() -> Iterator[tuple[threading.Event, threading.Event]]:
+    """The events `stop` and `news` of a mirror, which SIGTERM and Ctrl-C set: the version under way is finished.
+
+    A second signal ends the process.
+    """
+    stop, news = threading.Event(), threading.Event()
 
     def ask(number: int, frame: object) -> None:
         stop.set()
+        news.set()
         for other in before:
             signal.signal(other, before[other])
 
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield stop
+        yield stop, news
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 def _line(done: Transfer) -> str:
-    deltas = f"{done.deltas} delta{'s' * (done.deltas != 1)}"
-    way = deltas if done.way == "delta" else f"whole and {deltas}" if done.deltas else "whole"
-    part = f"{size(done.bytes)} of {size(done.size)} ({share(done.bytes / max(done.size, 1))})"
-    return f"version {done.version.number}: {part}, {way}, {duration(done.seconds)}"
+    return f"version {done.version.number}: {way(done)}, {duration(done.seconds)}"
 
 
 def _facts(done: Transfer) -> dict[str, object]:

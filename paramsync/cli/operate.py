@@ -10,13 +10,14 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 
-from paramsync.cli.formatting import duration, plain, to_json
+from paramsync.cli.formatting import duration, to_json
 from paramsync.cli.process import check_reader, complain
 from paramsync.cli.servers import ServerChange, ask_all, connected, short, tell
 from paramsync.errors import CallError, ParamsyncError, SettingsError
 from paramsync.host.files import line
 from paramsync.remote.bucket import is_address
 from paramsync.rpc.client import Inferencer
+from paramsync.rpc.server import plain
 from paramsync.v1 import sync_pb2 as pb
 
 _LOOK_SECONDS = 0.5  # between two checks whether the reader of our output has left

@@ -15,10 +15,11 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from paramsync.cli.formatting import NOTHING, ago, duration, size, table
+from paramsync.cli.formatting import NOTHING, ago, duration, size, table, way
 from paramsync.cli.live import Last
-from paramsync.cli.servers import short
+from paramsync.cli.servers import bucket_faults, short
 from paramsync.host.files import line
+from paramsync.remote.bucket_status import stages
 from paramsync.v1 import sync_pb2 as pb
 
 GOOD, DOUBTFUL, BAD = "green", "yellow", "red"
@@ -141,15 +142,31 @@ def _model_notes(model: pb.ModelStatus, server: str, seconds: float, now: float,
     facts = _facts(model, seconds, now) if told else []
     if facts:
         yield Text(line(f"{who}: {', '.join(facts)}"))
+    bucket = model.bucket
+    if told and bucket.address:
+        yield from (Text(line(f"{who}: {text}")) for text in _coming(bucket, now))
     wrong = [publishing(model, now)] if model.publisher == pb.ModelStatus.DIED else []
     wrong += refusals(model.quarantined, now)
     wrong += [f"signature {name} is not served: {why}" for name, why in sorted(model.not_served.items())]
     waits = not model.HasField("serving")
     wrong += [model.reason] if model.reason and not waits else []
+    wrong += list(bucket_faults(bucket, now))
     for text in wrong:
         yield Text(line(f"{who}: {text}"), BAD)
     if model.reason and waits:
         yield Text(line(f"{who}: waits for a version: {model.reason}"), DOUBTFUL)
+
+
+def _coming(bucket: pb.Bucket, now: float) -> Iterator[str]:
+    """How versions come from a bucket: its last answer, and the stages and the way of the last version."""
+    facts = [f"answered {ago(bucket.answered_at, now)}"] if bucket.HasField("answered_at") else []
+    facts += [f"{bucket.behind} version{'' if bucket.behind == 1 else 's'} to fetch"] if bucket.behind else []
+    yield f"bucket {bucket.address} {', '.join(facts)}".rstrip()
+    if bucket.HasField("copied"):
+        copied = bucket.copied
+        yield f"version {copied.number} came {way(copied)}"
+        took = ", ".join(f"{duration(seconds)} to {stage}" for stage, seconds in stages(copied).items())
+        yield f"version {copied.number} took {took}"
 
 
 def publishing(model: pb.ModelStatus, now: float) -> str:
@@ -230,6 +247,8 @@ def _trainer(status: pb.PublisherStatus, now: float) -> Iterator[Text]:
     facts += [f"{status.skipped} skipped"] if status.skipped else []
     facts += [f"{status.refused} refused"] if status.refused else []
     yield Text(line(f"trainer: {', '.join(facts)}"))
+    if status.HasField("bucket"):
+        yield from (Text(line(f"trainer: {text}")) for text in _going(status.bucket, now))
     for what, why in (
         ("last error", status.last_error),
         ("held back", status.held_back),
@@ -237,3 +256,17 @@ def _trainer(status: pb.PublisherStatus, now: float) -> Iterator[Text]:
     ):
         if why:
             yield Text(line(f"trainer: {what}: {why}"), BAD)
+
+
+def _going(bucket: pb.Bucket, now: float) -> Iterator[str]:
+    """How versions get into a bucket: the last one, its way, and versions that wait."""
+    copied = bucket.copied
+    if not bucket.HasField("copied"):
+        facts = ["no version of this publisher is in the bucket yet"]
+    else:
+        facts = [f"version {copied.number} in the bucket {ago(copied.here_at, now)}", way(copied)]
+    facts += [f"versions have waited for {duration(now - bucket.waiting_since)}"] if bucket.waiting_since else []
+    yield ", ".join(facts)
+    facts = [f"answered {ago(bucket.answered_at, now)}"] if bucket.HasField("answered_at") else []
+    facts.append(f"{size(bucket.whole_bytes + bucket.delta_bytes)} sent")
+    yield f"bucket {bucket.address} {', '.join(facts)}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from paramsync.cli.arguments import INFERENCER, TRAINER
-from paramsync.cli.formatting import plain, to_json
+from paramsync.cli.formatting import duration, to_json
 from paramsync.cli.live import Last
 from paramsync.cli.process import complain
 from paramsync.cli.settings import SERVER, credentials, servers
@@ -20,7 +20,10 @@ from paramsync.errors import CallError, NotReachableError, ParamsyncError, Setti
 from paramsync.host.files import line
 from paramsync.rpc.addresses import check_address
 from paramsync.rpc.client import Inferencer
+from paramsync.rpc.server import plain
 from paramsync.v1 import sync_pb2 as pb
+
+_SILENT_SECONDS = 60.0  # without an answer, after which a bucket is away
 
 _Target = TypeVar("_Target")
 _Answer = TypeVar("_Answer")
@@ -173,3 +176,12 @@ def _change_report(change: ServerChange) -> dict[str, object]:
         "error": None if change.error is None else str(change.error),
         "status": None if status is None else plain(status),
     }
+
+
+def bucket_faults(bucket: pb.Bucket, now: float) -> Iterator[str]:
+    """Why versions do not come from a bucket, and for how long it has not answered; nothing if all is well."""
+    silent = now - bucket.answered_at if bucket.HasField("answered_at") else 0.0
+    words = [f"no answer for {duration(silent)}"] if silent > _SILENT_SECONDS else []
+    words += [bucket.reason.removeprefix(f"{bucket.address}: ")] if bucket.reason else []
+    if words:
+        yield f"bucket {bucket.address}: {': '.join(words)}"

@@ -13,7 +13,7 @@ from typing import Any
 from paramsync.cli.formatting import console, duration, to_json
 from paramsync.cli.live import Last, Polled, show
 from paramsync.cli.process import complain, importing
-from paramsync.cli.servers import addresses, ask_all, connected, report, short, trainer
+from paramsync.cli.servers import addresses, ask_all, bucket_faults, connected, report, short, trainer
 from paramsync.cli.settings import credentials
 from paramsync.errors import CallError, ParamsyncError, SettingsError
 from paramsync.host.files import line
@@ -130,7 +130,9 @@ def _essence(model: pb.ModelStatus) -> str:
     """The facts that are worth a line if they change. Ages change all the time."""
     refused = [quarantined.number for quarantined in model.quarantined]
     pinned = model.pinned if model.HasField("pinned") else None
-    return repr((model.state, model.serving.number, pinned, refused, model.reason, model.publisher))
+    return repr(
+        (model.state, model.serving.number, pinned, refused, model.reason, model.publisher, model.bucket.reason)
+    )
 
 
 def _sentence(model: pb.ModelStatus) -> str:
@@ -215,6 +217,8 @@ def check_model(model: pb.ModelStatus, now: float, *, max_lag: float, max_age: f
         yield Level.DEGRADED, "the server is stopping"
     if model.reason:
         yield Level.DEGRADED, model.reason
+    for fault in bucket_faults(model.bucket, now):
+        yield Level.DEGRADED, fault
     if model.publisher == pb.ModelStatus.DIED:
         yield Level.DEGRADED, f"the trainer died {duration(max(0.0, now - model.publisher_since))} ago"
     if model.published.number in quarantine and model.HasField("published"):

@@ -14,13 +14,14 @@ from typing import Any
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from paramsync.cli.formatting import NOTHING, duration, plain, size
+from paramsync.cli.formatting import NOTHING, duration, size
 from paramsync.cli.live import Polled, show
 from paramsync.cli.overview import BAD, DOUBTFUL, GOOD, FittedTable, behind
 from paramsync.cli.servers import connected, short
 from paramsync.host.files import line
 from paramsync.program.quantiles import quantile
 from paramsync.rpc.client import Inferencer
+from paramsync.rpc.server import plain
 from paramsync.v1 import sync_pb2 as pb
 
 _SECONDS = 1.0  # between two samples

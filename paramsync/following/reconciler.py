@@ -97,6 +97,7 @@ class Reconciler:
 
     def _look(self) -> Look:
         note = copy_note.read(self._replica.source.path)
+        self._report.set(bucket=None if note is None else note.status)
         self._requests.fleet = Choices() if note is None else Choices(pinned=note.pinned, labels=note.labels)
         look = self._replica.source.look()
         error = "" if look.problem is None else describe(look.problem)

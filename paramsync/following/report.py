@@ -16,6 +16,7 @@ from typing import Any
 from paramsync.following.policy import Publications
 from paramsync.following.residents import Residents
 from paramsync.host.files import Repeats
+from paramsync.remote import copy_note
 from paramsync.sources.source import Progress
 from paramsync.status import EVERY_KIND, Event, EventKind, Quarantined, State, Status
 from paramsync.store.store import LastPublisher, PublisherState
@@ -113,7 +114,10 @@ class Report:
         """How the model is doing now."""
         status = self._status
         progress = self._progress if status.restoring is not None else None
-        return replace(status, restoring_progress=progress).at(self._clock(), time.monotonic())
+        bucket = status.bucket
+        if bucket is not None:
+            bucket = replace(bucket, answered_at=copy_note.answered_at(status.store))
+        return replace(status, restoring_progress=progress, bucket=bucket).at(self._clock(), time.monotonic())
 
     def now(self) -> Status:
         """The status without lags and ages."""

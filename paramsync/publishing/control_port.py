@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 from paramsync.errors import BusyError, NotAllowedError, SettingsError
 from paramsync.rpc import addresses, settings
 from paramsync.rpc.access import Access, Caller, Effect, effect_of
-from paramsync.rpc.server import UNFORESEEN, code_of, of_version, one_line, options, request_text
+from paramsync.rpc.server import UNFORESEEN, code_of, of_bucket, of_version, one_line, options, request_text
 from paramsync.rpc.tls import ServerTls
 from paramsync.store.store import lock_owner
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
@@ -29,9 +29,10 @@ if TYPE_CHECKING:
     from paramsync.publishing.publisher import Publisher
 
 MOST_WATCHING = 8  # most callers of Watch at once
+MOST_SERVERS = 64  # most callers that watch what is in the bucket: one for each server
 MOST_PUBLISHING = 4  # most callers that wait for a publication
 MOST_UNREAD = 1000  # versions that a caller of Watch may leave unread
-_MOST_CALLS = 32  # each has a thread; gRPC refuses more with RESOURCE_EXHAUSTED
+_MOST_CALLS = 32 + MOST_SERVERS  # each has a thread; gRPC refuses more with RESOURCE_EXHAUSTED
 _MESSAGE_BYTES = 1 << 18  # requests and answers are small
 _GRACE = 2.0  # seconds for calls to end when the port is closed
 _SERVICE = sync_pb2.DESCRIPTOR.services_by_name["Publisher"].full_name
@@ -91,7 +92,9 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
         self._store = store
         self._shown = str(store) if address is None else address
         self._stopping = False
-        self._watchers = Watchers()
+        self._watchers = Watchers(MOST_WATCHING)
+        self._watchers_of_bucket = Watchers(MOST_SERVERS)
+        self._has_bucket = address is not None
         self._publishing = threading.BoundedSemaphore(MOST_PUBLISHING)
         self._health = health.HealthServicer()
         self._set_healthy(False)
@@ -119,6 +122,8 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
     def training_begins(self, training: Training) -> None:
         """From now on, status reports this training, and Publish works."""
         training.publisher.subscribe(self._watchers.put)
+        if self._has_bucket:
+            training.publisher.subscribe(self._watchers_of_bucket.put, in_bucket=True)
         self.training = training
         self._set_healthy(True)
 
@@ -130,6 +135,7 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
     def close(self) -> None:
         """End the watches, let other calls finish, close the port."""
         self._watchers.close()
+        self._watchers_of_bucket.close()
         self._health.enter_graceful_shutdown()
         self._server.stop(_GRACE).wait()
 
@@ -169,6 +175,7 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
             state_error=(state and state.error) or "",
             held_back=publishing.held_back or "",
             publisher=lock_owner(self._store),
+            bucket=of_bucket(publishing.bucket),
         )
 
     def Publish(self, request: sync_pb2.PublishRequest, context: grpc.ServicerContext) -> sync_pb2.Version:
@@ -188,8 +195,11 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
     def Watch(
         self, request: sync_pb2.WatchPublisherRequest, context: grpc.ServicerContext
     ) -> Iterator[sync_pb2.Version]:
+        if request.in_bucket and not self._has_bucket:
+            _abort(context, grpc.StatusCode.FAILED_PRECONDITION, f"this trainer publishes to {self._shown}, no bucket")
+        watchers = self._watchers_of_bucket if request.in_bucket else self._watchers
         with _errors_answered(context):
-            unread = self._watchers.add()
+            unread = watchers.add()
         try:
             if not context.add_callback(lambda: unread.put(None)):
                 unread.put(None)
@@ -199,7 +209,7 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
                     _abort_with(context, version)
                 yield of_version(version)
         finally:
-            self._watchers.remove(unread)
+            watchers.remove(unread)
 
     @contextmanager
     def _publishing_place(self) -> Iterator[None]:
@@ -218,16 +228,17 @@ class Watchers:
     A queue ends with None, or with the error of a caller that left too many versions unread.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._lock = threading.Lock()
         self._queues: set[UnreadVersions] = set()
         self._closed = False
 
     def add(self) -> UnreadVersions:
-        """Add a caller. Raises BusyError if there are MOST_WATCHING."""
+        """Add a caller. Raises BusyError if there are too many."""
         with self._lock:
-            if len(self._queues) >= MOST_WATCHING:
-                raise BusyError(f"{MOST_WATCHING} watch already; one has to leave first")
+            if len(self._queues) >= self._most:
+                raise BusyError(f"{self._most} watch already; one has to leave first")
             unread: UnreadVersions = queue.SimpleQueue()
             self._queues.add(unread)
             if self._closed:

@@ -89,7 +89,7 @@ class Publisher:
 
     Args:
         store: The directory of the store; the address of a bucket, such as s3://bucket/models/digits; or a StoreWriter
-            that is open, with its own `keep`, `durable` and `signing_key`.
+            that is open, with its own `keep`, `durable` and `signing_key`; or an Outgoing, with its own `keep`.
         source: A model, or the Capture of anything else that has variables: a function, several signatures, a model
             whose inputs have to be named. For values of other frameworks see `of_graph`.
         schedule: When a step is due.
@@ -122,7 +122,7 @@ class Publisher:
 
     def __init__(
         self,
-        store: str | Path | StoreWriter,
+        store: str | Path | StoreWriter | Outgoing,
         source: keras.Model | tf.Module | Capture | ValueSource,
         *,
         schedule: PublishSchedule | None = None,
@@ -141,6 +141,7 @@ class Publisher:
         self._seen: tuple[int, Metrics | None, Values | None] | None = None  # the arguments of the last call
         self._raised: str | None = None  # the text of the last raised failure
         self._warned = False  # whether it warned about steps that go back
+        self._lost = False  # whether it raised that another publisher has the bucket
         self._lock = threading.Lock()  # guards the next two fields
         self._requests: list[Future[Version]] = []
         self._accepting = True
@@ -151,7 +152,7 @@ class Publisher:
                 until_failure.callback(self._outgoing.give_up)
             self._control = _control_port(store, self._outgoing, options)
             until_failure.callback(self._close_control)
-            self._store = store if isinstance(store, StoreWriter) else _store_writer(store, self._outgoing, options)
+            self._store = _store_writer(store, self._outgoing, options)
             until_failure.pop_all()
         self._empty, self._before = _latest(self._store)  # emptiness and latest metrics at the start
         self._begun: int | None = None  # the step that the latest version already covers
@@ -159,6 +160,8 @@ class Publisher:
         self._precision = options.get("precision") or ""
         write = SnapshotWriter(self._store, finite=not options.get("allow_nan", False)).write
         self._behind: WriteBehind[Snapshot] = WriteBehind(write)
+        if self._outgoing is not None:
+            self._behind.subscribe(self._outgoing.published)
         self._behind.start()
         if self._control is not None:
             self._answer(self._control)
@@ -266,15 +269,26 @@ class Publisher:
             self._requests.append(future)
         return future
 
-    def subscribe(self, listener: Callable[[Version], None]) -> None:
-        """Call `listener` with every committed version, on the writing thread: it must not block."""
-        self._behind.subscribe(listener)
+    def subscribe(self, listener: Callable[[Version], None], *, in_bucket: bool = False) -> None:
+        """Call `listener` with every committed version, on the writing thread: it must not block.
+
+        With `in_bucket`, the listener gets each version that is in the bucket; several at once may come to be there as
+        one. Raises SettingsError for a store that is not in a bucket.
+        """
+        if not in_bucket:
+            self._behind.subscribe(listener)
+        elif self._outgoing is None:
+            raise SettingsError(f"in_bucket: expected a publisher to a bucket, found store {self._store.path}")
+        else:
+            self._outgoing.subscribe(listener)
 
     def status(self) -> PublisherStatus:
         """How publishing goes, as one value."""
         status = replace(self._behind.status(), held_back=self._gate.held_back if self._gate else None)
-        reason = "" if self._outgoing is None else self._outgoing.reason
-        return replace(status, last_error=status.last_error or reason or None)
+        if self._outgoing is None:
+            return status
+        bucket = self._outgoing.status()
+        return replace(status, last_error=status.last_error or bucket.reason or None, bucket=bucket)
 
     @property
     def mirror(self) -> MirrorChild | None:
@@ -401,6 +415,9 @@ class Publisher:
         if self._raise and (error := self._behind.take_error()) not in (None, raised):
             self._raised = error
             raise PublishError(f"an earlier publication failed: {error}")
+        if self._raise and self._outgoing is not None and not self._lost and (lost := self._outgoing.status()).over:
+            self._lost = True
+            raise PublishError(f"no version gets into the bucket any more: {lost.reason}")
 
     def _release(self, *, finished: bool = True) -> None:
         with self._lock:
@@ -430,26 +447,32 @@ class Publisher:
             control.close()
 
 
-def _outgoing(store: str | Path | StoreWriter, options: PublishOptions) -> Outgoing | None:
-    """The way into a bucket, if the store is the address of one."""
-    if not isinstance(store, str) or "://" not in store:
+def _outgoing(store: str | Path | StoreWriter | Outgoing, options: PublishOptions) -> Outgoing | None:
+    """The way into a bucket, if the store is in one."""
+    if isinstance(store, (Path, StoreWriter)) or (isinstance(store, str) and "://" not in store):
         return None
     from paramsync.remote.outgoing import Outgoing  # here: most publishers need no package for buckets
 
+    if isinstance(store, Outgoing):
+        return store
     keep = options.get("keep", 5)
     return Outgoing(store, keep=keep.keep if isinstance(keep, Retention) else keep)
 
 
-def _store_writer(store: str | Path, outgoing: Outgoing | None, options: PublishOptions) -> StoreWriter:
+def _store_writer(
+    store: str | Path | StoreWriter | Outgoing, outgoing: Outgoing | None, options: PublishOptions
+) -> StoreWriter:
     key = options.get("signing_key")
     durable, signing_key = options.get("durable", False), None if key is None else Path(key)
     if outgoing is not None:
         return outgoing.writer(durable=durable, signing_key=signing_key)
-    return StoreWriter(Path(store), keep=options.get("keep", 5), durable=durable, signing_key=signing_key)
+    if isinstance(store, StoreWriter):
+        return store
+    return StoreWriter(Path(str(store)), keep=options.get("keep", 5), durable=durable, signing_key=signing_key)
 
 
 def _control_port(
-    store: str | Path | StoreWriter, outgoing: Outgoing | None, options: PublishOptions
+    store: str | Path | StoreWriter | Outgoing, outgoing: Outgoing | None, options: PublishOptions
 ) -> ControlPort | None:
     port, host = options.get("control_port"), options.get("host", HOST)
     if port is None:
@@ -462,7 +485,7 @@ def _control_port(
     certificates = tls is not None and tls.client_ca is not None
     access = Access(host=host, tokens=tokens(), certificates=certificates, options=KEYWORDS)
     address = None if outgoing is None else outgoing.address
-    path = store.path if isinstance(store, StoreWriter) else Path(store) if outgoing is None else outgoing.path
+    path = outgoing.path if outgoing is not None else store.path if isinstance(store, StoreWriter) else Path(str(store))
     return ControlPort(
         host, port, store=path, address=address, option="control_port", access=access, tls=read_tls(options)
     )

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any, Generic, SupportsFloat, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, SupportsFloat, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -26,6 +26,9 @@ from paramsync.host import files
 from paramsync.host.files import Repeats
 from paramsync.store.commit import StoreWriter
 from paramsync.version import Version
+
+if TYPE_CHECKING:
+    from paramsync.remote.bucket_status import BucketStatus
 
 PIECE = 64 << 20  # bytes fetched from a device at once
 
@@ -46,6 +49,7 @@ class PublisherStatus:
     refused: int = 0  # failures because of NaN or infinity
     last_error: str | None = None
     held_back: str | None = None  # the due step that the gate holds back, and why
+    bucket: BucketStatus | None = None  # how versions get into the bucket, if the store is in one
 
 
 class WriteBehind(Generic[T]):

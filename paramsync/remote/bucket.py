@@ -94,6 +94,8 @@ class Bucket:
         self._prefix = settings.prefix(scheme)
         self._speed: float | None = None  # bytes a second of the last large object that was sent
         self._local = threading.local()
+        self.answered_at: float | None = None
+        """When this server last answered, in seconds since the epoch."""
         options: Any = settings.connection(scheme)
         try:
             self._store = store or from_url(self.address, retry_config=_RETRIES, client_options=options)
@@ -316,6 +318,7 @@ class Bucket:
 
         Raises RemoteError for no access, and the errors that are `answers` to this call.
         """
+        is_answer = True
         try:
             result = call()
         except (FileNotFoundError, self._errors.NotFoundError) as error:
@@ -327,12 +330,16 @@ class Bucket:
         except answers:
             raise
         except (self._errors.BaseError, OSError) as error:
+            is_answer = False
             if reasons.is_denied(error):
                 raise self._denied(error) from error
             if reasons.is_without_credentials(error):
                 raise RemoteError(f"{self.address}: {reasons.no_credentials(self._prefix)}") from error
             self._local.error = reasons.reason(error, self._prefix)
             return Answer.UNKNOWN
+        finally:
+            if is_answer:
+                self.answered_at = time.time()
         self._local.error = ""
         return result
 

@@ -20,10 +20,14 @@ import tempfile
 import threading
 import time
 import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from paramsync.errors import RemoteError, SettingsError
 from paramsync.remote.bucket import Bucket, check_keep, is_address
+from paramsync.remote.bucket_status import BucketStatus, Copied, from_values
 
 _log = logging.getLogger("paramsync.mirror")
 
@@ -36,8 +40,17 @@ _END_SECONDS = 60.0  # for the last version, when the program ends
 class MirrorChild:
     """Runs `paramsync mirror SOURCE TARGET` until it is closed. Any thread."""
 
-    def __init__(self, source: str, target: str, *, keep: int = 5, lock: int | None = None) -> None:
-        """`lock` is a descriptor that the process keeps open.
+    def __init__(
+        self,
+        source: str,
+        target: str,
+        *,
+        keep: int = 5,
+        lock: int | None = None,
+        on_copied: Callable[[Copied], object] = lambda copied: None,
+    ) -> None:
+        """`lock` is a descriptor that the process keeps open. `on_copied` gets each version that was copied, on a
+        thread of this mirror.
 
         Raises SettingsError for an address that cannot be used.
         """
@@ -51,8 +64,6 @@ class MirrorChild:
         self._command = [sys.executable, "-m", "paramsync.cli", "mirror", source, target]
         self._command += ["--keep", str(keep), "--json", "--beside", secrets.token_hex(16)]
         self._seen: list[str] = []  # arguments for the next process: run and epoch of this publisher
-        self.over = False
-        """Whether another publisher has begun, or somebody emptied the bucket: this mirror does not go on."""
         self._is_waited_for = is_address(target)
         self._heard = threading.Event()  # set once the process took the bucket over, or said why not
         self._closed = threading.Event()
@@ -60,12 +71,32 @@ class MirrorChild:
         self._ended_well = False
         self._lock = threading.Lock()  # guards the start of a process against `close`
         self._process: subprocess.Popen[bytes] | None = None
-        self.copied: int | None = None
-        """Number of the last version that was copied."""
-        self.reason = ""
-        """Why versions do not get through now; "" while they do."""
+        self.status = BucketStatus(address=target if is_address(target) else source)
+        """The last report of the mirror."""
+        self._on_copied = on_copied
         self._thread = threading.Thread(target=self._run, name="mirror", daemon=True)
         self._thread.start()
+
+    @property
+    def reason(self) -> str:
+        """Why versions do not get through now; "" while they do."""
+        return self.status.reason
+
+    @property
+    def over(self) -> bool:
+        """Whether another publisher has begun, or somebody emptied the bucket: this mirror does not go on."""
+        return self.status.over
+
+    @property
+    def copied(self) -> int | None:
+        """Number of the last version that was copied."""
+        return None if self.status.copied is None else self.status.copied.number
+
+    def look(self) -> None:
+        """Have the mirror look for a version at once."""
+        with self._lock, suppress(OSError, ValueError):  # it has ended, and looks when it starts again
+            if self._process is not None and self._process.stdin is not None:
+                os.write(self._process.stdin.fileno(), b"!")
 
     def wait_until_taken_over(self) -> None:
         """Wait until earlier publishers are fenced off: from then on nobody else adds versions to the bucket.
@@ -99,8 +130,10 @@ class MirrorChild:
                     pass_fds=self._kept_open,
                     start_new_session=True,  # Ctrl-C is for the program, whose last version is still to be copied
                 )
+                assert process.stdin is not None
+                os.set_blocking(process.stdin.fileno(), False)  # for `look`: a mirror that is stopped reads nothing
                 self._process = process
-                if self._closed.is_set() and process.stdin is not None:
+                if self._closed.is_set():
                     process.stdin.close()
             assert process.stdout is not None
             for line in process.stdout:
@@ -117,7 +150,7 @@ class MirrorChild:
                     return
             elif not self.over:
                 if not self.reason:
-                    self.reason = f"the mirror ended with exit code {code}"
+                    self._failed(f"the mirror ended with exit code {code}")
                     _log.warning("%s; started again in %.1f s", self.reason, wait)
                 self._closed.wait(wait)
                 wait = min(2 * wait, _LAST_WAIT)
@@ -128,19 +161,27 @@ class MirrorChild:
         except ValueError:
             return
         if "error" in facts:
-            self.reason = str(facts["error"])
-            self.over = "over" in facts
+            self._failed(str(facts["error"]), over="over" in facts)
             waits = self._is_waited_for and not self._heard.is_set()
             self._heard.set()
             if waits:
                 return  # the program says why it does not start
-            _log.log(logging.ERROR if self.over else logging.WARNING, "%s", self.reason)
+            if self.over:
+                _log.error("%s; training goes on, but no version gets into the bucket any more", self.reason)
+            else:
+                _log.warning("%s", self.reason)
         elif "epoch" in facts:
             self._seen = ["--seen", str(facts["run"]), str(facts["epoch"])]
             self._heard.set()
-        elif "version" in facts:
-            self.reason, self.copied = "", int(facts["version"])
-            _log.debug("version %d was copied, %d bytes", facts["version"], facts["bytes"])
+        elif "status" in facts:
+            before = self.status.copied
+            status = from_values(facts["status"])
+            self.status = replace(status, copied=status.copied or before)  # a process that starts again has none
+            if self.status.copied not in (None, before):
+                self._on_copied(self.status.copied)
+
+    def _failed(self, reason: str, *, over: bool = False) -> None:
+        self.status = replace(self.status, reason=reason, over=over)
 
 
 def memory() -> Path:

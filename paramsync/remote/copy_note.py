@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -10,6 +11,8 @@ from pathlib import Path
 
 from paramsync.errors import CorruptCheckpointError
 from paramsync.host import files
+from paramsync.remote import bucket_status
+from paramsync.remote.bucket_status import BucketStatus
 
 NAME = "mirror.json"
 _LIMIT = 1 << 14  # bytes
@@ -30,17 +33,36 @@ class CopyNote:
     run: str = ""
     epoch: int = 0
     sequence: int = 0
+    status: BucketStatus | None = None
 
-    def write(self, store: Path) -> None:
+    def write(self, store: Path, answered_at: float | None = None) -> None:
         """Put the note into a local copy. A copy without a note works all the same."""
         with suppress(OSError), files.aside(store / NAME) as file:
             file.write(json.dumps(asdict(self)).encode())
+            file.flush()
+            os.utime(file.fileno(), (answered_at or 0.0, answered_at or 0.0))
+
+
+def touch(store: Path, answered_at: float) -> None:
+    """Note when the bucket answered, as the time of the file: this wakes no follower."""
+    with suppress(OSError):
+        os.utime(store / NAME, (answered_at, answered_at))
+
+
+def answered_at(store: Path) -> float | None:
+    """When the bucket of a local copy last answered, in seconds since the epoch; None if it never did."""
+    try:
+        return (store / NAME).stat().st_mtime or None
+    except OSError:
+        return None
 
 
 def read(store: Path) -> CopyNote | None:
     """The note in a local copy; None for a store that is no copy."""
     with suppress(OSError, ValueError, TypeError, CorruptCheckpointError):
-        note = CopyNote(**json.loads(files.content(store / NAME, limit=_LIMIT)))
+        values = json.loads(files.content(store / NAME, limit=_LIMIT))
+        status = values.pop("status", None)
+        note = CopyNote(**values, status=None if status is None else bucket_status.from_values(status))
         numbers = [*note.labels.values(), note.epoch, note.sequence, *([] if note.pinned is None else [note.pinned])]
         texts = (note.address, note.run)
         if all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers):

@@ -30,6 +30,7 @@ from paramsync.remote import copy_note, protocol, tensors
 from paramsync.remote import manifest as manifests
 from paramsync.remote import state as states
 from paramsync.remote.bucket import PARALLEL, Bucket
+from paramsync.remote.bucket_status import BucketStatus
 from paramsync.remote.copy_note import CopyNote
 from paramsync.remote.manifest import Edge, Manifest, Whole
 from paramsync.remote.protocol import Answer
@@ -69,6 +70,7 @@ class Download:
             advice = "give each a directory of its own, servers by --cache"
             raise StoreError(path, f"another mirror copies into it ({error.owner}): {advice}") from error
         self._written = copy_note.read(path)
+        bucket.answered_at = copy_note.answered_at(path)
         self._note = replace(self._written or CopyNote(""), address=bucket.address)
         self._tag: str | None = None
         self._seen: State | None = None
@@ -85,6 +87,15 @@ class Download:
     def state(self) -> State | None:
         """The last state that was seen."""
         return self._seen
+
+    @property
+    def waiting(self) -> tuple[Listed, ...]:
+        """The versions that are still to be fetched, as far as is known here: the pinned one, or all newer ones."""
+        if self._seen is None:
+            return ()
+        local, pinned = self._writer.latest(), self._seen.pinned
+        newer = [version for version in self._seen.versions if local is None or version.number > local.number]
+        return tuple([version for version in newer if pinned in (None, version.number)])
 
     @property
     def newest(self) -> int | None:
@@ -146,17 +157,20 @@ class Download:
         self._refused = listed.number, time.monotonic() + pause, pause
         self._bad = self._bad if not again else set()
 
-    def note(self, reason: str) -> None:
-        """Say in the copy why versions do not come, what operators chose, and which state this mirror followed last."""
-        self._note = replace(self._note, reason=reason)
+    def note(self, status: BucketStatus) -> None:
+        """Say in the copy how versions come, what operators chose, and which state this mirror followed last."""
+        self._note = replace(self._note, reason=status.reason, status=status.ageless())
         if (state := self._seen) is not None:
             self._note = replace(self._note, pinned=state.pinned, labels=dict(state.labels))
         self._write_note()
 
     def _write_note(self) -> None:
+        answered_at = self._bucket.answered_at
         if self._note != self._written:
-            self._note.write(self._store.path)
+            self._note.write(self._store.path, answered_at)
             self._written = self._note if self._is_noted() else None
+        elif answered_at is not None:
+            copy_note.touch(self._store.path, answered_at)
 
     def _is_noted(self) -> bool:
         return (self._store.path / copy_note.NAME).exists()
@@ -209,7 +223,7 @@ class Download:
             else:
                 seconds = time.monotonic() - begun
                 size = tensors.size_of(packed)
-                return Transfer(version, moved, size, kind, len(edges), seconds, tuple(damages))
+                return Transfer(version, moved, size, kind, len(edges), seconds, listed.at, tuple(damages))
         if isinstance(problem, FileNotFoundError):
             raise problem
         raise RemoteError(f"version {listed.number} came damaged: {problem}")

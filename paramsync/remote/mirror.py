@@ -7,12 +7,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
 from paramsync.errors import EmptiedError, FencedError, ParamsyncError, RemoteError, SettingsError
 from paramsync.host.files import Repeats
 from paramsync.remote.bucket import Bucket, check_address, check_keep, is_address, naming
+from paramsync.remote.bucket_status import BucketStatus, Copied
 from paramsync.remote.download import Download
 from paramsync.remote.transfer import Transfer
 from paramsync.remote.upload import Claim, Upload
@@ -38,8 +40,12 @@ class Mirror:
         keep: int = 5,
         stop: threading.Event | None = None,
         claim: Claim | None = None,
+        news: threading.Event | None = None,
+        report: Callable[[BucketStatus], object] = lambda status: None,
     ) -> None:
         """`keep` is how many of the newest versions stay at the target. Waiting ends when `stop` is set.
+
+        Whoever sets `news` has this mirror look at once. `report` gets each status that differs from the one before.
 
         Raises SettingsError, StoreError.
         """
@@ -52,6 +58,9 @@ class Mirror:
         check_keep(target, keep)
         self.source, self.target = source, target
         self.stop = stop or threading.Event()
+        self.news = news or threading.Event()
+        self._report = report
+        self._reported: BucketStatus | None = None
         self._between: tempfile.TemporaryDirectory[str] | None = None
         self._down: Download | None = None
         self._up: Upload | None = None
@@ -60,11 +69,14 @@ class Mirror:
             if is_address(target):
                 self._between = tempfile.TemporaryDirectory(prefix="paramsync-mirror-")
                 folder = Path(self._between.name)
-            self._down = Download(Bucket(source), folder, keep=keep, stop=self.stop)
+            self._bucket = Bucket(source)
+            self._down = Download(self._bucket, folder, keep=keep, stop=self.stop)
         else:
             folder = Path(source)
         if is_address(target):
-            self._up = Upload(Store(folder), Bucket(target), keep=keep, stop=self.stop, claim=claim)
+            self._bucket = Bucket(target)
+            self._up = Upload(Store(folder), self._bucket, keep=keep, stop=self.stop, claim=claim)
+        self.status = BucketStatus(address=self._bucket.address)
 
     def run_once(self) -> Transfer | None:
         """Copy the newest version, unless the target has it.
@@ -77,11 +89,9 @@ class Mirror:
             if self._up is not None:
                 done = self._up.run_once()
         except Exception as error:
-            if self._down is not None:
-                self._down.note(self.describe(error))
+            self._note(self.describe(error))
             raise
-        if self._down is not None:
-            self._down.note("")
+        self._note("", done)
         return done
 
     @property
@@ -97,8 +107,31 @@ class Mirror:
         address = self.source if is_address(self.source) else self.target
         return naming(address, error) if isinstance(error, RemoteError) else str(error)
 
+    def _note(self, reason: str, done: Transfer | None = None) -> None:
+        """Report how this mirror is doing; to the followers of a local copy also what operators chose."""
+        before = self.status
+        waiting = () if self._down is None else self._down.waiting
+        status = replace(
+            before,
+            reason=reason,
+            answered_at=self._bucket.answered_at,
+            newest=self.newest,
+            behind=len(waiting),
+            waiting_since=min((listed.at for listed in waiting if listed.at), default=None),
+            failures=before.failures + bool(reason),
+        )
+        if done is not None:
+            ways = {f"{done.way}_bytes": getattr(before, f"{done.way}_bytes") + done.bytes}
+            status = replace(status, copied=_copied(done, time.time()), **ways)
+        self.status = status
+        if status.ageless() != self._reported:
+            self._reported = status.ageless()
+            self._report(status)
+        if self._down is not None:
+            self._down.note(status)
+
     def run(self, tell: Callable[[Transfer], object], complain: Callable[[str], object]) -> None:
-        """Go on until `stop` is set. `complain` gets each new reason why a look failed.
+        """Go on until `stop` is set, and `news` too. `complain` gets each new reason why a look failed.
 
         Raises FencedError and, for the publisher's side of a bucket, EmptiedError.
         """
@@ -125,7 +158,8 @@ class Mirror:
                         complain(damage)
                     tell(done)
                 wait = busy if time.monotonic() - last < _QUIET else IDLE
-            self.stop.wait(wait * _RANDOM.uniform(0.75, 1.25))
+            self.news.wait(wait * _RANDOM.uniform(0.75, 1.25))
+            self.news.clear()
 
     def finish(self, tell: Callable[[Transfer], object], complain: Callable[[str], object]) -> bool:
         """Copy the version that was published last, while the bucket may be away. False if it did not get there.
@@ -171,3 +205,20 @@ class Mirror:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _copied(done: Transfer, now: float) -> Copied:
+    version = done.version
+    return Copied(
+        number=version.number,
+        step_done_at=version.step_done_at,
+        published_at=version.committed_at or version.snapshot_at,
+        in_bucket_at=done.at or None,
+        here_at=now,
+        way=done.way,
+        deltas=done.deltas,
+        bytes=done.bytes,
+        size=done.size,
+        seconds=done.seconds,
+        traceparent=version.traceparent,
+    )

@@ -7,14 +7,19 @@ import logging
 import os
 import shutil
 import tempfile
+import threading
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from paramsync.errors import RemoteError
 from paramsync.remote import manifest as manifests
 from paramsync.remote import state as states
 from paramsync.remote.bucket import Bucket, check_keep
+from paramsync.remote.bucket_status import BucketStatus, Copied
 from paramsync.remote.child import MirrorChild, memory
+from paramsync.remote.copy_span import trace_copy
 from paramsync.remote.protocol import Answer
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
@@ -23,6 +28,7 @@ from paramsync.version import Version
 _log = logging.getLogger("paramsync.trainer")
 
 _LOCAL = 2  # versions in the local store; the bucket keeps the others
+_MOST_WAITING = 256  # versions whose way into the bucket is told
 _PREFIX, _KEPT = "paramsync-out-", "paramsync-kept-"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -42,6 +48,10 @@ class Outgoing:
         self._bucket = Bucket(address)
         self._keep = keep
         self._closed = False
+        self._changing = threading.Lock()  # guards the next three fields
+        self._waiting: dict[int, Version] = {}  # versions that are not in the bucket yet
+        self._waiting_since = 0.0  # since when there is one, or since the last one got there
+        self._listeners: tuple[Callable[[Version], object], ...] = ()
         _clear()
         self.path, self._lock = _make()
 
@@ -56,7 +66,9 @@ class Outgoing:
             until_failure.callback(self.give_up)
             writer = StoreWriter(self.path, keep=_LOCAL, durable=durable, signing_key=signing_key)
             until_failure.enter_context(closing(writer))
-            self.child = MirrorChild(str(self.path), self.address, keep=self._keep, lock=self._lock)
+            self.child = MirrorChild(
+                str(self.path), self.address, keep=self._keep, lock=self._lock, on_copied=self._copied
+            )
             self.child.wait_until_taken_over()
             newest = _newest(self._bucket)  # only now: until then an earlier publisher may add versions
             if newest is not None:
@@ -64,10 +76,39 @@ class Outgoing:
             until_failure.pop_all()
         return writer
 
-    @property
-    def reason(self) -> str:
-        """Why versions do not get through now; "" while they do."""
-        return "" if self.child is None else self.child.reason
+    def subscribe(self, listener: Callable[[Version], object]) -> None:
+        """Call `listener` with each version that is in the bucket, on a thread that it must not block."""
+        with self._changing:
+            self._listeners = (*self._listeners, listener)
+
+    def published(self, version: Version) -> None:
+        """Note that a version is in the local store, and waits for the mirror."""
+        with self._changing:
+            if not self._waiting:
+                self._waiting_since = version.committed_at or version.snapshot_at
+            self._waiting[version.number] = version
+            if len(self._waiting) > _MOST_WAITING:
+                del self._waiting[min(self._waiting)]
+        copied = None if self.child is None else self.child.status.copied
+        if copied is not None and copied.number >= version.number:  # the mirror was faster than this call
+            self._copied(copied)
+
+    def _copied(self, copied: Copied) -> None:
+        with self._changing:
+            version = self._waiting.get(copied.number)
+            self._waiting = {number: waits for number, waits in self._waiting.items() if number > copied.number}
+            self._waiting_since = copied.here_at
+        if version is not None:  # otherwise `published` comes later
+            trace_copy("upload", copied)
+            for listener in self._listeners:
+                listener(version)
+
+    def status(self) -> BucketStatus:
+        """How the mirror is doing, how many versions wait, and since when."""
+        status = BucketStatus(address=self.address) if self.child is None else self.child.status
+        with self._changing:
+            behind = len(self._waiting)
+            return replace(status, behind=behind, waiting_since=self._waiting_since if behind else None)
 
     def give_up(self) -> None:
         """End the mirror at once, before anything is published, and remove the store."""

@@ -33,11 +33,16 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A version in the bucket: its manifest, with the manifest's SHA-256."""
+    """A version in the bucket: its manifest, with the manifest's SHA-256.
+
+    `at` is when the publisher listed the version, in seconds since the epoch; 0 if an earlier release did. It is for
+    operators: nothing is decided by it.
+    """
 
     number: int
     manifest: str
     digest: str
+    at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +172,7 @@ def _listed(value: Any) -> Listed:
         number=_number(values, "number"),
         manifest=_text(values, "manifest", _OBJECT),
         digest=_text(values, "digest", _DIGEST),
+        at=_time(values),
     )
 
 
@@ -217,6 +223,13 @@ def _number(values: Mapping[str, Any], key: str) -> int:
     if type(found) is not int or not 0 <= found < _NUMBER:
         raise _wrong(f"{key}: a whole number of 63 bits", found)
     return found
+
+
+def _time(values: Mapping[str, Any]) -> float:
+    found = values.get("at", 0.0)
+    if type(found) not in (int, float) or not 0 <= found < _NUMBER:
+        raise _wrong("at: seconds since the epoch", found)
+    return float(found)
 
 
 def _text(values: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:

@@ -16,6 +16,7 @@ class Transfer:
     way      "whole" or "delta"
     deltas   how many deltas the way has
     seconds  how long it took
+    at       when the bucket had the version, in seconds since the epoch; 0 if an earlier release put it there
     damages  why cheaper ways could not be taken
     """
 
@@ -25,4 +26,5 @@ class Transfer:
     way: str
     deltas: int
     seconds: float
+    at: float
     damages: tuple[str, ...] = ()

@@ -200,7 +200,7 @@ class Upload:
         objects.append((name, content, len(content)))
         self._orphans.update(name for name, _, _ in objects)
         each(lambda placed: self._bucket.put(*placed), objects, threads=len(objects))  # only the state has to wait
-        entry = Listed(version.number, name, hashlib.sha256(content).hexdigest())
+        entry = Listed(version.number, name, hashlib.sha256(content).hexdigest(), at=time.time())
         change = protocol.listing(entry, manifest.objects(), self._keep, self._swept, frozenset(self._orphans))
         nonce = self._claim.nonce[: protocol.WHO] + secrets.token_hex(protocol.WHO // 2)
         self._held = self._bucket.perform(protocol.commit(self._held, change, nonce), self._stop)
@@ -213,7 +213,7 @@ class Upload:
         self._edges = tuple([placed for placed in (*self._edges, *sent_now) if self._is_kept(placed)])
         self._count += 1
         way = "whole" if whole.number == version.number else "delta"
-        return Transfer(version, total, size, way, len(sent_now), time.monotonic() - begun)
+        return Transfer(version, total, size, way, len(sent_now), time.monotonic() - begun, entry.at)
 
     def _is_due(self, stride: int) -> bool:
         return (self._count - self._begun) % stride == 0

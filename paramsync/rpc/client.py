@@ -164,9 +164,10 @@ class Trainer(_Client):
         """Publish the current step now. Returns the version once it is committed."""
         return self._ask("/paramsync.v1.Publisher/Publish", pb.PublishRequest(), pb.Version, seconds=seconds)
 
-    def watch(self) -> Stream[pb.Version]:
-        """Every version committed from now on, until the stream is closed."""
-        return self._open("/paramsync.v1.Publisher/Watch", pb.WatchPublisherRequest(), pb.Version)
+    def watch(self, *, in_bucket: bool = False) -> Stream[pb.Version]:
+        """Every version committed from now on, until the stream is closed; with `in_bucket`, once it is there."""
+        request = pb.WatchPublisherRequest(in_bucket=in_bucket)
+        return self._open("/paramsync.v1.Publisher/Watch", request, pb.Version)
 
 
 class Inferencer(_Client):

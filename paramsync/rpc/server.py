@@ -1,9 +1,10 @@
-"""Shared by the ports of both programs: limits of connections, status codes of errors, a version as a message."""
+"""Shared by the ports of both programs: limits of connections, status codes of errors, values as messages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
+from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf import text_format
@@ -13,6 +14,9 @@ from paramsync import errors
 from paramsync.program.process import connection_limit
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.version import Version
+
+if TYPE_CHECKING:
+    from paramsync.remote.bucket_status import BucketStatus
 
 SILENT_SECONDS = 10  # a new connection has this long to speak HTTP/2
 IDLE_SECONDS = 60  # then a connection without calls is closed; callers reconnect unnoticed, as with HTTP
@@ -99,6 +103,40 @@ def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
         ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
         ("grpc.http2.bdp_probe", 0),  # otherwise gRPC reads up to 4 MB ahead of each unread stream
     )
+
+
+def plain(message: Message) -> dict[str, Any]:
+    """A message as JSON values: every field, None for an absent field, enum values as words."""
+    return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _field(message: Message, field: Any) -> Any:  # a FieldDescriptor: one of two classes, as protobuf was built
+    if field.has_presence and not message.HasField(field.name):
+        return None
+    value = getattr(message, field.name)
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return dict(value)
+    if field.is_repeated:
+        return [_single(element, field) for element in value]
+    return _single(value, field)
+
+
+def _single(value: Any, field: Any) -> Any:
+    if field.enum_type is not None:
+        name: str = field.enum_type.values_by_number[value].name
+        return name.lower()
+    return plain(value) if field.message_type is not None else value
+
+
+def of_bucket(status: BucketStatus | None) -> pb.Bucket | None:
+    """The message of a mirror's status: its fields are the status's fields of the same names."""
+    if status is None:
+        return None
+    values = {name: getattr(status, name) for name in pb.Bucket.DESCRIPTOR.fields_by_name}
+    copied = status.copied
+    if copied is not None:
+        values["copied"] = pb.Copied(**{name: getattr(copied, name) for name in pb.Copied.DESCRIPTOR.fields_by_name})
+    return pb.Bucket(**values)
 
 
 def of_version(version: Version) -> pb.Version:

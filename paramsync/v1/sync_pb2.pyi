@@ -111,7 +111,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, number: _Optional[int] = ..., state: _Optional[_Union[WorkerStatus.State, str]] = ..., since: _Optional[float] = ..., pid: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., private_bytes: _Optional[int] = ..., restarts: _Optional[int] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
-    __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "reason", "swaps", "restore_seconds", "labels", "restores", "quarantines", "parts", "serving_age_seconds", "since_publication_seconds", "not_served", "signed_by", "lag_versions", "publisher", "publisher_since", "rollback_to", "rollback_served")
+    __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "reason", "swaps", "restore_seconds", "labels", "restores", "quarantines", "parts", "serving_age_seconds", "since_publication_seconds", "not_served", "signed_by", "lag_versions", "publisher", "publisher_since", "rollback_to", "rollback_served", "bucket")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[ModelStatus.State]
@@ -174,6 +174,7 @@ class ModelStatus(_message.Message):
     PUBLISHER_SINCE_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_TO_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_SERVED_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
     model: str
     store: str
     state: ModelStatus.State
@@ -200,7 +201,60 @@ class ModelStatus(_message.Message):
     publisher_since: float
     rollback_to: int
     rollback_served: bool
-    def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., reason: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., labels: _Optional[_Mapping[str, int]] = ..., restores: _Optional[int] = ..., quarantines: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., serving_age_seconds: _Optional[float] = ..., since_publication_seconds: _Optional[float] = ..., not_served: _Optional[_Mapping[str, str]] = ..., signed_by: _Optional[str] = ..., lag_versions: _Optional[int] = ..., publisher: _Optional[_Union[ModelStatus.Publisher, str]] = ..., publisher_since: _Optional[float] = ..., rollback_to: _Optional[int] = ..., rollback_served: bool = ...) -> None: ...
+    bucket: Bucket
+    def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., reason: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., labels: _Optional[_Mapping[str, int]] = ..., restores: _Optional[int] = ..., quarantines: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., serving_age_seconds: _Optional[float] = ..., since_publication_seconds: _Optional[float] = ..., not_served: _Optional[_Mapping[str, str]] = ..., signed_by: _Optional[str] = ..., lag_versions: _Optional[int] = ..., publisher: _Optional[_Union[ModelStatus.Publisher, str]] = ..., publisher_since: _Optional[float] = ..., rollback_to: _Optional[int] = ..., rollback_served: bool = ..., bucket: _Optional[_Union[Bucket, _Mapping]] = ...) -> None: ...
+
+class Bucket(_message.Message):
+    __slots__ = ("address", "reason", "over", "answered_at", "newest", "behind", "waiting_since", "copied", "whole_bytes", "delta_bytes", "failures")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    ANSWERED_AT_FIELD_NUMBER: _ClassVar[int]
+    NEWEST_FIELD_NUMBER: _ClassVar[int]
+    BEHIND_FIELD_NUMBER: _ClassVar[int]
+    WAITING_SINCE_FIELD_NUMBER: _ClassVar[int]
+    COPIED_FIELD_NUMBER: _ClassVar[int]
+    WHOLE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    DELTA_BYTES_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    reason: str
+    over: bool
+    answered_at: float
+    newest: int
+    behind: int
+    waiting_since: float
+    copied: Copied
+    whole_bytes: int
+    delta_bytes: int
+    failures: int
+    def __init__(self, address: _Optional[str] = ..., reason: _Optional[str] = ..., over: bool = ..., answered_at: _Optional[float] = ..., newest: _Optional[int] = ..., behind: _Optional[int] = ..., waiting_since: _Optional[float] = ..., copied: _Optional[_Union[Copied, _Mapping]] = ..., whole_bytes: _Optional[int] = ..., delta_bytes: _Optional[int] = ..., failures: _Optional[int] = ...) -> None: ...
+
+class Copied(_message.Message):
+    __slots__ = ("number", "step_done_at", "published_at", "in_bucket_at", "here_at", "served_at", "way", "deltas", "bytes", "size", "seconds")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    STEP_DONE_AT_FIELD_NUMBER: _ClassVar[int]
+    PUBLISHED_AT_FIELD_NUMBER: _ClassVar[int]
+    IN_BUCKET_AT_FIELD_NUMBER: _ClassVar[int]
+    HERE_AT_FIELD_NUMBER: _ClassVar[int]
+    SERVED_AT_FIELD_NUMBER: _ClassVar[int]
+    WAY_FIELD_NUMBER: _ClassVar[int]
+    DELTAS_FIELD_NUMBER: _ClassVar[int]
+    BYTES_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    step_done_at: float
+    published_at: float
+    in_bucket_at: float
+    here_at: float
+    served_at: float
+    way: str
+    deltas: int
+    bytes: int
+    size: int
+    seconds: float
+    def __init__(self, number: _Optional[int] = ..., step_done_at: _Optional[float] = ..., published_at: _Optional[float] = ..., in_bucket_at: _Optional[float] = ..., here_at: _Optional[float] = ..., served_at: _Optional[float] = ..., way: _Optional[str] = ..., deltas: _Optional[int] = ..., bytes: _Optional[int] = ..., size: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class Part(_message.Message):
     __slots__ = ("model", "version")
@@ -363,11 +417,13 @@ class PublishRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WatchPublisherRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("in_bucket",)
+    IN_BUCKET_FIELD_NUMBER: _ClassVar[int]
+    in_bucket: bool
+    def __init__(self, in_bucket: bool = ...) -> None: ...
 
 class PublisherStatus(_message.Message):
-    __slots__ = ("state", "store", "device", "step", "total_steps", "steps_per_epoch", "loss", "steps_per_second", "published", "publishes", "skipped", "last_error", "stall_seconds", "publish_seconds", "refused", "saved_step", "state_error", "held_back", "publisher")
+    __slots__ = ("state", "store", "device", "step", "total_steps", "steps_per_epoch", "loss", "steps_per_second", "published", "publishes", "skipped", "last_error", "stall_seconds", "publish_seconds", "refused", "saved_step", "state_error", "held_back", "publisher", "bucket")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[PublisherStatus.State]
@@ -397,6 +453,7 @@ class PublisherStatus(_message.Message):
     STATE_ERROR_FIELD_NUMBER: _ClassVar[int]
     HELD_BACK_FIELD_NUMBER: _ClassVar[int]
     PUBLISHER_FIELD_NUMBER: _ClassVar[int]
+    BUCKET_FIELD_NUMBER: _ClassVar[int]
     state: PublisherStatus.State
     store: str
     device: str
@@ -416,4 +473,5 @@ class PublisherStatus(_message.Message):
     state_error: str
     held_back: str
     publisher: str
-    def __init__(self, state: _Optional[_Union[PublisherStatus.State, str]] = ..., store: _Optional[str] = ..., device: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., loss: _Optional[float] = ..., steps_per_second: _Optional[float] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., publishes: _Optional[int] = ..., skipped: _Optional[int] = ..., last_error: _Optional[str] = ..., stall_seconds: _Optional[float] = ..., publish_seconds: _Optional[float] = ..., refused: _Optional[int] = ..., saved_step: _Optional[int] = ..., state_error: _Optional[str] = ..., held_back: _Optional[str] = ..., publisher: _Optional[str] = ...) -> None: ...
+    bucket: Bucket
+    def __init__(self, state: _Optional[_Union[PublisherStatus.State, str]] = ..., store: _Optional[str] = ..., device: _Optional[str] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., steps_per_epoch: _Optional[int] = ..., loss: _Optional[float] = ..., steps_per_second: _Optional[float] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., publishes: _Optional[int] = ..., skipped: _Optional[int] = ..., last_error: _Optional[str] = ..., stall_seconds: _Optional[float] = ..., publish_seconds: _Optional[float] = ..., refused: _Optional[int] = ..., saved_step: _Optional[int] = ..., state_error: _Optional[str] = ..., held_back: _Optional[str] = ..., publisher: _Optional[str] = ..., bucket: _Optional[_Union[Bucket, _Mapping]] = ...) -> None: ...

@@ -18,9 +18,10 @@ import pytest
 
 from paramsync.cli.__main__ import main
 from paramsync.cli.arguments import parser
-from paramsync.cli.formatting import plain, to_json
+from paramsync.cli.formatting import to_json
 from paramsync.cli.servers import ask_all
 from paramsync.errors import CallError, ParamsyncError
+from paramsync.rpc.server import plain
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
 from tests.support.commands import only_line

@@ -93,6 +93,57 @@ def test_what_is_wrong_is_red_and_what_waits_is_yellow() -> None:
     assert f"{red}m: the trainer died 12 s ago" in drawn({"a": answered(fine)}, colours=True)
 
 
+COPIED = pb.Copied(
+    number=420, step_done_at=1000.0, published_at=1000.1, in_bucket_at=1000.4, here_at=1000.9, way="delta", deltas=2,
+    bytes=2_700_000, size=268_000_000, seconds=0.3,
+)  # fmt: skip
+BUCKET = pb.Bucket(
+    address="s3://b/digits", answered_at=1009.0, newest=422, behind=2, copied=COPIED, delta_bytes=5_000_000
+)
+
+
+def test_a_model_that_follows_a_bucket_says_how_its_last_version_came() -> None:
+    model = pb.ModelStatus(model="m", state=pb.ModelStatus.SERVING, bucket=BUCKET)
+    text = drawn({"a": answered(model)})
+    assert "m: bucket s3://b/digits answered 1.0 s ago, 2 versions to fetch\n" in text
+    assert "m: version 420 came as 2 deltas, 2.7 MB of 268 MB (1.0%)\n" in text
+    assert "m: version 420 took 100 ms to publish, 300 ms to upload, 500 ms to download\n" in text
+    model.bucket.copied.served_at = 1001.0
+    assert "500 ms to download, 100 ms to serve" in " ".join(drawn({"a": answered(model)}).split())
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"reason": "s3://b/digits: access is denied"}, "m: bucket s3://b/digits: access is denied"),
+        ({"answered_at": 900.0}, "m: bucket s3://b/digits: no answer for 110 s"),
+        ({"answered_at": 900.0, "reason": "refused"}, "m: bucket s3://b/digits: no answer for 110 s: refused"),
+    ],
+)
+def test_a_bucket_that_fails_is_red(change: dict[str, Any], text: str) -> None:
+    model = pb.ModelStatus(model="m", state=pb.ModelStatus.SERVING, bucket=BUCKET)
+    model.bucket.MergeFrom(pb.Bucket(**change))
+    servers = {"a": answered(model), "b": answered(model)}
+    assert f"\x1b[31m{text}" in drawn({"a": answered(model)}, colours=True)
+    assert f"\x1b[31mb {text}" in drawn(servers, colours=True, width=120)
+
+
+def test_a_trainer_says_how_its_versions_get_into_the_bucket() -> None:
+    training = pb.PublisherStatus(bucket=BUCKET)
+
+    def text() -> str:
+        console = Console(file=io.StringIO(), width=80, markup=False)
+        console.print(status_view(training, {}, 1010.9))
+        return " ".join(console.file.getvalue().split())  # type: ignore[attr-defined]
+
+    assert "trainer: version 420 in the bucket 10 s ago, as 2 deltas, 2.7 MB of 268 MB (1.0%)" in text()
+    assert "trainer: bucket s3://b/digits answered 1.9 s ago, 5.0 MB sent" in text()
+    training.bucket.waiting_since = 990.9
+    assert "(1.0%), versions have waited for 20 s" in text()
+    training.bucket.ClearField("copied")
+    assert "trainer: no version of this publisher is in the bucket yet, versions have waited for 20 s" in text()
+
+
 def refused(*numbers: int, why: str = "/store/ckpt-{}.data: found NaN") -> list[pb.Quarantine]:
     return [pb.Quarantine(number=number, reason=why.format(number), since=1000.0 + number) for number in numbers]
 
@@ -235,6 +286,12 @@ GOOD = pb.ModelStatus(
         ({"serving_age_seconds": 601}, Level.DEGRADED, "answers are 10 min old"),
         ({"publisher": pb.ModelStatus.DIED, "publisher_since": 988}, Level.DEGRADED, "the trainer died 12 s ago"),
         ({"reason": "/s: is empty"}, Level.DEGRADED, "/s: is empty"),
+        ({"bucket": pb.Bucket(address="s3://b/m", answered_at=999)}, Level.GOOD, "version 7 serves"),
+        (
+            {"bucket": pb.Bucket(address="s3://b/m", answered_at=900)},
+            Level.DEGRADED,
+            "bucket s3://b/m: no answer for 100 s",
+        ),
         ({"state": pb.ModelStatus.DRAINING}, Level.DEGRADED, "the server is stopping"),
         ({"state": pb.ModelStatus.DAMAGED}, Level.BAD, "version 7 serves and is damaged"),
         (NONE, Level.BAD, "no version serves: none has come"),

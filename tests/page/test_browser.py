@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paramsync.remote import copy_note
+from paramsync.remote.bucket_status import BucketStatus, Copied
+from paramsync.remote.copy_note import CopyNote
 from tests.support.browser import Browser
 from tests.support.paged import DIGITS, HOSTILE, TOKEN, Store, started
 from tests.support.programs import ROOT, eventually
@@ -124,6 +129,33 @@ def test_a_new_version_is_on_the_screen_without_a_reload(shown: Shown) -> None:
     shown.browser.run("window.same = true")
     shown.wait_for(shown.store.publish())
     assert shown.browser.run("return window.same") is True
+
+
+def test_a_model_that_follows_a_bucket_says_how_versions_come_and_why_they_do_not(shown: Shown) -> None:
+    number = shown.store.publish()
+    shown.wait_for(number)
+    now = time.time()
+    copied = Copied(
+        number=number, step_done_at=now - 9, published_at=now - 8, in_bucket_at=now - 6, here_at=now - 3, way="delta",
+        deltas=2, bytes=2_700_000, size=268_000_000, seconds=1.0,
+    )  # fmt: skip
+    status = BucketStatus(address="s3://b/m", newest=number + 2, behind=2, copied=copied)
+    browser, bucket = shown.browser, f"{shown.section} .bucket"
+    CopyNote("s3://b/m", status=status).write(shown.store.path, now)
+    browser.wait("!document.querySelector(arguments[0]).hidden", bucket)
+    text = browser.text(bucket)
+    assert "2 versions to fetch" in text
+    assert f"{number:,} came as 2 deltas, 2.7\u00a0MB of 268\u00a0MB (1.0\u00a0%)" in text
+    assert "1.0\u00a0s to publish, 2.0\u00a0s to upload, 3.0\u00a0s to download" in text
+    assert "follows the newest in s3://b/m" in browser.text(f"{shown.section} .choice")
+    CopyNote("s3://b/m", "denied", status=replace(status, reason="s3://b/m: denied")).write(shown.store.path, now)
+    browser.wait(
+        "document.querySelector(arguments[0])?.textContent.startsWith('The bucket s3://b/m: denied')",
+        f"{shown.section} .wrong li",
+    )
+    (shown.store.path / copy_note.NAME).unlink()
+    shown.wait_for(shown.store.publish())
+    browser.wait("document.querySelector(arguments[0]).hidden", bucket)
 
 
 def test_every_action_is_asked_once_more_and_done(shown: Shown) -> None:

@@ -141,7 +141,7 @@ def test_there_are_only_so_many_watchers_and_status_is_answered_beside_them(pair
 
 
 def test_a_watcher_that_does_not_read_is_dropped() -> None:
-    watchers = control_port.Watchers()
+    watchers = control_port.Watchers(MOST_WATCHING)
     slow = watchers.add()
     for number in range(MOST_UNREAD + 10):
         watchers.put(version(number))

@@ -157,7 +157,7 @@ def test_a_publisher_that_another_one_replaced_does_not_take_the_bucket_back(
     assert "another publisher has begun" in first.mirror.reason
     assert first.publisher.status().last_error == first.mirror.reason
     first.publisher.close()
-    assert "version 3 is not in the bucket: another publisher" in caplog.text
+    assert f"version 3 is not in the bucket: {address}: another publisher" in caplog.text
     second.publish(4)
     second.publisher.close()
     assert second.mirror.copied == 4
@@ -256,7 +256,7 @@ def test_the_command_copies_the_newest_version_for_stock_tensorflow(
     assert "nothing is published" in capsys.readouterr().err
     three_versions(source)
     assert main(["mirror", str(source), address, "--once"]) == 0
-    assert re.fullmatch(r"version 30: 33 kB of 33 kB \(.*%\), whole, .*\n", capsys.readouterr().out)
+    assert re.fullmatch(r"version 30: whole, 33 kB of 33 kB \(.*%\), .*\n", capsys.readouterr().out)
     assert main(["mirror", address, str(target), "--once", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["version"], facts["way"], facts["deltas"]) == (30, "whole", 0)

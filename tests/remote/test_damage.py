@@ -21,6 +21,7 @@ from paramsync.errors import (
     RemoteError,
 )
 from paramsync.remote import copy_note, download, protocol, state, tensors
+from paramsync.remote.bucket_status import BucketStatus
 from paramsync.remote.upload import Upload
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store, add_checksum
@@ -28,6 +29,7 @@ from paramsync.tensorbundle import index
 from paramsync.version import Version
 from tests.support.mirrors import SIZE, Pair, current_state, same
 
+STATUS = BucketStatus(address="s3://bucket/models/m")
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "flipped": lambda content: content[: len(content) // 2] + b"\xff" + content[len(content) // 2 + 1 :],
     "cut": lambda content: content[: len(content) // 2],
@@ -248,7 +250,7 @@ def test_after_a_restart_another_run_is_followed_only_once_an_operator_removed_t
     pair.upload.run_once()
     pair.download.run_once()
     if is_noted:
-        pair.download.note("")
+        pair.download.note(STATUS)
     obstore.delete(pair.objects, state.NAME)
     restart(pair)
     with pytest.raises(EmptiedError):
@@ -275,7 +277,7 @@ def test_after_a_restart_an_older_state_is_ignored(pair: Pair) -> None:
     old = bytes(obstore.get(pair.objects, state.NAME).bytes())
     pair.bucket.perform(protocol.choose(lambda state: {"pinned": 2}, "c" * 32), pair.stop)
     pair.download.run_once()
-    pair.download.note("")
+    pair.download.note(STATUS)
     obstore.put(pair.objects, state.NAME, old)
     restart(pair)
     with pytest.raises(RemoteError, match="brought an older state back"):
@@ -287,9 +289,9 @@ def test_the_choices_of_operators_hold_while_the_bucket_is_away_after_a_restart(
     pair.upload.run_once()
     pair.bucket.perform(protocol.choose(lambda state: {"pinned": 1, "labels": {"stable": 1}}, "c" * 32), pair.stop)
     pair.download.run_once()
-    pair.download.note("")
+    pair.download.note(STATUS)
     restart(pair)
-    pair.download.note("the bucket does not answer")
+    pair.download.note(replace(STATUS, reason="the bucket does not answer"))
     note = copy_note.read(pair.target.path)
     assert note is not None
     assert (note.reason, note.pinned, note.labels) == ("the bucket does not answer", 1, {"stable": 1})

@@ -7,9 +7,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from paramsync.remote.bucket_status import stages
+from paramsync.rpc.server import plain
 from paramsync.status import Status
 from paramsync.version import Version
 
+from ..sync.messages import of_status as message_of
 from .advice import advice
 
 _EXACT = (1 << 53) - 1  # the largest whole number that JavaScript holds
@@ -58,23 +61,15 @@ def of_version(version: Version | None) -> dict[str, Any] | None:
 
 
 def of_status(status: Status) -> dict[str, Any]:
-    """The status of one model."""
-    progress, back = status.restoring_progress, status.back
-    return {
-        "model": status.model,
-        "store": str(status.store),
-        "state": status.state.value,
+    """The status of one model: the fields of its message, and what only the page shows."""
+    progress, copied = status.restoring_progress, None if status.bucket is None else status.bucket.copied
+    shown: dict[str, Any] = _exact(plain(message_of(status)))
+    if copied is not None:
+        shown["bucket"]["copied"]["stages"] = stages(copied)
+    return shown | {
         "published": of_version(status.published),
         "serving": of_version(status.serving),
-        "signed_by": status.signed_by,
         "parts": {model: of_version(version) for model, version in status.parts},
-        "pinned": maybe_number(status.pinned),
-        "publisher": None if status.publisher is None else status.publisher.state.value,
-        "publisher_since": None if status.publisher is None else status.publisher.since,
-        "rollback_to": None if back is None else number(back.number),
-        "rollback_served": back is not None and back.served,
-        "resident": [number(one) for one in status.resident],
-        "labels": {label: number(one) for label, one in status.labels.items()},
         "restoring": maybe_number(status.restoring),
         "restored_share": _share(progress.bytes_done, progress.bytes_total) if progress is not None else None,
         "quarantined": [
@@ -86,19 +81,19 @@ def of_status(status: Status) -> dict[str, Any]:
             }
             for case in status.quarantined[-_QUARANTINED:]
         ],
-        "not_served": {name: short(why) for name, why in status.not_served.items()},
-        "reason": short(status.reason),
         "in_store": [number(one) for one in status.in_store[-_IN_STORE:]],
-        "swaps": status.swaps,
-        "restores": status.restores,
-        "quarantines": status.quarantines,
-        "restore_seconds": status.restore_seconds,
-        "lag_seconds": status.lag_seconds,
-        "lag_steps": status.lag_steps,
-        "lag_versions": status.lag_versions,
-        "since_publication_seconds": status.since_publication_seconds,
-        "serving_age_seconds": status.serving_age_seconds,
     }
+
+
+def _exact(value: Any) -> Any:
+    """A JSON value with texts that are not too long, and numbers as JavaScript can hold them."""
+    if isinstance(value, dict):
+        return {key: _exact(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_exact(one) for one in value]
+    if isinstance(value, str):
+        return short(value)
+    return number(value) if type(value) is int else value
 
 
 def _share(done: int, total: int) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paramsync.host.processes import Memory, memory_of
-from paramsync.rpc.server import of_version
+from paramsync.rpc.server import of_bucket, of_version
 from paramsync.status import Event, EventKind, Status
 from paramsync.v1 import sync_pb2 as pb
 
@@ -47,6 +47,7 @@ def of_status(status: Status) -> pb.ModelStatus:
         since_publication_seconds=status.since_publication_seconds,
         rollback_to=None if back is None else back.number,
         rollback_served=back is not None and back.served,
+        bucket=of_bucket(status.bucket),
         parts=[pb.Part(model=model, version=of_version(version)) for model, version in status.parts],
     )
 

@@ -18,6 +18,8 @@ from inferencer.serving.metrics import APART, Metrics
 from inferencer.serving.prometheus import CONTENT_TYPE, Exposition
 from inferencer.serving.worker_status import WorkerState, WorkerStatus
 from paramsync.kserve import open_inference_pb2 as kserve_pb2
+from paramsync.remote.bucket_status import BucketStatus, Copied
+from paramsync.remote.copy_note import CopyNote
 from tests.support.in_process import InProcess
 from tests.support.kserve import method
 from tests.support.programs import ROOT, eventually
@@ -224,6 +226,40 @@ def test_requests_by_every_protocol_are_counted_in_what_the_server_shows(served:
     assert found["paramsync_batch_rows_sum"] == {labels(): 3 + 2 * 3 + 1}
 
 
+BUCKET = BucketStatus(
+    address="s3://b/m",
+    reason="version 9 came damaged",
+    answered_at=1.0,
+    newest=9,
+    behind=2,
+    waiting_since=1.0,
+    copied=Copied(
+        number=7, step_done_at=1.0, published_at=2.0, in_bucket_at=4.0, here_at=7.0, way="delta", deltas=2, bytes=10,
+        size=1000, seconds=2.0,
+    ),
+    whole_bytes=1000,
+    delta_bytes=10,
+    failures=3,
+)  # fmt: skip
+
+
+def test_what_a_mirror_notes_is_told(served: Running) -> None:
+    follower = served.server.models.follower("m")
+    CopyNote("s3://b/m", status=BUCKET).write(follower.status().store, 1.0)
+    eventually(lambda: follower.status().bucket, lambda: "the note of a mirror")
+    found = read(Metrics(served.server.models))
+    stages = {dict(one)["stage"]: value for one, value in found["paramsync_bucket_stage_duration_seconds"].items()}
+    assert stages.pop("serve") > 0
+    assert stages == {"publish": 1, "upload": 2, "download": 3}
+    assert found["paramsync_bucket_lag_versions"] == {_M: 2}
+    assert found["paramsync_bucket_failing"] == {_M: 1}
+    assert found["paramsync_bucket_failures_total"] == {_M: 3}
+    assert found["paramsync_bucket_answer_age_seconds"][_M] > 1e9
+    assert found["paramsync_bucket_lag_seconds"][_M] > 1e9
+    by_way = {dict(one)["way"]: value for one, value in found["paramsync_bucket_received_bytes_total"].items()}
+    assert by_way == {"whole": 1000, "delta": 10}
+
+
 @pytest.fixture
 def whole_text(served: Running) -> bytes:
     """A page on which every metric has a value."""
@@ -233,6 +269,9 @@ def whole_text(served: Running) -> bytes:
     counts.called(model="m", signature="serving_default", version="7", requests=1, rows=1, seconds=0.1)
     metrics.take_in(counts.requests, counts.calls)
     workers = [WorkerStatus(0, WorkerState.ANSWERING, 1.0, os.getpid(), 3)]
+    follower = served.server.models.follower("m")
+    CopyNote("s3://b/m", status=BUCKET).write(follower.status().store, 1.0)
+    eventually(lambda: follower.status().bucket, lambda: "the note of a mirror")
     return Exposition(metrics, workers=workers, scrubbed=Scrubbed(bytes=4096, at=1.0)).text()
 
 

@@ -3,7 +3,7 @@
 import { get, keep, post, token } from "./calls.js";
 import { clear, metricOf, plot, readColours } from "./charts.js";
 import { describe } from "./predict.js";
-import { $, ago, clock, duration, figure, list, make, many, mib, percent, put, rate, seconds, serverNow, short, time } from "./words.js";
+import { $, ago, bytes, clock, duration, figure, list, make, many, mib, percent, put, rate, seconds, serverNow, short, time } from "./words.js";
 
 const EVERY = 1; // seconds between two questions
 const HIDDEN = 5; // the same in a tab that nobody sees
@@ -216,6 +216,7 @@ function wrongs(model) { // each with what to do about it, where that is known
   else if (status.reason) add(status.reason);
   const bad = newestIsBad(status);
   if (bad) add(`Version ${figure(bad.number)} is quarantined: ${bad.reason}`, bad.advice);
+  if (status.bucket?.reason) add(`The bucket ${status.bucket.address}: ${status.bucket.reason.replace(`${status.bucket.address}: `, "")}`, "What served goes on serving, and it is tried again.");
   if (status.publisher === "died") add(`The trainer died at ${time(status.publisher_since)}.`, "Answers get older until it is started again: look at its log.");
   for (const [signature, why] of Object.entries(status.not_served)) add(`Signature ${signature} is not served: ${why}`);
   return found;
@@ -248,6 +249,20 @@ function drawHeadline(model) {
   training.className = `trainer ${tint}`;
 }
 
+const STAGES = ["publish", "upload", "download", "serve"]; // of a version that comes from a bucket
+
+function coming({ answered_at: answered, behind: waiting, copied }) { // how versions come from a bucket
+  const words = [answered ? `Bucket answered ${ago(answered)}` : "Bucket has not answered yet"];
+  if (waiting) words.push(`${many(waiting, "version")} to fetch`);
+  if (copied) {
+    const deltas = copied.deltas ? many(copied.deltas, "delta") : "";
+    const way = copied.way === "delta" ? `as ${deltas}` : deltas ? `whole, and ${deltas}` : "whole";
+    words.push(`${figure(copied.number)} came ${way}, ${bytes(copied.bytes)} of ${bytes(copied.size)} (${percent(copied.bytes / Math.max(copied.size, 1), 1)})`);
+    words.push(STAGES.filter((one) => one in copied.stages).map((one) => `${duration(copied.stages[one])} to ${one}`).join(", "));
+  }
+  return words.join(" · ");
+}
+
 function drawModel(model) {
   if (!model.node) build(model);
   const { node, status } = model;
@@ -256,8 +271,12 @@ function drawModel(model) {
   const restoring = status.restoring === null ? "" : ` · restoring ${figure(status.restoring)}${status.restored_share ? ` (${percent(status.restored_share)})` : ""}`;
   const parts = Object.entries(status.parts ?? {}).map(([name, version]) => `${name} ${figure(version?.number)}`).join(" + ");
   const choice = node.querySelector(".choice");
-  const words = `${status.pinned === null ? "" : `pinned to ${figure(status.pinned)}`}|${parts ? `joined from ${parts}` : status.pinned === null ? `follows the newest in ${status.store}` : ` · follows ${status.store} once unpinned`}${status.signed_by ? ` · signed by key ${status.signed_by}` : ""}${restoring}`;
+  const place = status.bucket?.address ?? status.store;
+  const words = `${status.pinned === null ? "" : `pinned to ${figure(status.pinned)}`}|${parts ? `joined from ${parts}` : status.pinned === null ? `follows the newest in ${place}` : ` · follows ${place} once unpinned`}${status.signed_by ? ` · signed by key ${status.signed_by}` : ""}${restoring}`;
   list(choice, words, () => [make("b", { text: words.slice(0, words.indexOf("|")) }), words.slice(words.indexOf("|") + 1)]);
+  const bucket = node.querySelector(".bucket");
+  bucket.hidden = !status.bucket;
+  if (status.bucket) put(bucket, coming(status.bucket));
   const wrong = wrongs(model);
   node.querySelector(".wrong").hidden = !wrong.length;
   list(node.querySelector(".wrong"), JSON.stringify(wrong), () => wrong.map(({ text, advice }) => make("li", {}, text.length > 300 ? `${text.slice(0, 300)}…` : text, ...(advice ? [make("p", { text: advice })] : []))));

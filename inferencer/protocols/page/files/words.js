@@ -25,6 +25,11 @@ export const short = (value) => (value === null || value === undefined ? "–" :
 export const rate = (value) => (value >= 100 ? Math.round(value).toLocaleString("en-US") : String(Number((value ?? 0).toFixed(value < 10 ? 1 : 0))));
 export const ago = (at) => { const s = Math.floor(serverNow() - at); return s < 1 ? "now" : s < 60 ? `${s}\u00a0s ago` : `${duration(s)} ago`; };
 export const mib = (bytes) => (bytes >= 2 ** 30 ? `${(bytes / 2 ** 30).toFixed(2)} GiB` : `${Math.round(bytes / 2 ** 20)} MiB`);
+export const bytes = (count) => { // in thousands
+  const at = count < 1000 ? 0 : Math.min(4, Math.floor(Math.log10(count) / 3));
+  const value = count / 1000 ** at;
+  return `${at && value < 9.95 ? value.toFixed(1) : Math.round(value)}\u00a0${["B", "kB", "MB", "GB", "TB"][at]}`;
+};
 export const many = (count, what) => `${figure(count)} ${what}${count === 1 ? "" : "s"}`;
 export const time = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
 

@@ -1,0 +1,105 @@
+"""How a mirror and its bucket are doing, as one value: in a local copy for followers, on a pipe for a publisher."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields, replace
+from typing import Any
+
+_NUMBER = 1 << 63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Copied:
+    """The version that a mirror copied last, and when it came how far. Times are in seconds since the epoch.
+
+    in_bucket_at  None for versions of a mirror that did not say
+    here_at       when it was in the local copy; for a publisher, when its mirror knew that the bucket has the version
+    served_at     None while another version serves
+    way           "whole" or "delta"
+    deltas        how many deltas the way has
+    bytes         bytes over the network
+    size          bytes of the whole version
+    seconds       duration of the transfer
+    traceparent   trace of its publication
+    """
+
+    number: int
+    step_done_at: float
+    published_at: float
+    in_bucket_at: float | None = None
+    here_at: float
+    served_at: float | None = None
+    way: str
+    deltas: int
+    bytes: int
+    size: int
+    seconds: float
+    traceparent: str = ""
+
+
+def stages(copied: Any) -> dict[str, float]:
+    """The seconds of each stage that a version, as a value or a message, has come through from its step on.
+
+    The clocks of two hosts may differ, so a stage is never negative.
+    """
+    at = [copied.step_done_at, copied.published_at, copied.in_bucket_at or copied.here_at, copied.here_at]
+    at += [copied.served_at] if copied.served_at else []
+    names = ("publish", "upload", "download", "serve")
+    return {name: max(0.0, end - start) for name, start, end in zip(names, at, at[1:], strict=False)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BucketStatus:
+    """The status of a mirror between a local store and a bucket. Counts are since the mirror started.
+
+    reason         why versions do not get through; "" while they do
+    over           whether the mirror ended for good: another publisher has begun, or somebody emptied the bucket
+    answered_at    when the bucket last answered, in seconds since the epoch
+    newest         the newest version in the bucket
+    behind         number of versions that wait to be copied
+    waiting_since  how long they have waited: since the first was there, or since the last copy
+    failures       looks and commits that failed
+    """
+
+    address: str
+    reason: str = ""
+    over: bool = False
+    answered_at: float | None = None
+    newest: int | None = None
+    behind: int = 0
+    waiting_since: float | None = None
+    copied: Copied | None = None
+    whole_bytes: int = 0
+    delta_bytes: int = 0
+    failures: int = 0
+
+    def ageless(self) -> BucketStatus:
+        """This status without what changes while nothing happens."""
+        copied = None if self.copied is None else replace(self.copied, served_at=None)
+        return replace(self, answered_at=None, copied=copied)
+
+
+def from_values(values: Any) -> BucketStatus:
+    """Read what `asdict` made. Raises ValueError."""
+    status = _read(BucketStatus, values)
+    copied = status.pop("copied", None)
+    return BucketStatus(**status, copied=None if copied is None else Copied(**_read(Copied, copied)))
+
+
+_KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (int,), "float": (int, float)}
+
+
+def _read(kind: type[BucketStatus | Copied], values: Any) -> dict[str, Any]:
+    """The known fields. Keys of a newer paramsync are left out."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"expected fields by name, found {type(values).__name__}")
+    read: dict[str, Any] = {field.name: values[field.name] for field in fields(kind) if field.name in values}
+    for field in fields(kind):
+        wanted, _, absent = str(field.type).partition(" | ")
+        value: Any = read.get(field.name, None if field.default is MISSING else field.default)
+        if wanted == "Copied" or (value is None and absent):
+            continue
+        if type(value) not in _KINDS[wanted] or (wanted in ("int", "float") and not 0 <= value < _NUMBER):
+            raise ValueError(f"{field.name}: expected {wanted}, found {value!r:.50}")
+    return read
