@@ -170,13 +170,17 @@ class Bucket:
                 result: T = ended.value
                 return result
 
-    def put(self, name: str, content: bytes | Iterable[memoryview], size: int = 0) -> None:
-        """Write an object of data, in parts if it is large; `size` is that of content which is not in memory.
+    def put(self, name: str, content: bytes | memoryview | Iterable[memoryview], size: int = 0) -> None:
+        """Write an object of data, in parts if it is large; `size` is that of content in pieces.
 
         No more parts are under way than the link can send in time. Raises RemoteError, ConnectionError to try again
         later.
         """
-        size = len(content) if isinstance(content, bytes) else size
+        if isinstance(content, bytes | memoryview):
+            size = len(content)
+            if size > _PART:  # otherwise all parts under way would be copies
+                whole = memoryview(content)
+                content = (whole[start : start + _PART] for start in range(0, size, _PART))
         parts = (
             PARALLEL if self._speed is None else max(1, min(PARALLEL, int(self._speed * settings.STALLED / 3 / _PART)))
         )

@@ -57,7 +57,8 @@ def encode(old: Unsigned, new: Unsigned) -> bytes:
             continue
         if count * _DENSE > len(after) and not is_sparse:
             if np.count_nonzero(old != new) * _DENSE > len(new):
-                return _dense(old, new)
+                dense = _dense(old, new)
+                return dense if len(dense) < _HEAD.size + new.nbytes else _raw(new)
             is_sparse = True
         changed = _places(differs, count)
         gap = changed.astype(np.uint16)
@@ -78,9 +79,23 @@ def encode(old: Unsigned, new: Unsigned) -> bytes:
 
 def _dense(old: Unsigned, new: Unsigned) -> bytes:
     shift, packed = _pack_differences([new[at : at + _RUN] - old[at : at + _RUN] for at in range(0, len(new), _RUN)])
-    if len(packed) < new.nbytes:
-        return _HEAD.pack(DENSE, shift, 0, len(packed)) + packed
+    return _HEAD.pack(DENSE, shift, 0, len(packed)) + packed
+
+
+def _raw(new: Unsigned) -> bytes:
     return _HEAD.pack(RAW, 0, 0, new.nbytes) + new.tobytes()
+
+
+def add(deltas: Sequence[memoryview], count: int, dtype: np.dtype[np.unsignedinteger[Any]]) -> bytes:
+    """The delta that leads as far as these deltas of a block of `count` elements do, one after the other."""
+    total = np.zeros(count, dtype)  # of the differences; from the first RAW delta on, the elements
+    for delta in deltas:
+        apply(delta, total, total)
+    if any(delta[0] == RAW for delta in deltas):
+        return _raw(total)
+    zeros = np.zeros(count, dtype)
+    added = encode(zeros, total)
+    return added if added[0] != RAW else _dense(zeros, total)  # its elements would be differences
 
 
 def apply(delta: memoryview, source: Unsigned, target: Unsigned) -> None:

@@ -7,8 +7,9 @@ same order, the number of its blocks (0 for a tensor that did not change), then 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.tensor_bytes import PORTION, THREADS, each
 from paramsync.dtypes import Array
 from paramsync.remote import delta
-from paramsync.remote.delta import Unsigned
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, Index
 from paramsync.tensorbundle.sstable import mask
@@ -33,6 +33,9 @@ _LARGEST = 8  # bytes of an element of a delta
 
 Contents = Mapping[str, Array]
 """The bytes of each tensor as they are stored, by name, in the order of the names."""
+
+Parts = Iterator[tuple[int, bytes]]
+"""A delta object: each time its next bytes, and how many bytes of tensors they cover."""
 
 Blocks = Mapping[str, Sequence[memoryview]]
 """The deltas of the blocks of each tensor that changed, by name."""
@@ -98,37 +101,56 @@ def alike(first: Mapping[str, Entry], second: Mapping[str, Entry]) -> bool:
     )
 
 
-def difference(entries: Mapping[str, Entry], old: Contents, new: Contents) -> Iterator[tuple[int, bytes]]:
-    """The delta object that leads from `old` to `new`: each time its next bytes, and how many new bytes they cover."""
-    for name, content in new.items():
-        if old[name] is content:
-            yield len(content), _COUNT.pack(0)
-            continue
+def difference(entries: Mapping[str, Entry], old: Contents, new: Contents) -> Parts:
+    """The delta object that leads from `old` to `new`."""
+
+    def encode(name: str, part: slice) -> bytes:
         width = _width(entries[name])
-        before, after = old[name].view(width), content.view(width)
-        starts = range(0, len(after), delta.BLOCK // width.itemsize)
-        if len(starts) > _TOGETHER:  # not all are in memory at once
-            yield 0, _COUNT.pack(len(starts))
-            for at in range(0, len(starts), _TOGETHER):
-                blocks = _encode(before, after, starts[at : at + _TOGETHER])
-                yield _TOGETHER * delta.BLOCK, b"".join(blocks)
+        return delta.encode(old[name][part].view(width), new[name][part].view(width))
+
+    return _parts({name: len(content) for name, content in new.items()}, lambda name: old[name] is new[name], encode)
+
+
+def total(entries: Mapping[str, Entry], deltas: Sequence[Blocks]) -> Parts:
+    """The delta object that leads as far as these do, one after the other."""
+
+    def encode(name: str, part: slice) -> bytes:
+        changes = [changed[name][part.start // delta.BLOCK] for changed in deltas if name in changed]
+        width = _width(entries[name])
+        size = min(part.stop, entries[name].size) - part.start
+        return delta.add(changes, size // width.itemsize, width)
+
+    sizes = {name: entries[name].size for name in sorted(entries, key=str.encode)}
+    return _parts(sizes, lambda name: not any(name in changed for changed in deltas), encode)
+
+
+def _parts(sizes: Mapping[str, int], same: Callable[[str], bool], encode: Callable[[str, slice], bytes]) -> Parts:
+    """A delta object of tensors of these sizes, in their order. `encode` makes the delta of a block."""
+    for name, size in sizes.items():
+        if same(name):
+            yield size, _COUNT.pack(0)
             continue
-        blocks = _encode(before, after, starts)
+        parts = [slice(start, start + delta.BLOCK) for start in range(0, size, delta.BLOCK)]
+        if len(parts) > _TOGETHER:  # not all are in memory at once
+            yield 0, _COUNT.pack(len(parts))
+            for at in range(0, len(parts), _TOGETHER):
+                yield _TOGETHER * delta.BLOCK, b"".join(_encode(partial(encode, name), parts[at : at + _TOGETHER]))
+            continue
+        blocks = _encode(partial(encode, name), parts)
         if all(block[_COUNT.size] == delta.SAME for block in blocks):
             blocks = []
-        yield len(content), b"".join([_COUNT.pack(len(blocks)), *blocks])
+        yield size, b"".join([_COUNT.pack(len(blocks)), *blocks])
 
 
-def _encode(before: Unsigned, after: Unsigned, starts: range) -> list[bytes]:
-    """The deltas of the blocks that start here, each behind its size."""
-    blocks = [b""] * len(starts)
+def _encode(encode: Callable[[slice], bytes], parts: Sequence[slice]) -> list[bytes]:
+    """The deltas of these blocks, each behind its size."""
+    blocks = [b""] * len(parts)
 
-    def encode(at: int) -> None:
-        part = slice(starts[at], starts[at] + starts.step)
-        block = delta.encode(before[part], after[part])
+    def work(at: int) -> None:
+        block = encode(parts[at])
         blocks[at] = _COUNT.pack(len(block)) + block
 
-    each(encode, range(len(blocks)), threads=min(THREADS, len(blocks)))
+    each(work, range(len(parts)), threads=min(THREADS, len(parts)))
     return blocks
 
 

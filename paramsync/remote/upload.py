@@ -8,13 +8,14 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import IO, TypeAlias
+from itertools import pairwise
+from typing import TypeAlias
 
 from paramsync.checkpoint.reader import Bundle
-from paramsync.checkpoint.tensor_bytes import PORTION, each
+from paramsync.checkpoint.tensor_bytes import each
 from paramsync.errors import EmptiedError, FencedError, RemoteError, UnknownVersionError
 from paramsync.host import files
 from paramsync.remote import manifest as manifests
@@ -24,7 +25,7 @@ from paramsync.remote.collect import KINDS, RUN, list_unnamed
 from paramsync.remote.manifest import Edge, Manifest, Whole
 from paramsync.remote.protocol import Answer, Held
 from paramsync.remote.state import Listed
-from paramsync.remote.tensors import Contents
+from paramsync.remote.tensors import Contents, Parts
 from paramsync.remote.transfer import Transfer
 from paramsync.store.store import Store
 from paramsync.tensorbundle import index
@@ -40,10 +41,10 @@ _KEPT = 64  # strides for which a delta stays
 _WORTH = 0.8  # a delta must be smaller than this share of a whole version
 _LARGE = 64 << 20  # bytes of a whole version for which time counts: otherwise only bytes do
 _SAMPLE = 1 / 8  # of the tensors: then the time for the delta is foreseen
-_SMALL = 8 << 20  # bytes of a delta that is sent as one part
+_SMALL = 1 << 20  # bytes of a delta that is kept in memory
 _CHAIN = 0.5  # of a whole version: deltas since the last whole version may take so many bytes
 
-_Object: TypeAlias = tuple[str, bytes | Iterable[memoryview], int]
+_Object: TypeAlias = tuple[str, bytes | memoryview | Iterable[memoryview], int]
 """Name, content and size of an object to send."""
 
 
@@ -54,6 +55,14 @@ class _Sent:
     version: Version
     bundle: Bundle
     packed: Index
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Delta:
+    """A delta, and its content: in memory, or in a file on the disk."""
+
+    edge: Edge
+    content: memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +110,8 @@ class Upload:
         self._stop = stop
         self._held: Held | None = None
         self._warning: RemoteError | None = None
-        self._bases: dict[int, _Sent] = {}  # by stride: the version that the next delta of this stride starts from
+        self._base: _Sent | None = None  # the version that was sent last
+        self._deltas: dict[int, tuple[_Delta, ...]] = {}  # by stride: those since the last delta of the next stride
         self._count = 0  # of commits
         self._begun = 0  # count of commits when the last whole version was sent: strides begin there
         self._whole: Whole | None = None
@@ -183,8 +193,9 @@ class Upload:
         objects: list[_Object] = []
         graph = self._add_graph(version.graph, version.number, objects)
         size = tensors.size_of(packed)
-        made = [self._add_delta(stride, sent, contents, size, objects) for stride in _STRIDES]
-        sent_now = [placed for placed in made if placed is not None]
+        made = self._make_deltas(sent, contents, size)
+        objects += [(delta.edge.name, delta.content, delta.edge.size) for delta in made.values()]
+        sent_now = [_Placed(delta.edge, stride, self._count) for stride, delta in made.items()]
         total = sum(placed.edge.size for placed in sent_now)
         edges = tuple([placed.edge for placed in (*self._edges, *sent_now)])
         whole = self._whole
@@ -207,9 +218,13 @@ class Upload:
         self._swept = frozenset()
         self._orphans.clear()
         self._graph = version.graph, graph
+        self._base = sent
         if whole is not self._whole:
             self._whole, self._begun = whole, self._count
-        self._bases.update((stride, sent) for stride in _STRIDES if self._is_due(stride))
+        self._deltas = {
+            stride: () if self._is_due(longer) else (*self._deltas.get(stride, ()), *filter(None, [made.get(stride)]))
+            for stride, longer in pairwise(_STRIDES)
+        }
         self._edges = tuple([placed for placed in (*self._edges, *sent_now) if self._is_kept(placed)])
         self._count += 1
         way = "whole" if whole.number == version.number else "delta"
@@ -222,24 +237,34 @@ class Upload:
         """Whether a delta is of use: for followers that are late, or on the way from the whole version."""
         return self._count - placed.count < placed.stride * _KEPT
 
-    def _add_delta(
-        self, stride: int, sent: _Sent, contents: Contents, size: int, objects: list[_Object]
-    ) -> _Placed | None:
-        """Make the delta of this stride, if it is due. None if it is not, or if a whole version is there sooner."""
-        base = self._bases.get(stride)
-        if base is None or not self._is_due(stride) or (stride > 1 and base is self._bases[1]):
-            return None
-        if not tensors.alike(base.packed.entries, sent.packed.entries):
-            return None
+    def _make_deltas(self, sent: _Sent, contents: Contents, size: int) -> dict[int, _Delta]:
+        """The deltas that lead to this version, by stride; a long one adds up the short ones on its way."""
+        base = self._base
+        if base is None or not tensors.alike(base.packed.entries, sent.packed.entries):
+            return {}
+        entries = sent.packed.entries
         before = {
             name: contents[name] if base.bundle.marks(name) == sent.bundle.marks(name) else content
             for name, content in tensors.contents(base.bundle).items()
         }
+        parts = tensors.difference(entries, before, contents)
+        delta = self._make(parts, base.version.number, base.version.checksum, sent.version.number, size)
+        made = {} if delta is None else {_STRIDES[0]: delta}
+        for stride, longer in pairwise(_STRIDES):
+            steps = (*self._deltas.get(stride, ()), made[stride]) if stride in made else ()
+            if self._is_due(longer) and len(steps) == longer // stride:
+                parts = tensors.total(entries, [tensors.blocks(entries, step.content) for step in steps])
+                delta = self._make(parts, steps[0].edge.base, steps[0].edge.checksum, sent.version.number, size)
+                made |= {} if delta is None else {longer: delta}
+        return made
+
+    def _make(self, parts: Parts, base: int, checksum: str, number: int, size: int) -> _Delta | None:
+        """Keep these parts of a delta. None if a whole version, of this size, is there sooner."""
         whole_seconds = self._bucket.seconds(size) if size >= _LARGE else None
         begun = time.monotonic()
         covered = 0
         with tempfile.SpooledTemporaryFile(_SMALL) as file:  # a delta may be larger than the memory of a mirror
-            for count, content in tensors.difference(sent.packed.entries, before, contents):
+            for count, content in parts:
                 file.write(content)
                 covered += count
                 if file.tell() > size * _WORTH:
@@ -249,11 +274,13 @@ class Upload:
                     if seconds * size > whole_seconds * covered:
                         return None
             length = file.tell()
-            file.seek(0)
-            name = self._name("deltas", f"{base.version.number}-{sent.version.number}")
-            objects.append((name, file.read() if length < _SMALL else _mapped(file, length), length))
-        edge = Edge(base.version.number, base.version.checksum, sent.version.number, name, length)
-        return _Placed(edge, stride, self._count)
+            if length > _SMALL:
+                file.flush()
+                kept = memoryview(mmap.mmap(file.fileno(), length, prot=mmap.PROT_READ))
+            else:
+                file.seek(0)
+                kept = memoryview(file.read())
+        return _Delta(Edge(base, checksum, number, self._name("deltas", f"{base}-{number}"), length), kept)
 
     def _add_graph(self, digest: str, number: int, objects: list[_Object]) -> str:
         """The name of a version's graph, which is sent unless the version before had it."""
@@ -289,10 +316,3 @@ class Upload:
         assert self._held is not None
         state = self._held.state
         return f"{kind}/{state.epoch}/{state.run[:RUN]}-{name}"
-
-
-def _mapped(file: IO[bytes], size: int) -> Iterator[memoryview]:
-    """The content of a file on a disk, of which no copy is made; the file may be closed."""
-    file.flush()
-    content = memoryview(mmap.mmap(file.fileno(), size, prot=mmap.PROT_READ))
-    return (content[start : start + PORTION] for start in range(0, size, PORTION))

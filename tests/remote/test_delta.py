@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paramsync.remote import delta
@@ -23,6 +24,7 @@ DTYPES = [np.uint8, np.uint16, np.uint32, np.uint64]
     zeros=st.sampled_from([0, 1, 3]),
     seed=st.integers(0, 1 << 32),
 )
+@settings(deadline=None)
 def test_new_is_old_and_its_delta(dtype: Any, size: int, share: float, spread: int, zeros: int, seed: int) -> None:
     chance = np.random.default_rng(seed)
     top = int(np.iinfo(dtype).max)
@@ -39,6 +41,50 @@ def test_new_is_old_and_its_delta(dtype: Any, size: int, share: float, spread: i
     elsewhere = np.empty_like(old)
     delta.apply(packed, old, elsewhere)
     assert elsewhere.tobytes() == new.tobytes()
+
+
+@given(
+    dtype=st.sampled_from(DTYPES),
+    size=st.sampled_from([1, 65_537, 200_001]),
+    shares=st.lists(st.sampled_from([0.0, 1e-5, 0.01, 0.3, 1.0]), min_size=1, max_size=4),
+    seed=st.integers(0, 1 << 32),
+)
+@settings(deadline=None)
+def test_deltas_add_up(dtype: Any, size: int, shares: list[float], seed: int) -> None:
+    chance = np.random.default_rng(seed)
+    old = chance.integers(0, int(np.iinfo(dtype).max), size, dtype, endpoint=True)
+    new, deltas = old, []
+    for share in shares:
+        before, new = new, new + (chance.random(size) < share).astype(dtype) * dtype(chance.integers(1, 100))
+        deltas.append(memoryview(delta.encode(before, new)))
+    added = delta.add(deltas, size, np.dtype(dtype))
+    target = np.empty_like(old)
+    delta.apply(memoryview(added), old, target)
+    assert target.tobytes() == new.tobytes()
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_deltas_without_small_differences_add_up(size: int) -> None:
+    chance = np.random.default_rng(0)
+    versions = [chance.integers(0, 256, size, np.uint8) for _ in range(4)]
+    deltas = [memoryview(delta.encode(*pair)) for pair in pairwise(versions)]
+    assert deltas[0][0] == delta.RAW
+    for some in (deltas, deltas[:1]):
+        target = np.empty_like(versions[0])
+        delta.apply(memoryview(delta.add(some, size, np.dtype(np.uint8))), versions[0], target)
+        assert (target == versions[len(some)]).all()
+
+
+def test_differences_that_add_up_to_large_ones_stay_differences() -> None:
+    chance = np.random.default_rng(0)
+    steps = [chance.integers(0, 16, 100, np.uint8) for _ in range(16)]
+    versions: list[Any] = [np.zeros(100, np.uint8)]
+    for step in steps:
+        versions.append(versions[-1] + step * np.uint8(16))
+    deltas = [memoryview(delta.encode(*pair)) for pair in pairwise(versions)]
+    target = np.empty_like(versions[0])
+    delta.apply(memoryview(delta.add(deltas, 100, np.dtype(np.uint8))), versions[0], target)
+    assert (target == versions[-1]).all()
 
 
 def test_a_weight_that_crosses_zero_costs_no_more_than_its_bytes() -> None:
