@@ -138,7 +138,7 @@ class Upload:
             names = self._bucket.first_names()
         except (RemoteError, ConnectionError, FileNotFoundError):  # without the right to list
             return
-        strangers = [name for name in names if name.partition("/")[0] not in (*KINDS, "probe")]
+        strangers = [name for name in names if name and name.partition("/")[0] not in (*KINDS, "probe")]
         if strangers:
             found = f"found {min(strangers)!r}, which is somebody else's: publish to a folder of its own"
             raise RemoteError(f"{self._bucket.address}: expected an empty folder, {found}")
