@@ -1,4 +1,4 @@
-"""Copies the newest version of a local store into a bucket: data, then the manifest, then the state that names it."""
+"""Copies the newest version of a local store into a bucket: data and manifest, then the state that names them."""
 
 from __future__ import annotations
 

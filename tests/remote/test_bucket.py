@@ -15,7 +15,7 @@ from obstore.store import MemoryStore
 
 from paramsync.cli.__main__ import main
 from paramsync.errors import RemoteError
-from paramsync.remote import protocol, state
+from paramsync.remote import protocol, settings, state
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.protocol import Answer, Answered, Create, Delete, Found, Held, Replace, Written
 from tests.support.commands import only_line, three_versions
@@ -215,3 +215,35 @@ def test_of_two_publishers_that_begin_at_once_only_one_may_go_on(gateways: list[
     begun = race(2, begin)
     outcomes = [held if isinstance(held, str) else commit(at, held) for at, held in enumerate(begun)]
     assert sorted(outcomes) == ["FencedError", "goes on"]
+
+
+def test_a_slow_request_goes_on_and_a_stalled_one_fails_unless_the_environment_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("AWS_TIMEOUT", "AWS_READ_TIMEOUT", "AWS_ALLOW_HTTP", "GOOGLE_PROXY_URL"):
+        monkeypatch.delenv(name, raising=False)
+    assert settings.connection("s3") == {"timeout": "1day", "read_timeout": "30s"}
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    monkeypatch.setenv("AWS_TIMEOUT", "5s")
+    monkeypatch.setenv("GOOGLE_PROXY_URL", "http://proxy")
+    assert settings.connection("s3") == {"timeout": "5s", "read_timeout": "30s", "allow_http": "true"}
+    assert settings.connection("gs")["proxy_url"] == "http://proxy"
+
+
+def test_as_many_parts_are_under_way_as_the_link_sends_before_they_stall(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = bytes(9 << 20)
+    asked = []
+    put = bucket._obstore.put
+
+    def seen(*arguments: object, max_concurrency: int, **options: object) -> object:
+        asked.append(max_concurrency)
+        return put(*arguments, max_concurrency=max_concurrency, **options)
+
+    monkeypatch.setattr(bucket._obstore, "put", seen)
+    for speed in (None, 0.0, 2e6, 1e9):
+        bucket._speed = speed
+        bucket.put("data/1/a", content)
+        assert bucket.seconds(1000) is not None
+    assert asked == [8, 1, 2, 8]
