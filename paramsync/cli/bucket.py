@@ -1,60 +1,140 @@
-"""`paramsync versions` and `status` of the address of a bucket."""
+"""`paramsync versions` and `status` of the address of a bucket, and what other commands for an address share."""
 
 from __future__ import annotations
 
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 
 from rich.table import Table
 from rich.text import Text
 
 from paramsync.cli import formatting
-from paramsync.cli.formatting import NOTHING, ago, console, duration, size, to_json
+from paramsync.cli.formatting import NOTHING, ago, console, duration, progress, size, to_json
+from paramsync.cli.live import Polled, show
+from paramsync.cli.versions import signed
 from paramsync.errors import RemoteError, SettingsError
 from paramsync.host import files
-from paramsync.remote.excerpt import Excerpt
-from paramsync.remote.manifest import Manifest
-from paramsync.remote.state import State
-from paramsync.version import Version
+from paramsync.remote.bucket import Bucket, asked_once
+from paramsync.remote.excerpt import Excerpt, read_manifests
+from paramsync.remote.manifest import Edge, Manifest
+from paramsync.remote.state import Listed, State
+from paramsync.remote.transfer import Transfer
+
+_POLL_SECONDS = 2.0  # between two looks of --watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteRow:
     """One version in a bucket.
 
-    `bytes` is the size of its tensors, `sent` of the objects that were written for it. `way` is "whole" if the bucket
-    has all its tensors in one object, else "delta". `marks` are "newest", "pinned", and its labels.
+    `bytes` is the size of its tensors, `whole_bytes` of the object with all of them, None if there is none. `bases` are
+    the versions from which deltas lead to this one, `delta_bytes` the size of these deltas. `marks` are "newest",
+    "pinned", and its labels.
     """
 
     number: int
     step: int
     committed_at: float | None
     bytes: int
-    sent: int
-    way: str
+    whole_bytes: int | None
+    bases: list[int]
+    delta_bytes: int
     marks: list[str]
     signed_by: str | None
+
+    @property
+    def way(self) -> str:
+        bases = f"delta from {', '.join(map(str, self.bases))}" if self.bases else ""
+        return " and ".join(filter(None, ["" if self.whole_bytes is None else "whole", bases])) or NOTHING
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contents:
+    """What a bucket holds. `broken` says what is wrong with manifests, `committed_at` when the newest came."""
+
+    state: State
+    rows: list[RemoteRow]
+    broken: list[str]
+    bytes: int
+    deltas: list[Edge]
+    committed_at: float | None
+
+
+@dataclass(slots=True)
+class Look:
+    """Looks at a bucket. Manifests never change, and are read once."""
+
+    bucket: Bucket
+    _manifests: dict[Listed, Manifest | str] = field(default_factory=dict)
+
+    def run_once(self) -> Contents:
+        """Raises RemoteError if nothing is published there, or no answer comes."""
+        state = self.bucket.state()
+        new = [listed for listed in state.versions if isinstance(self._manifests.get(listed, ""), str)]
+        known = self._manifests | read_manifests(self.bucket, new)
+        self._manifests = {listed: known[listed] for listed in state.versions}
+        rows, broken = [], []
+        objects: dict[str, int] = {}
+        deltas: dict[str, Edge] = {}
+        for listed, manifest in self._manifests.items():
+            if isinstance(manifest, str):
+                broken.append(manifest)
+                continue
+            try:
+                rows.append(_row(listed.number, manifest, state))
+            except RemoteError as error:
+                broken.append(f"{listed.manifest}: {error}")
+                continue
+            deltas |= {edge.name: edge for edge in manifest.edges}
+            objects |= {manifest.whole.name: manifest.whole.size}
+        total = sum(objects.values()) + sum(edge.size for edge in deltas.values())
+        return Contents(
+            state=state,
+            rows=rows,
+            broken=broken,
+            bytes=total,
+            deltas=list(deltas.values()),
+            committed_at=self._committed_at(state),
+        )
+
+    def _committed_at(self, state: State) -> float | None:
+        """When the newest version came, by the server's clock. Operators' choices do not count."""
+        if state.newest is None:
+            return None
+        try:
+            with asked_once():
+                return self.bucket.head(state.newest.manifest).written_at
+        except FileNotFoundError:
+            return None
+
+
+def fetch(excerpt: Excerpt, bucket: Bucket, listed: Listed, manifest: Manifest | str) -> Transfer:
+    """Fetch a version with a progress bar. Raises RemoteError for damage, also that of the manifest."""
+    if isinstance(manifest, str):
+        raise RemoteError(manifest)
+    with progress(f"fetching version {listed.number}", manifest.whole.size) as bucket.received:
+        return excerpt.fetch(listed)
 
 
 def versions(arguments: Namespace) -> bool:
     """True if the manifest of every version can be read."""
-    with Excerpt(arguments.store) as excerpt:
-        rows, broken, total = _look(excerpt)
-        state = excerpt.state
+    bucket = Bucket(arguments.store)
+    contents = Look(bucket).run_once()
+    rows, broken = contents.rows, contents.broken
     if arguments.json:
-        listed = [asdict(row) for row in rows]
-        sys.stdout.write(to_json({"address": excerpt.address, "bytes": total, "versions": listed, "broken": broken}))
+        facts = {"address": bucket.address, "bytes": contents.bytes, "versions": [asdict(row) for row in rows]}
+        sys.stdout.write(to_json(facts | {"broken": broken}))
         return not broken
     screen = console()
-    count = f"{len(rows)} version{'' if len(rows) == 1 else 's'}" if rows else "nothing published yet"
-    screen.print(f"{excerpt.address}: {count}, {size(total)} in the bucket", style="bold", soft_wrap=True)
+    count = f"{len(rows)} version{'' if len(rows) == 1 else 's'}" if rows or broken else "nothing published yet"
+    screen.print(f"{bucket.address}: {count}, {size(contents.bytes)} in the bucket", style="bold", soft_wrap=True)
     if rows:
         screen.print(_table(rows, time.time()))
-    if state.pinned is not None:
-        screen.print(f"all followers serve version {state.pinned} (pinned)")
+        for line in signed({row.number: row.signed_by for row in rows}):
+            screen.print(line)
     for problem in broken:
         screen.print(problem, style="red", soft_wrap=True)
     return not broken
@@ -62,71 +142,81 @@ def versions(arguments: Namespace) -> bool:
 
 def status(arguments: Namespace) -> bool:
     """True if the manifest of every version can be read."""
-    for option in ("watch", "check", "servers", "trainer"):
+    for option in ("check", "servers", "trainer"):
         if getattr(arguments, option):
             raise SettingsError(f"--{option.removesuffix('s')}: expected the name of a model with it, not an address")
-    with Excerpt(arguments.model) as excerpt:
-        rows, broken, total = _look(excerpt)
-        state = excerpt.state
-    newest = rows[-1] if rows else None
+    bucket = Bucket(arguments.model)
+    look = Look(bucket)
+    if arguments.watch:
+        polled = Polled(look.run_once, _POLL_SECONDS)
+        show(Watch(bucket.address, polled), [polled], seconds=_POLL_SECONDS / 4, json=arguments.json)
+    contents = look.run_once()
     if arguments.json:
-        facts = {
-            "address": excerpt.address,
-            "run": state.run,
-            "epoch": state.epoch,
-            "newest": None if newest is None else asdict(newest),
-            "pinned": state.pinned,
-            "labels": dict(state.labels),
-            "versions": len(state.versions),
-            "objects": len(state.objects),
-            "bytes": total,
-            "condemned": len(state.condemned),
-            "broken": broken,
-        }
-        sys.stdout.write(to_json(facts))
-        return not broken
-    screen = console()
-    screen.print(excerpt.address, style="bold", soft_wrap=True)
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    for name, text in _facts(state, newest, total):
-        table.add_row(name, text)
-    screen.print(table)
-    for problem in broken:
-        screen.print(problem, style="red", soft_wrap=True)
-    return not broken
+        sys.stdout.write(to_json(_facts(bucket.address, contents)))
+    else:
+        console().print(_view(bucket.address, contents))
+    return not contents.broken
 
 
-def _look(excerpt: Excerpt) -> tuple[list[RemoteRow], list[str], int]:
-    """The versions, what is wrong with manifests, and the bytes of all objects with tensors."""
-    rows, broken = [], []
-    objects: dict[str, int] = {}
-    for manifest in excerpt.manifests():
-        if isinstance(manifest, str):
-            broken.append(manifest)
-            continue
-        try:
-            version = manifest.version()
-        except RemoteError as error:
-            broken.append(str(error))
-            continue
-        objects |= {edge.name: edge.size for edge in manifest.edges} | {manifest.whole.name: manifest.whole.size}
-        rows.append(_row(version, manifest, excerpt.state))
-    return rows, broken, sum(objects.values())
+@dataclass(slots=True)
+class Watch:
+    """The view of `--watch`. Lines and objects are new if anything in the bucket has changed, or it is lost or back."""
+
+    address: str
+    polled: Polled[Contents]
+    _said: object = None
+
+    def drawn(self) -> Table | Text:
+        last = self.polled.last
+        if last.answer is None:
+            return Text(f"{last.error}", "bold red")
+        view = _view(self.address, last.answer)
+        if last.error is not None:
+            view.add_row("lost", Text(files.line(str(last.error)), "bold red"))
+        return view
+
+    def lines(self) -> Iterator[str]:
+        for facts in self.objects():
+            contents = self.polled.last.answer
+            error = str(facts.get("error", "")).removeprefix(f"{self.address}: ")
+            text = error if error or contents is None else _sentence(contents)
+            yield f"{time.strftime('%H:%M:%S')} {self.address}: {text}"
+
+    def objects(self) -> Iterator[dict[str, object]]:
+        last = self.polled.last
+        facts: dict[str, object] = {"error": str(last.error)}
+        if last.answer is not None and last.error is None:
+            facts = _facts(self.address, last.answer)
+        if facts != self._said:
+            self._said = facts
+            yield facts
 
 
-def _row(version: Version, manifest: Manifest, state: State) -> RemoteRow:
-    number, newest = version.number, state.newest
-    is_whole = manifest.whole.number == number
+def _sentence(contents: Contents) -> str:
+    newest = contents.state.newest
+    text = "nothing published yet" if newest is None else f"version {newest.number} is the newest"
+    return "; ".join([text, *_chosen(contents.state), *contents.broken])
+
+
+def _chosen(state: State) -> list[str]:
+    pinned = [] if state.pinned is None else [f"all followers serve version {state.pinned}, pinned"]
+    return [*pinned, *(f"{label} is version {number}" for label, number in sorted(state.labels.items()))]
+
+
+def _row(number: int, manifest: Manifest, state: State) -> RemoteRow:
+    version, newest = manifest.version(), state.newest
     marks = ["newest"] if newest is not None and newest.number == number else []
     marks += ["pinned"] if state.pinned == number else []
     marks += sorted(label for label, labelled in state.labels.items() if labelled == number)
+    leading = [edge for edge in manifest.edges if edge.number == number]
     return RemoteRow(
         number=number,
         step=version.step,
         committed_at=version.committed_at,
         bytes=version.bytes,
-        sent=sum(edge.size for edge in manifest.edges if edge.number == number) + is_whole * manifest.whole.size,
-        way="whole" if is_whole else "delta",
+        whole_bytes=manifest.whole.size if manifest.whole.number == number else None,
+        bases=sorted([edge.base for edge in leading], reverse=True),
+        delta_bytes=sum(edge.size for edge in leading),
         marks=marks,
         signed_by=version.signed_by or None,
     )
@@ -134,36 +224,64 @@ def _row(version: Version, manifest: Manifest, state: State) -> RemoteRow:
 
 def _table(rows: Sequence[RemoteRow], now: float) -> Table:
     numbers = ("version", "step", "age", "size", "sent")
-    table = formatting.table(*numbers, "as", "signed by", "", right=numbers)
+    table = formatting.table(*numbers, "kept", "", right=numbers)
     for row in reversed(rows):
         table.add_row(
             str(row.number),
             str(row.step),
             NOTHING if row.committed_at is None else duration(max(0.0, now - row.committed_at)),
             size(row.bytes),
-            size(row.sent),
+            size((row.whole_bytes or 0) + row.delta_bytes),
             row.way,
-            NOTHING if row.signed_by is None else files.shown(row.signed_by),
             Text(", ".join(row.marks), "bold green"),
         )
     return table
 
 
-def _facts(state: State, newest: RemoteRow | None, total: int) -> Iterable[tuple[str, str]]:
-    if newest is None:
+def _facts(address: str, contents: Contents) -> dict[str, object]:
+    state = contents.state
+    newest = next((asdict(row) for row in contents.rows if state.newest and row.number == state.newest.number), None)
+    return {
+        "address": address,
+        "run": state.run,
+        "epoch": state.epoch,
+        "newest": newest,
+        "newest_written_at": contents.committed_at,
+        "pinned": state.pinned,
+        "labels": dict(state.labels),
+        "versions": len(state.versions),
+        "bytes": contents.bytes,
+        "deltas": len(contents.deltas),
+        "delta_bytes": sum(edge.size for edge in contents.deltas),
+        "condemned": len(state.condemned),
+        "broken": contents.broken,
+    }
+
+
+def _view(address: str, contents: Contents) -> Table:
+    view = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    view.add_row("bucket", Text(address, "bold", overflow="fold"))
+    for name, text in _lines(contents, time.time()):
+        view.add_row(name, Text(text, overflow="fold"))
+    for problem in contents.broken:
+        view.add_row("broken", Text(files.line(problem), "red"))
+    return view
+
+
+def _lines(contents: Contents, now: float) -> Iterator[tuple[str, str]]:
+    state, deltas = contents.state, contents.deltas
+    if state.newest is None:
         yield "newest", "nothing published yet"
     else:
-        age = "" if newest.committed_at is None else f", published {ago(newest.committed_at, time.time())}"
-        yield "newest", f"version {newest.number}, step {newest.step}{age}"
-    pinned = "follow the newest version" if state.pinned is None else f"serve version {state.pinned} (pinned)"
-    yield "followers", pinned
-    labels = ", ".join(f"{label} is version {number}" for label, number in sorted(state.labels.items()))
-    yield "labels", labels or "none"
+        step = next((f", step {row.step}" for row in contents.rows if row.number == state.newest.number), "")
+        age = "" if contents.committed_at is None else f", came {ago(contents.committed_at, now)}"
+        yield "newest", f"version {state.newest.number}{step}{age}"
+    yield "chosen", "; ".join(_chosen(state)) or "nothing: all followers serve the newest version"
     yield "publisher", f"epoch {state.epoch} of run {state.run[:8]}"
-    yield "versions", f"{len(state.versions)}, {size(total)} in {count_objects(state.objects)}"
-    yield "to delete", count_objects(state.condemned)
+    yield "versions", f"{len(state.versions)}, {size(contents.bytes)}"
+    yield "deltas", f"{len(deltas)}, {size(sum(edge.size for edge in deltas))}"
+    yield "condemned", f"{count_objects(len(state.condemned))} to be deleted"
 
 
-def count_objects(names: Iterable[str]) -> str:
-    count = len(list(names))
+def count_objects(count: int) -> str:
     return f"{count} object{'' if count == 1 else 's'}"

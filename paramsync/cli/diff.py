@@ -17,7 +17,7 @@ from rich.table import Table
 from paramsync.cli import formatting, graph_files
 from paramsync.cli.formatting import NOTHING, console, progress, share, to_json
 from paramsync.cli.versions import look
-from paramsync.errors import StoreError
+from paramsync.errors import RemoteError, StoreError
 from paramsync.host import files
 from paramsync.remote.bucket import is_address
 from paramsync.store.differences import EDGES, Difference, differences
@@ -37,14 +37,21 @@ def _store(arguments: Namespace) -> Iterator[Store]:
     if not is_address(arguments.store):
         yield Store(Path(arguments.store))
         return
-    from paramsync.remote.excerpt import Excerpt  # here: most stores are directories
+    from paramsync.cli.bucket import fetch  # here: most stores are directories
+    from paramsync.remote.bucket import Bucket
+    from paramsync.remote.excerpt import Excerpt, find, read_manifests
 
-    with Excerpt(arguments.store, keep=2) as excerpt:
-        newer = excerpt.find(arguments.new)
-        before = [listed for listed in excerpt.state.versions if listed.number < newer.number]
-        older = [excerpt.find(arguments.old)] if arguments.old is not None else before[-1:]
-        for listed in sorted({*older, newer}, key=lambda listed: listed.number):
-            excerpt.fetch(listed)
+    bucket = Bucket(arguments.store)
+    state = bucket.state()
+    newer = find(bucket, state, arguments.new)
+    before = [listed for listed in state.versions if listed.number < newer.number]
+    if arguments.old is None and not before:
+        raise RemoteError(f"{bucket.address}: {_alone(newer.number)}")
+    older = before[-1] if arguments.old is None else find(bucket, state, arguments.old)
+    with Excerpt(bucket, keep=2) as excerpt:
+        wanted = sorted({older, newer}, key=lambda listed: listed.number)
+        for listed, manifest in read_manifests(bucket, wanted).items():
+            fetch(excerpt, bucket, listed, manifest)
         yield excerpt.store
 
 
@@ -78,8 +85,12 @@ def _versions(store: Store, old: int | None, new: int | None) -> tuple[Version, 
         return store.find(old), newer
     older = [version for version in versions if version.number < newer.number]
     if not older:
-        raise StoreError(store.path, f"expected a version before {newer.number} to compare with, found none")
+        raise StoreError(store.path, _alone(newer.number))
     return older[-1], newer
+
+
+def _alone(number: int) -> str:
+    return f"expected a version before {number} to compare with, found none"
 
 
 def _headline(old: Version, new: Version, found: Sequence[Difference]) -> str:

@@ -3,38 +3,52 @@
 from __future__ import annotations
 
 import sys
+import time
 from argparse import Namespace
+from collections.abc import Sequence
+from dataclasses import asdict
 from threading import Event
 
+from rich.table import Table
+
+from paramsync.cli import formatting
 from paramsync.cli.bucket import count_objects
 from paramsync.cli.formatting import console, duration, size, to_json
 from paramsync.remote import collect
-from paramsync.remote.bucket import Bucket, asked_once
+from paramsync.remote.bucket import Bucket
+from paramsync.remote.collect import Unneeded
 
 
 def run(arguments: Namespace) -> bool:
     """True once everything that no version needs is deleted, or listed by `--dry-run`."""
     bucket = Bucket(arguments.address)
     state = bucket.state()
-    with asked_once():
-        unnamed = collect.list_unnamed(bucket, state)
-    condemned = list(state.condemned)
-    names = [*condemned, *unnamed]
+    found = collect.list_unneeded(bucket, state)
+
+    def wait() -> None:
+        if not arguments.json:
+            text = f"{count_objects(len(found))} may still be read: deleted in {duration(arguments.grace)}"
+            console(stderr=True).print(text, soft_wrap=True)
+        Event().wait(arguments.grace)
+
     if not arguments.dry_run:
-        if condemned and arguments.grace:
-            if not arguments.json:
-                waiting = f"{count_objects(condemned)} may still be read: deleted in {duration(arguments.grace)}"
-                console(stderr=True).print(waiting, soft_wrap=True)
-            Event().wait(arguments.grace)
-        with asked_once():
-            names = collect.delete(bucket, names)
+        found = collect.delete(bucket, state, found, wait)
     if arguments.json:
-        sys.stdout.write(to_json({"address": bucket.address, "dry_run": arguments.dry_run, "objects": names}))
+        objects = [asdict(unneeded) for unneeded in found]
+        sys.stdout.write(to_json({"address": bucket.address, "dry_run": arguments.dry_run, "objects": objects}))
         return True
     screen = console()
-    for name in names:
-        why = f"{size(unnamed[name])}, which no state names" if name in unnamed else "which no version needs any more"
-        screen.print(f"{name}: {why}", soft_wrap=True)
+    if found:
+        screen.print(_table(found, time.time()))
+    total = size(sum(unneeded.bytes for unneeded in found))
     done = "would be deleted" if arguments.dry_run else "deleted"
-    screen.print(f"{bucket.address}: {count_objects(names)} {done}", style="bold", soft_wrap=True)
+    screen.print(f"{bucket.address}: {count_objects(len(found))}, {total}, {done}", style="bold", soft_wrap=True)
     return True
+
+
+def _table(found: Sequence[Unneeded], now: float) -> Table:
+    table = formatting.table("object", "size", "age", "", right=("size", "age"), whole=("size", "age", ""))
+    for unneeded in found:
+        why = "no version needs it any more" if unneeded.condemned else "of a publisher that was killed"
+        table.add_row(unneeded.name, size(unneeded.bytes), duration(max(0.0, now - unneeded.written_at)), why)
+    return table

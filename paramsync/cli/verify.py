@@ -112,29 +112,36 @@ def _verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdi
 
 
 def _remote_verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdict]:
-    """The same of a bucket: each version is fetched, by deltas from the version before if one is here."""
-    from paramsync.remote.excerpt import Excerpt  # here: most stores are directories
+    """The same of a bucket: each version is fetched as a server would, by deltas from the version before if it can."""
+    from paramsync.cli.bucket import fetch  # here: most stores are directories
+    from paramsync.remote.bucket import Bucket
+    from paramsync.remote.excerpt import Excerpt, faults, find, read_manifests, sizes_in
 
-    with Excerpt(arguments.store) as excerpt:
-        wanted = excerpt.state.versions if arguments.all else [excerpt.find(arguments.version)]
-        manifests = dict(zip(excerpt.state.versions, excerpt.manifests(), strict=True))
-        for listed in wanted:
-            manifest = manifests[listed]
-            problems = [manifest] if isinstance(manifest, str) else excerpt.problems(manifest)
-            version = None
-            if not isinstance(manifest, str):
-                try:
-                    with progress(f"fetching version {listed.number}", manifest.whole.size) as advance:
-                        version = excerpt.fetch(listed)
-                        advance(manifest.whole.size)
-                except RemoteError as error:
-                    problems.append(str(error))
-            if version is None:
-                number = listed.number
-                yield Verdict(number=number, step=number, signed_by=None, problems=problems, tensors=[])
-            else:
-                verdict = _verify(excerpt.store, version, trust)
-                yield replace(verdict, problems=[*problems, *verdict.problems])
+    bucket = Bucket(arguments.store)
+    state = bucket.state()
+    last = find(bucket, state, arguments.version)
+    manifests = read_manifests(bucket, state.versions if arguments.all else [last])
+    sizes: dict[str, int | None] = dict.fromkeys(state.objects) if arguments.all else {}
+    for manifest in manifests.values():
+        sizes |= {} if isinstance(manifest, str) else sizes_in(manifest)
+    faulty = faults(bucket, sizes)
+    with Excerpt(bucket) as excerpt:
+        for listed, manifest in manifests.items():
+            needed = [] if isinstance(manifest, str) else manifest.objects()
+            problems = [faulty.pop(name) for name in needed if name in faulty]
+            verdict = Verdict(number=listed.number, step=listed.number, signed_by=None, problems=[], tensors=[])
+            try:
+                done = fetch(excerpt, bucket, listed, manifest)
+                problems += done.damages
+                verdict = _verify(excerpt.store, done.version, trust)
+                if done.way == "delta" and not isinstance(manifest, str) and manifest.whole.number == listed.number:
+                    with Excerpt(bucket) as other:  # servers without the version before fetch the whole version
+                        problems += fetch(other, bucket, listed, manifest).damages
+            except RemoteError as error:
+                problems.append(str(error))
+            if listed == last:  # no version needs these objects by its manifest, and servers may
+                problems += faulty.values()
+            yield replace(verdict, problems=[*problems, *verdict.problems])
 
 
 def _broken(store: Store, name: str) -> Verdict:

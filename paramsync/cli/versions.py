@@ -68,7 +68,7 @@ def run(arguments: Namespace) -> bool:
     screen.print(f"{path}: {count}, {size(on_disk)} on disk", style="bold", soft_wrap=True)
     if rows:
         screen.print(_table(rows, time.time()))
-        for line in _signed(rows):
+        for line in signed({row.number: row.signed_by for row in rows}):
             screen.print(line)
     for name in broken:
         screen.print(f"{files.shown(name)} is listed, but its files are broken or gone", style="red", soft_wrap=True)
@@ -169,14 +169,14 @@ def _table(rows: Sequence[VersionRow], now: float) -> Table:
     return table
 
 
-def _signed(rows: Sequence[VersionRow]) -> Iterator[str]:
-    """A line for each key that a record names."""
-    signed: defaultdict[str, list[int]] = defaultdict(list)
-    for row in reversed(rows):
-        if row.signed_by is not None:
-            signed[row.signed_by].append(row.number)
-    for key, numbers in signed.items():
-        which = "all" if len(numbers) == len(rows) else ", ".join(map(str, numbers))
+def signed(keys: Mapping[int, str | None]) -> Iterator[str]:
+    """A line for each key that a record names, with the numbers of its versions."""
+    numbers: defaultdict[str, list[int]] = defaultdict(list)
+    for number in sorted(keys, reverse=True):
+        if (key := keys[number]) is not None:
+            numbers[key].append(number)
+    for key, some in numbers.items():
+        which = "all" if len(some) == len(keys) else ", ".join(map(str, some))
         yield f"signed by key {key if key.isalnum() else files.shown(key)}: {which}"
 
 

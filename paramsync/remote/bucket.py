@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -73,6 +74,14 @@ def asked_once() -> Iterator[None]:
         raise RemoteError(str(error)) from error
 
 
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An object in a bucket: its bytes, and the time of its last write by the server's clock."""
+
+    size: int
+    written_at: float
+
+
 class Bucket:
     """One folder of an object store. Safe to use from any thread."""
 
@@ -96,6 +105,8 @@ class Bucket:
         self._local = threading.local()
         self.answered_at: float | None = None
         """When this server last answered, in seconds since the epoch."""
+        self.received: Callable[[int], object] = lambda count: None
+        """Called with the bytes of each read of data, for a progress bar. Any thread."""
         options: Any = settings.connection(scheme)
         try:
             self._store = store or from_url(self.address, retry_config=_RETRIES, client_options=options)
@@ -205,6 +216,7 @@ class Bucket:
         if found.meta["size"] > limit:
             raise RemoteError(f"{name}: expected at most {limit} bytes, found {found.meta['size']}")
         content: bytes = self._done(name, self._call(lambda: bytes(found.bytes())))
+        self.received(len(content))
         return content
 
     def get_range(self, name: str, start: int, stop: int) -> memoryview:
@@ -215,20 +227,16 @@ class Bucket:
         content = memoryview(self._done(name, found))
         if len(content) != stop - start:
             raise RemoteError(f"{name}: expected {stop} bytes, found fewer")
+        self.received(len(content))
         return content
 
-    def sizes(self, prefix: str = "") -> dict[str, int]:
+    def objects(self, prefix: str = "") -> dict[str, Stored]:
         """All objects below a prefix, by name. For collection only: a listing is slow and costs money."""
         listed = self._done(prefix, self._call(lambda: list(self._obstore.list(self._store, prefix or None))))
-        return {found["path"]: found["size"] for page in listed for found in page}
-
-    def delete(self, name: str) -> None:
-        """Delete an object, which may be gone. Raises RemoteError, ConnectionError to try again later."""
-        if self._call(lambda: self._obstore.delete(self._store, name)) is Answer.UNKNOWN:
-            raise ConnectionError(f"{self.address}: {self.last_error}")
+        return {meta["path"]: _stored(meta) for page in listed for meta in page}
 
     def first_names(self) -> list[str]:
-        """The names of the first page of a listing. Raises as `sizes` does."""
+        """The names of the first page of a listing. Raises as `objects` does."""
         listed = self._done("", self._call(lambda: next(iter(self._obstore.list(self._store)), [])))
         return [one["path"] for one in listed]
 
@@ -292,8 +300,11 @@ class Bucket:
 
     def size(self, name: str) -> int:
         """The size of an object in bytes. Raises as `get` does."""
-        found: int = self._done(name, self._call(lambda: self._obstore.head(self._store, name)))["size"]
-        return found
+        return self.head(name).size
+
+    def head(self, name: str) -> Stored:
+        """The size and the age of an object. Raises as `get` does."""
+        return _stored(self._done(name, self._call(lambda: self._obstore.head(self._store, name))))
 
     def _unfit(self, what: str) -> RemoteError:
         return RemoteError(f"{self.address}: this server {what}; two publishers would destroy each other's versions")
@@ -356,6 +367,10 @@ class Bucket:
         if answer is Answer.UNKNOWN:
             raise ConnectionError(f"{self.address}: {self.last_error}")
         return answer
+
+
+def _stored(meta: Any) -> Stored:
+    return Stored(meta["size"], meta["last_modified"].timestamp())
 
 
 def _tag(meta: Any) -> str:

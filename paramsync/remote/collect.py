@@ -3,42 +3,101 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+import secrets
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
-from paramsync.remote.bucket import Bucket
+from paramsync.errors import FencedError, RemoteError
+from paramsync.remote import fleet, protocol
+from paramsync.remote.bucket import Bucket, Stored, asked_once
 from paramsync.remote.state import State
 
-KINDS = ("data", "deltas", "graphs", "versions")  # of objects
+_NUMBER = "[0-9]{1,19}"
+FORMS = {
+    "data": _NUMBER,
+    "deltas": f"{_NUMBER}-{_NUMBER}",
+    "graphs": rf"{_NUMBER}\.pb",
+    "versions": rf"{_NUMBER}\.json",
+}
+"""The kinds of objects, and how their names end."""
+
 RUN = 8  # letters of the run's identity in a name, by which an object of ours differs from anybody else's
+MOST_CONDEMNED = 512  # names in the state
 
 
-def list_unnamed(bucket: Bucket, state: State) -> dict[str, int]:
-    """The objects, with their sizes, that earlier publishers of this run wrote and that the state does not name.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unneeded:
+    """An object that no version needs.
 
-    No state will ever name these objects: their publishers are fenced off, and other publishers make names with another
-    epoch. Objects of the current epoch may be on the way into the state.
+    `condemned` objects are named by the state, which followers may still read. Others are orphans: a publisher that was
+    killed wrote them, and no state names them.
     """
-    ours = re.compile(rf"({'|'.join(KINDS)})/(\d+)/{state.run[:RUN]}-[\d.a-z-]+")
-    named = state.live.union(state.condemned)
-    return {
-        name: size
-        for kind in KINDS
-        for name, size in bucket.sizes(f"{kind}/").items()
-        if (found := ours.fullmatch(name)) and int(found[2]) < state.epoch and name not in named
-    }
+
+    name: str
+    bytes: int
+    written_at: float
+    condemned: bool
 
 
-def delete(bucket: Bucket, names: Iterable[str]) -> list[str]:
-    """Delete those of the names that no version needs now. Returns the deleted names.
+def list_unneeded(bucket: Bucket, state: State) -> list[Unneeded]:
+    """The condemned objects that are still there, and the orphans. Raises RemoteError without the right to list."""
+    with asked_once():
+        there = _list(bucket)
+    orphans = orphans_among(there, state)
+    names = [*(name for name in state.condemned if name in there), *sorted(orphans)]
+    return [
+        Unneeded(name=name, bytes=there[name].size, written_at=there[name].written_at, condemned=name not in orphans)
+        for name in names
+    ]
 
-    The state is read again. A name that was condemned or unnamed when the state was read before stays so: publishers
-    never use a name again. So this is safe beside a publisher, and writes no state: the next publisher forgets the
-    condemned names.
+
+def list_orphans(bucket: Bucket, state: State) -> frozenset[str]:
+    """The names of the orphans. Raises RemoteError, ConnectionError."""
+    return orphans_among(_list(bucket), state)
+
+
+def _list(bucket: Bucket) -> dict[str, Stored]:
+    return {name: found for kind in FORMS for name, found in bucket.objects(f"{kind}/").items()}
+
+
+def orphans_among(names: Iterable[str], state: State) -> frozenset[str]:
+    """The names that earlier publishers of this run made and that the state does not have.
+
+    No state will ever have these names: their publishers are fenced off, and each publisher makes names of its own
+    epoch. Names of the current epoch may be on the way into the state. Any other name may be somebody else's.
     """
-    live = bucket.state().live
-    deleted = []
-    for name in names:
-        if name not in live:
-            bucket.delete(name)
-            deleted.append(name)
-    return deleted
+    forms = [f"{kind}/{_NUMBER}/{state.run[:RUN]}-{form}" for kind, form in FORMS.items()]
+    ours = re.compile("|".join(forms))
+    earlier = {name for name in names if ours.fullmatch(name) and int(name.split("/")[1]) < state.epoch}
+    return frozenset(earlier - state.live.union(state.condemned))
+
+
+def delete(bucket: Bucket, state: State, unneeded: list[Unneeded], wait: Callable[[], object]) -> list[Unneeded]:
+    """Delete objects that no version needed in this state; returns the deleted ones. Safe beside a publisher.
+
+    As a publisher does: condemns the orphans by compare-and-swap, waits, looks at the state again, deletes only names
+    that the state still condemns, and takes the deleted names out. Raises RemoteError, also if another publisher begins
+    meanwhile.
+    """
+    rest = [*state.condemned, *(found.name for found in unneeded if not found.condemned)]
+    deleted: set[str] = set()
+    while rest:
+        names, rest = frozenset(rest[:MOST_CONDEMNED]), rest[MOST_CONDEMNED:]
+        held = fleet.perform(bucket, protocol.condemn(secrets.token_hex(16), add=names.difference(state.condemned)))
+        if (held.state.run, held.state.epoch) != (state.run, state.epoch):
+            raise _begun(bucket)
+        wait()
+        try:
+            gone = fleet.perform(bucket, protocol.sweep(held, names))
+        except FencedError as error:
+            raise _begun(bucket) from error
+        why = bucket.last_error
+        fleet.perform(bucket, protocol.condemn(secrets.token_hex(16), remove=gone))
+        deleted |= gone
+        if why:
+            raise RemoteError(f"{bucket.address} does not answer: {why}; {len(deleted)} objects are deleted: try again")
+    return [found for found in unneeded if found.name in deleted]
+
+
+def _begun(bucket: Bucket) -> RemoteError:
+    return RemoteError(f"{bucket.address}: another publisher has begun meanwhile: try again")

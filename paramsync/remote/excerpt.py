@@ -4,35 +4,28 @@ from __future__ import annotations
 
 import tempfile
 import threading
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 
 from paramsync.errors import RemoteError, UnknownVersionError
-from paramsync.remote.bucket import Bucket, asked_once
-from paramsync.remote.child import memory
+from paramsync.remote.bucket import PARALLEL, Bucket, asked_once
 from paramsync.remote.download import Download, read_manifest
 from paramsync.remote.manifest import Manifest
-from paramsync.remote.state import Listed
+from paramsync.remote.state import Listed, State
+from paramsync.remote.transfer import Transfer
 from paramsync.store.store import Store
-from paramsync.version import Version
-
-_PARALLEL = 8  # manifests and sizes that are asked for at once
 
 
 class Excerpt:
-    """The state of a bucket, and some of its versions in a local store in memory. A context manager, for one thread."""
+    """A local store, in the folder for temporary files, for versions of a bucket. A context manager, for one thread."""
 
-    def __init__(self, address: str, *, keep: int = 1) -> None:
-        """The local store has room for `keep` versions. Raises RemoteError if nothing is published there."""
-        self.bucket = Bucket(address)
-        self.address = self.bucket.address
-        self.state = self.bucket.state()
-        self._folder = tempfile.TemporaryDirectory(prefix="paramsync-excerpt-", dir=memory())
+    def __init__(self, bucket: Bucket, *, keep: int = 1) -> None:
+        """The local store has room for `keep` versions."""
+        self._folder = tempfile.TemporaryDirectory(prefix="paramsync-")
         path = Path(self._folder.name, "store")
-        self._download = Download(self.bucket, path, keep=keep, stop=threading.Event())
+        self._download = Download(bucket, path, keep=keep, stop=threading.Event())
         self.store = Store(path)
-        self._size = cache(self.bucket.size)
 
     def __enter__(self) -> Excerpt:
         return self
@@ -41,52 +34,61 @@ class Excerpt:
         self._download.close()
         self._folder.cleanup()
 
-    def find(self, number: int | None) -> Listed:
-        """The version with this number; None: the newest. Raises UnknownVersionError, RemoteError if there is none."""
-        newest = self.state.newest
-        if newest is None:
-            raise RemoteError(f"{self.address}: nothing is published there yet")
-        for listed in self.state.versions:
-            if listed.number == (newest.number if number is None else number):
-                return listed
-        raise UnknownVersionError(self.address, number or 0, [listed.number for listed in self.state.versions])
-
-    def manifests(self) -> list[Manifest | str]:
-        """The manifest of each listed version, or what is wrong with the manifest."""
-
-        def read(listed: Listed) -> Manifest | str:
-            try:
-                return read_manifest(self.bucket, listed)
-            except FileNotFoundError as error:
-                return f"{error} is gone"
-            except RemoteError as error:
-                return str(error)
-
-        with asked_once(), ThreadPoolExecutor(_PARALLEL) as pool:
-            return list(pool.map(read, self.state.versions))
-
-    def problems(self, manifest: Manifest) -> list[str]:
-        """What is wrong with the objects that a version may need: those that are gone, or have another size."""
-        whole = manifest.whole
-        sizes: dict[str, int | None] = {whole.name: whole.size, **{edge.name: edge.size for edge in manifest.edges}}
-        if manifest.graph:
-            sizes[manifest.graph] = None  # the graph has a checksum of its own
-
-        def check(name: str) -> str | None:
-            try:
-                found = self._size(name)
-            except FileNotFoundError:
-                return f"{self.address}/{name} is gone"
-            expected = sizes[name]
-            return None if expected in (None, found) else f"{name}: expected {expected} bytes, found {found}"
-
-        with asked_once(), ThreadPoolExecutor(_PARALLEL) as pool:
-            return list(filter(None, pool.map(check, sizes)))
-
-    def fetch(self, listed: Listed) -> Version:
+    def fetch(self, listed: Listed) -> Transfer:
         """Fetch a version into the local store. Versions come in ascending order. Raises RemoteError for damage."""
         try:
             with asked_once():
-                return self._download.fetch(listed).version
+                return self._download.fetch(listed)
         except FileNotFoundError as error:
             raise RemoteError(f"version {listed.number} lacks an object: {error}") from error
+        except OSError as error:
+            place = f"{error.filename or self._folder.name}: {error.strerror or error}"
+            raise RemoteError(f"{place}: set TMPDIR to a folder with room for the version") from error
+
+
+def find(bucket: Bucket, state: State, number: int | None) -> Listed:
+    """The version with this number; None: the newest. Raises UnknownVersionError, RemoteError if there is none."""
+    newest = state.newest
+    if newest is None:
+        raise RemoteError(f"{bucket.address}: nothing is published there yet")
+    for listed in state.versions:
+        if listed.number == (newest.number if number is None else number):
+            return listed
+    raise UnknownVersionError(bucket.address, number or 0, [listed.number for listed in state.versions])
+
+
+def read_manifests(bucket: Bucket, versions: Iterable[Listed]) -> dict[Listed, Manifest | str]:
+    """The manifest of each version, or what is wrong with the manifest."""
+
+    def read(listed: Listed) -> Manifest | str:
+        try:
+            return read_manifest(bucket, listed)
+        except FileNotFoundError as error:
+            return f"{error} is gone"
+        except RemoteError as error:
+            return str(error)
+
+    versions = list(versions)
+    with asked_once(), ThreadPoolExecutor(PARALLEL) as pool:
+        return dict(zip(versions, pool.map(read, versions), strict=True))
+
+
+def sizes_in(manifest: Manifest) -> dict[str, int | None]:
+    """The objects that a version may need, with their sizes; None: not known, as of a graph."""
+    sizes: dict[str, int | None] = {manifest.graph: None} if manifest.graph else {}
+    return {**sizes, manifest.whole.name: manifest.whole.size} | {edge.name: edge.size for edge in manifest.edges}
+
+
+def faults(bucket: Bucket, sizes: Mapping[str, int | None]) -> dict[str, str]:
+    """What is wrong with objects of these sizes: those that are gone or have another size."""
+
+    def check(name: str) -> str:
+        try:
+            found = bucket.size(name)
+        except FileNotFoundError:
+            return f"{bucket.address}/{name} is gone"
+        return "" if sizes[name] in (None, found) else f"{name}: expected {sizes[name]} bytes, found {found}"
+
+    with asked_once(), ThreadPoolExecutor(PARALLEL) as pool:
+        checked = dict(zip(sizes, pool.map(check, sizes), strict=True))
+    return {name: fault for name, fault in checked.items() if fault}

@@ -5,15 +5,17 @@ from __future__ import annotations
 import secrets
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
-from paramsync.errors import EmptiedError, RemoteError, UnknownLabelError, UnknownVersionError
+from paramsync.errors import EmptiedError, FencedError, RemoteError, UnknownLabelError, UnknownVersionError
 from paramsync.remote import protocol
 from paramsync.remote.bucket import Bucket, naming
+from paramsync.remote.protocol import Steps
 from paramsync.remote.state import State
 
 _SECONDS = 30.0  # for a bucket to answer
 
+T = TypeVar("T")
 Choice = Callable[[State], Mapping[str, Any]]
 """The choices that follow from a state."""
 
@@ -23,14 +25,20 @@ def choose(address: str, choice: Choice) -> State:
 
     Raises RemoteError, also for an address that nobody published to, and what `choice` raises.
     """
-    bucket = Bucket(address)
+    return perform(Bucket(address), protocol.choose(choice, secrets.token_hex(16)))
+
+
+def perform(bucket: Bucket, steps: Steps[T]) -> T:
+    """Run steps of the protocol for an operator, who waits. Raises RemoteError, FencedError."""
     stop = threading.Event()
     timer = threading.Timer(_SECONDS, stop.set)
     timer.start()
     try:
-        return bucket.perform(protocol.choose(choice, secrets.token_hex(16)), stop)
+        return bucket.perform(steps, stop)
     except EmptiedError as error:
         raise RemoteError(f"nothing is published in {bucket.address}") from error
+    except FencedError:
+        raise
     except RemoteError as error:
         raise RemoteError(naming(bucket.address, error)) from error
     except (InterruptedError, ConnectionError) as error:

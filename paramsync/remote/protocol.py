@@ -14,7 +14,7 @@ No clock and no lease takes part.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Set
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
@@ -199,6 +199,26 @@ def sweep(held: Held, names: frozenset[str]) -> Steps[frozenset[str]]:
             break  # the next sweep goes on: a version may wait meanwhile
         deleted.add(name)
     return frozenset(deleted)
+
+
+def condemn(nonce: str, *, add: Set[str] = frozenset(), remove: Set[str] = frozenset()) -> Steps[Held]:
+    """Condemn names that no version needs, and take deleted names out, for an operator. Publishers keep both.
+
+    A state that has the names so is not written again. Raises EmptiedError if there is no state.
+    """
+    while True:
+        held = yield from read()
+        if held is None:
+            raise EmptiedError
+        before = frozenset(held.state.condemned)
+        after = (before | (add - held.state.live)) - remove
+        if after == before:
+            return held
+        condemned = tuple(sorted(after))
+        mine = replace(held.state, sequence=held.state.sequence + 1, nonce=nonce, condemned=condemned)
+        answer = yield Replace(mine.to_json(), held.tag)
+        if isinstance(answer, Written):
+            return Held(mine, answer.tag)
 
 
 def check_fence(mine: State, current: State) -> None:

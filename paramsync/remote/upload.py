@@ -21,7 +21,7 @@ from paramsync.host import files
 from paramsync.remote import manifest as manifests
 from paramsync.remote import protocol, tensors
 from paramsync.remote.bucket import Bucket
-from paramsync.remote.collect import KINDS, RUN, list_unnamed
+from paramsync.remote.collect import FORMS, MOST_CONDEMNED, RUN, list_orphans
 from paramsync.remote.manifest import Edge, Manifest, Whole
 from paramsync.remote.protocol import Answer, Held
 from paramsync.remote.state import Listed
@@ -33,8 +33,6 @@ from paramsync.tensorbundle.index import Index
 from paramsync.version import Version
 
 GRACE = 60.0  # seconds that condemned objects stay for followers which are reading them
-
-_MOST_CONDEMNED = 512  # names in the state: more are deleted before their time
 
 _STRIDES = (1, 8, 64)  # deltas lead over so many versions: a follower that is late takes few of them
 _KEPT = 64  # strides for which a delta stays
@@ -130,7 +128,7 @@ class Upload:
         self._held = self._bucket.perform(steps, self._stop)
         self._claim.tell(self._held.state.run, self._held.state.epoch)
         with suppress(RemoteError, ConnectionError, FileNotFoundError):  # without the right to list, orphans stay
-            self._orphans.update(sorted(list_unnamed(self._bucket, self._held.state))[:_MOST_CONDEMNED])
+            self._orphans.update(sorted(list_orphans(self._bucket, self._held.state))[:MOST_CONDEMNED])
 
     def _check_alone(self) -> None:
         """Raise RemoteError if a folder without a state has objects that no publisher wrote."""
@@ -138,7 +136,7 @@ class Upload:
             names = self._bucket.first_names()
         except (RemoteError, ConnectionError, FileNotFoundError):  # without the right to list
             return
-        strangers = [name for name in names if name and name.partition("/")[0] not in (*KINDS, "probe")]
+        strangers = [name for name in names if name and name.partition("/")[0] not in (*FORMS, "probe")]
         if strangers:
             found = f"found {min(strangers)!r}, which is somebody else's: publish to a folder of its own"
             raise RemoteError(f"{self._bucket.address}: expected an empty folder, {found}")
@@ -298,7 +296,7 @@ class Upload:
         condemned = frozenset(self._held.state.condemned) - self._swept
         self._condemned = {name: self._condemned.get(name, now) for name in condemned}
         oldest = sorted(self._condemned, key=lambda name: self._condemned[name])
-        many = oldest[: max(0, len(oldest) - _MOST_CONDEMNED)]  # a follower that needs them takes a newer version
+        many = oldest[: max(0, len(oldest) - MOST_CONDEMNED)]  # a follower that needs them takes a newer version
         due = frozenset([*many, *(name for name in oldest if now - self._condemned[name] >= GRACE)])
         if not due:
             return

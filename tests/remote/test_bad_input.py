@@ -326,7 +326,7 @@ def test_the_state_of_somebody_else_is_refused_and_stays(
         assert line.startswith(f"{address}: state.json: expected ")
         assert line.endswith(why)
     assert bytes(obstore.get(from_url(address), "state.json").bytes()) == content
-    assert [*Bucket(address).sizes()] == ["state.json"]
+    assert [*Bucket(address).objects()] == ["state.json"]
 
 
 def test_files_of_somebody_else_are_left_alone(
@@ -339,7 +339,7 @@ def test_files_of_somebody_else_are_left_alone(
         f"{address}: expected an empty folder, found 'photos/1.jpg', which is somebody else's: publish to a folder of"
         " its own"
     )
-    assert [*Bucket(address).sizes()] == ["photos/1.jpg"]
+    assert [*Bucket(address).objects()] == ["photos/1.jpg"]
 
 
 def test_a_folder_to_which_nobody_published_is_no_error_of_the_state(

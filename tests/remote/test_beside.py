@@ -319,4 +319,4 @@ def test_a_server_answers_from_its_copy_while_the_bucket_is_away_and_after_a_res
     eventually(lambda: answers(program, 2), lambda: "version 2, published while the bucket was away")
     program.close()
     training.publisher.close()
-    assert Bucket(address).sizes("versions")
+    assert Bucket(address).objects("versions")

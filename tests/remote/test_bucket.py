@@ -60,7 +60,7 @@ def bucket(gateways: list[Bucket]) -> Bucket:
 
 def test_a_fit_server_passes_the_probe_which_leaves_nothing(bucket: Bucket) -> None:
     bucket.probe(threading.Event())
-    assert bucket.sizes() == {}
+    assert bucket.objects() == {}
 
 
 @pytest.mark.slow
@@ -119,16 +119,16 @@ def test_letters_of_any_alphabet_may_be_in_an_address(bucket: Bucket) -> None:
         odd.put("data/1/a-b_c.d", folder.encode())
         assert isinstance(odd.answer(Create(b"{}")), Written)
         assert odd.get("data/1/a-b_c.d", 100) == folder.encode()
-        assert sorted(odd.sizes()) == ["data/1/a-b_c.d", "state.json"]
+        assert sorted(odd.objects()) == ["data/1/a-b_c.d", "state.json"]
         odd.answer(Delete("data/1/a-b_c.d"))
-        assert list(odd.sizes()) == ["state.json"]
+        assert list(odd.objects()) == ["state.json"]
 
 
 def test_a_prefix_is_a_folder(bucket: Bucket) -> None:
     for name in ("data/1/a", "data/11/a", "datum/1/a", "versions/1/a"):
         bucket.put(name, b"")
-    assert sorted(bucket.sizes("data/")) == ["data/1/a", "data/11/a"]
-    assert list(bucket.sizes("data/1/")) == ["data/1/a"]
+    assert sorted(bucket.objects("data/")) == ["data/1/a", "data/11/a"]
+    assert list(bucket.objects("data/1/")) == ["data/1/a"]
     assert bucket.size("data/1/a") == 0
     assert bucket.get("data/1/a", 0) == b""
 
@@ -149,7 +149,7 @@ def test_data_comes_back_in_ranges_and_is_deleted_once_or_twice(bucket: Bucket) 
     for name in ("data/1/a", "data/1/b"):
         for start, stop in ((0, len(content)), (0, 1), (5 << 20, 11 << 20), (len(content) - 1, len(content))):
             assert bucket.get_range(name, start, stop) == content[start:stop].tobytes()
-    assert sorted(bucket.sizes("data")) == ["data/1/a", "data/1/b"]
+    assert sorted(bucket.objects("data")) == ["data/1/a", "data/1/b"]
     assert bucket.answer(Delete("data/1/a")) in (Answer.DONE, Answer.MISSING)
     assert bucket.answer(Delete("data/1/a")) in (Answer.DONE, Answer.MISSING)
     for look in (lambda: bucket.get("data/1/a", 100), lambda: bucket.size("data/1/a")):

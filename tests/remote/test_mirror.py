@@ -338,7 +338,7 @@ def failing(error: Exception) -> Callable[..., object]:
 def test_state_and_manifest_stay_small_however_many_versions_come(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "_STRIDES", (1, 2, 4))
     monkeypatch.setattr(upload, "_KEPT", 4)
-    monkeypatch.setattr(upload, "_MOST_CONDEMNED", 10)
+    monkeypatch.setattr(upload, "MOST_CONDEMNED", 10)
     for step in range(1, 60):
         pair.publish(step, changed=1)
         pair.upload.run_once()

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from paramsync.cli.__main__ import main
+from paramsync.cli.bucket import Look, Watch
+from paramsync.cli.live import Polled
+from paramsync.errors import RemoteError
 from paramsync.remote import collect, fleet, protocol
 from paramsync.remote.bucket import Bucket
+from paramsync.remote.protocol import Delete
 from paramsync.remote.upload import Upload
+from paramsync.store.commit import StoreWriter
+from paramsync.store.store import add_checksum
+from paramsync.v1 import graph_pb2
 from tests.support.buckets import SeaweedFs
+from tests.support.commands import only_line
 from tests.support.json_forms import check
-from tests.support.mirrors import Pair
+from tests.support.keys import keys
+from tests.support.mirrors import Pair, same
 
+COMMANDS = ("versions", "status", "verify", "diff", "gc")
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -46,31 +60,35 @@ def address(seaweedfs: SeaweedFs, tmp_path_factory: pytest.TempPathFactory) -> I
         yield found
 
 
-def test_versions_are_listed_with_what_was_sent_and_what_operators_chose(address: str, run: Run) -> None:
+def test_versions_are_listed_with_how_they_are_kept_and_what_operators_chose(address: str, run: Run) -> None:
     code, text, _ = run("versions", address)
     assert code == 0
     assert f"{address}: 4 versions" in text
+    assert "delta from 3" in text
     listed = json.loads(run("versions", address, "--json")[1])
     check(listed, "remote_store")
-    assert [row["number"] for row in listed["versions"]] == [1, 2, 3, 4]
-    assert [row["way"] for row in listed["versions"]] == ["whole", "delta", "delta", "delta"]
-    assert [row["marks"] for row in listed["versions"]] == [[], ["stable"], [], ["newest"]]
-    first, *others = listed["versions"]
-    assert all(row["sent"] < first["sent"] / 10 for row in others)
-    assert listed["bytes"] == sum(row["sent"] for row in listed["versions"])
+    rows = listed["versions"]
+    assert [row["number"] for row in rows] == [1, 2, 3, 4]
+    assert [row["bases"] for row in rows] == [[], [1], [2], [3]]
+    assert [row["whole_bytes"] is None for row in rows] == [False, True, True, True]
+    assert [row["marks"] for row in rows] == [[], ["stable"], [], ["newest"]]
+    assert all(0 < row["delta_bytes"] < rows[0]["whole_bytes"] / 10 for row in rows[1:])
+    assert listed["bytes"] == rows[0]["whole_bytes"] + sum(row["delta_bytes"] for row in rows)
     assert listed["broken"] == []
 
 
 def test_the_status_of_an_address_says_what_followers_are_to_serve(address: str, run: Run) -> None:
     code, text, _ = run("status", address)
     assert code == 0
-    assert "version 4, step 4" in text
+    assert "version 4, step 4, came " in text
     assert "stable is version 2" in text
     facts = json.loads(run("status", address, "--json")[1])
     check(facts, "bucket")
     assert facts["newest"]["number"] == 4
-    assert (facts["pinned"], facts["labels"], facts["versions"]) == (None, {"stable": 2}, 4)
-    assert run("status", address, "--check")[0] == 2
+    assert (facts["pinned"], facts["labels"], facts["versions"], facts["deltas"]) == (None, {"stable": 2}, 4, 3)
+    for option in ("--check", "--trainer=localhost:8503"):
+        code, _, error = run("status", address, option)
+        assert (code, error.count("\n")) == (2, 1)
 
 
 def test_verify_and_diff_fetch_the_versions_that_they_look_at(address: str, run: Run) -> None:
@@ -94,6 +112,10 @@ def test_verify_and_diff_fetch_the_versions_that_they_look_at(address: str, run:
         (("verify", "s3://paramsync/nobody"), 1, "nothing is published there yet"),
         (("diff", "s3://paramsync/nobody"), 1, "nothing is published there yet"),
         (("gc", "s3://paramsync/nobody"), 1, "nothing is published there yet"),
+        (("verify", "{address}", "9"), 1, "version 9 of {address} is not there; there are: 1, 2, 3, 4"),
+        (("diff", "{address}", "1", "9"), 1, "version 9 of {address} is not there; there are: 1, 2, 3, 4"),
+        (("diff", "{address}", "0", "1"), 1, "version 0 of {address} is not there"),
+        (("versions", "s3://nowhere-at-all/x"), 1, "there is no such bucket: create it, or correct the address"),
         (("gc", "/tmp"), 2, "expected an address"),
         (("versions", "s3://paramsync/x?secret=1"), 2, "without a query"),
     ],
@@ -101,11 +123,97 @@ def test_verify_and_diff_fetch_the_versions_that_they_look_at(address: str, run:
 def test_what_cannot_be_looked_at_is_one_line(
     address: str, run: Run, words: tuple[str, ...], code: int, said: str
 ) -> None:
-    found, out, error = run(*words)
+    found, out, error = run(*(word.format(address=address) for word in words))
     assert (found, out) == (code, "")
-    assert said in error
+    assert said.format(address=address) in only_line(error)
     assert error.startswith(f"paramsync {words[0]}: ")
-    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_state_of_a_newer_paramsync_is_one_line(address: str, run: Run, command: str) -> None:
+    newer = f"{address}-newer"
+    Bucket(newer).put("state.json", b'{"format": 99}')
+    code, out, error = run(command, newer)
+    assert (code, out) == (1, "")
+    assert "found format 99, of a newer paramsync: upgrade this one" in only_line(error)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_without_obstore_or_credentials_the_line_says_what_to_set(
+    address: str, run: Run, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    code, out, error = run(command, address)
+    assert (code, out) == (1, "")
+    assert "no credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY" in only_line(error)
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    code, out, error = run(command, address)
+    assert (code, out) == (2, "")
+    assert "needs the package obstore: pip install" in only_line(error)
+
+
+def test_the_commands_run_without_tensorflow(address: str) -> None:
+    code = """
+import sys
+from paramsync.cli.__main__ import main
+for words in (["versions"], ["status"], ["verify", "--all"], ["diff"], ["gc", "--dry-run"]):
+    assert main([words[0], sys.argv[1], *words[1:]]) == 0, words
+unwanted = {"tensorflow", "keras"} & set(sys.modules)
+assert not unwanted, unwanted
+"""
+    subprocess.run([sys.executable, "-c", code, address], check=True, capture_output=True)
+
+
+def test_ctrl_c_ends_a_collection_that_waits_and_nothing_is_deleted(address: str, tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    found = f"{address}-waits"
+    bucket = Bucket(found)
+    upload = Upload(pair.source, bucket, keep=1, stop=pair.stop)
+    for step in (1, 2):
+        pair.publish(step)
+        upload.run_once()
+    pair.close()
+    before = bucket.objects()
+    command = [sys.executable, "-m", "paramsync.cli", "gc", found, "--grace", "1000"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert "may still be read: deleted in 17 min" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        assert (process.wait(), process.stderr.read()) == (130, "")
+    assert bucket.objects() == before
+
+
+def test_verify_checks_signatures_and_every_way_to_a_version(address: str, run: Run, tmp_path: Path) -> None:
+    """Version 3 is there as a whole, and as a delta from version 2."""
+    found, signs, other = f"{address}-signed", keys(tmp_path), keys(tmp_path, "other")
+    pair = Pair(tmp_path)
+    pair.writer.close()
+    pair.writer = StoreWriter(pair.source.path, keep=3, signing_key=signs.private)
+    digest = "ab" * 20
+    pair.writer.add_graph(digest, add_checksum(graph_pb2.Graph(digest=digest).SerializeToString()))
+    bucket = Bucket(found)
+    upload = Upload(pair.source, bucket, keep=3, stop=pair.stop)
+    for step, changed in ((1, 0), (2, pair.size), (3, pair.size)):
+        pair.publish(step, changed, graph=digest)
+        upload.run_once()
+    pair.close()
+    code, text, _ = run("verify", found, "--all", "--trust", str(signs.public), "--json")
+    assert (code, [row["signed_by"] for row in json.loads(text)["versions"]]) == (0, [signs.id] * 3)
+    code, text, _ = run("verify", found, "--trust", str(other.public), "--json")
+    assert (code, "is not trusted" in json.loads(text)["versions"][0]["problems"][0]) == (1, True)
+    assert "whole and delta from 2" in run("versions", found)[1]
+    prefix = f"1/{bucket.state().run[:8]}"
+    for name, said in ((f"data/{prefix}-3", "came damaged"), (f"deltas/{prefix}-2-3", "came damaged as delta")):
+        content = bucket.get(name, 1 << 24)
+        middle = len(content) // 2
+        bucket.put(name, content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+        code, text, _ = run("verify", found, "--all", "--json")
+        verdicts = json.loads(text)["versions"]
+        assert (code, [row["ok"] for row in verdicts]) == (1, [True, True, False]), name
+        assert said in " ".join(verdicts[2]["problems"])
+        bucket.put(name, content)
+    assert run("verify", found, "--all")[0] == 0
 
 
 def test_lost_and_cut_objects_are_named(address: str, run: Run) -> None:
@@ -114,7 +222,7 @@ def test_lost_and_cut_objects_are_named(address: str, run: Run) -> None:
     cut, lost = f"deltas/{prefix}-3-4", f"versions/{prefix}-3.json"
     kept = {name: bucket.get(name, 1 << 20) for name in (cut, lost)}
     bucket.put(cut, kept[cut][:-1])
-    bucket.delete(lost)
+    bucket.answer(Delete(lost))
     code, text, _ = run("verify", address, "--all", "--json")
     verdicts = json.loads(text)["versions"]
     assert (code, [row["ok"] for row in verdicts]) == (1, [True, True, False, False])
@@ -132,30 +240,95 @@ def test_gc_lists_and_deletes_what_a_killed_publisher_left(address: str, run: Ru
     mine = bucket.state()
     lost = f"data/{mine.epoch}/{mine.run[:8]}-99"
     bucket.put(lost, b"1234")
-    later = protocol.take_over("f" * 32, "e" * 32)
-    bucket.perform(later, threading.Event())
-    assert run("gc", address, "--dry-run")[1].splitlines()[0] == f"{lost}: 4 B, which no state names"
-    assert lost in bucket.sizes()
+    bucket.perform(protocol.take_over("f" * 32, "e" * 32), threading.Event())
+    code, text, _ = run("gc", address, "--dry-run")
+    assert (code, lost in text, "1 object, 4 B, would be deleted" in text) == (0, True, True)
+    assert lost in bucket.objects()
     code, text, _ = run("gc", address, "--grace", "0.001", "--json")
-    assert (code, json.loads(text)["objects"]) == (0, [lost])
-    check(json.loads(text), "collection")
-    assert lost not in bucket.sizes()
+    done = json.loads(text)
+    check(done, "collection")
+    assert (code, [found["name"] for found in done["objects"]]) == (0, [lost])
+    assert lost not in bucket.objects()
+    assert bucket.state().condemned == ()
+    assert "0 objects, 0 B, deleted" in run("gc", address, "--grace", "0.001")[1]
     assert run("verify", address, "--all")[0] == 0
 
 
 def test_gc_deletes_what_no_version_needs_and_nothing_else(pair: Pair) -> None:
-    for step in (1, 2):
+    for step in range(1, 7):  # versions 1 to 3 are dropped
+        pair.publish(step)
+        pair.upload.run_once()
+    first = pair.bucket.state()
+    strangers = {"data/notes.txt", "data/0/backup", f"data/0/{first.run[:8]}-x", "other/1/x", "data/0/abcdefab-1"}
+    lost = f"data/{first.epoch}/{first.run[:8]}-99"
+    for name in (*strangers, lost):
+        pair.bucket.put(name, b"1234")
+    assert first.condemned
+    assert {found.name for found in collect.list_unneeded(pair.bucket, first)} == {*first.condemned}
+    pair.publisher().start()
+    state = pair.bucket.state()
+    unneeded = collect.list_unneeded(pair.bucket, state)
+    assert {found.name: found.condemned for found in unneeded} == {**dict.fromkeys(state.condemned, True), lost: False}
+    deleted = collect.delete(pair.bucket, state, unneeded, lambda: None)
+    assert deleted == unneeded
+    assert pair.bucket.state().condemned == ()
+    assert pair.names() == {*state.live, *strangers, "state.json"}
+    pair.download.run_once()
+    same(pair.source, pair.target)
+
+
+def test_gc_beside_a_publisher_takes_nothing_from_it(pair: Pair) -> None:
+    for step in range(1, 7):
         pair.publish(step)
         pair.upload.run_once()
     state = pair.bucket.state()
-    strangers = {"data/notes.txt", "data/0/backup", "other/1/x"}
-    lost = f"data/{state.epoch}/{state.run[:8]}-99"
-    for name in (*strangers, lost):
-        pair.bucket.put(name, b"1234")
-    assert collect.list_unnamed(pair.bucket, state) == {}  # the publisher of this epoch may be about to name it
-    pair.publisher().start()
-    later = pair.bucket.state()
-    assert collect.list_unnamed(pair.bucket, later) == {lost: 4}
-    unnamed = collect.list_unnamed(pair.bucket, later)
-    assert collect.delete(pair.bucket, [*unnamed, *later.condemned, *later.live]) == [lost]
-    assert pair.names() == {*later.live, *strangers, "state.json"}
+
+    def publish() -> None:
+        pair.publish(7)
+        pair.upload.run_once()
+
+    deleted = collect.delete(pair.bucket, state, collect.list_unneeded(pair.bucket, state), publish)
+    assert {found.name for found in deleted} == {*state.condemned}
+    pair.publish(8)
+    assert pair.upload.run_once() is not None
+    after = pair.bucket.state()
+    assert after.live <= pair.names()
+    assert not {*after.condemned} & {*state.condemned}
+    pair.download.run_once()
+    same(pair.source, pair.target)
+
+
+def test_gc_stops_if_another_publisher_begins_meanwhile(pair: Pair) -> None:
+    for step in range(1, 7):
+        pair.publish(step)
+        pair.upload.run_once()
+    state = pair.bucket.state()
+    unneeded = collect.list_unneeded(pair.bucket, state)
+    before = pair.names()
+    for begun in (lambda: pair.publisher().start(), lambda: None):  # while it waits, and before
+        with pytest.raises(RemoteError, match="another publisher has begun"):
+            collect.delete(pair.bucket, state, unneeded, begun)
+    assert pair.names() == before
+
+
+def test_a_watched_address_is_told_again_when_it_changes_is_lost_or_comes_back(pair: Pair) -> None:
+    look = Look(pair.bucket)
+    polled = Polled(look.run_once, 3600.0)
+    watch = Watch("s3://bucket/m", polled)
+
+    def told() -> list[str]:
+        polled.run_once()
+        return [line.partition(" ")[2] for line in watch.lines()]
+
+    assert "nothing is published there yet" in told()[0]
+    pair.publish(1)
+    pair.upload.run_once()
+    assert told() == ["s3://bucket/m: version 1 is the newest"]
+    assert told() == []
+    pair.bucket.perform(protocol.choose(fleet.pin("s3://bucket/m", 1), "c" * 32), pair.stop)
+    assert told() == ["s3://bucket/m: version 1 is the newest; all followers serve version 1, pinned"]
+    content = pair.bucket.get("state.json", 1 << 16)
+    pair.bucket.answer(Delete("state.json"))
+    assert "nothing is published there yet" in told()[0]
+    pair.bucket.put("state.json", content)
+    assert told() == ["s3://bucket/m: version 1 is the newest; all followers serve version 1, pinned"]

@@ -68,7 +68,7 @@ def test_the_store_of_a_publisher_stays_while_its_mirror_runs(memory: Path) -> N
 
 
 def test_versions_come_though_the_publisher_may_not_delete(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload, "_MOST_CONDEMNED", 4)
+    monkeypatch.setattr(upload, "MOST_CONDEMNED", 4)
     now, answer = [0.0], pair.bucket.answer
     pair.upload = pair.publisher(clock=lambda: now[0])
 

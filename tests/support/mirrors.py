@@ -68,7 +68,7 @@ class Pair:
         self.writer.close()
 
     def names(self) -> set[str]:
-        return set(self.bucket.sizes())
+        return set(self.bucket.objects())
 
     def name(self, kind: str, name: str) -> str:
         """The name of an object of the first publisher."""
