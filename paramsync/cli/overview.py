@@ -165,8 +165,8 @@ def _coming(bucket: pb.Bucket, now: float) -> Iterator[str]:
     if bucket.HasField("copied"):
         copied = bucket.copied
         yield f"version {copied.number} came {way(copied)}"
-        took = ", ".join(f"{duration(seconds)} to {stage}" for stage, seconds in stages(copied).items())
-        yield f"version {copied.number} took {took}"
+        took = ", ".join(f"{stage} {duration(seconds)}" for stage, seconds in stages(copied).items())
+        yield f"version {copied.number}: {took}"
 
 
 def publishing(model: pb.ModelStatus, now: float) -> str:

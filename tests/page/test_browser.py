@@ -145,8 +145,8 @@ def test_a_model_that_follows_a_bucket_says_how_versions_come_and_why_they_do_no
     browser.wait("!document.querySelector(arguments[0]).hidden", bucket)
     text = browser.text(bucket)
     assert "2 versions to fetch" in text
-    assert f"{number:,} came as 2 deltas, 2.7\u00a0MB of 268\u00a0MB (1.0\u00a0%)" in text
-    assert "1.0\u00a0s to publish, 2.0\u00a0s to upload, 3.0\u00a0s to download" in text
+    assert f"version {number:,} came as 2 deltas, 2.7\u00a0MB of 268\u00a0MB (1.0\u00a0%)" in text
+    assert "publish 1.0\u00a0s, upload 2.0\u00a0s, download 3.0\u00a0s" in text
     assert "follows the newest in s3://b/m" in browser.text(f"{shown.section} .choice")
     CopyNote("s3://b/m", "denied", status=replace(status, reason="s3://b/m: denied")).write(shown.store.path, now)
     browser.wait(

@@ -81,10 +81,12 @@ def test_a_follower_obeys_the_choices_for_all_unless_it_has_its_own(tmp_path: Pa
         publisher.publish(step)
     with Follower(Replica("m", tmp_path), poll_seconds=3600) as follower:
         follower.sync(timeout=LONG)
+        assert follower.status().publisher is not None
         CopyNote("s3://bucket/m", pinned=2, labels={"stable": 1}).write(tmp_path)
         eventually(lambda: serving(follower) == 2, lambda: f"{follower.status()}")
         eventually(lambda: follower.status().labels == {"stable": 1}, lambda: f"{follower.status()}")
         assert follower.status().pinned == 2
+        assert follower.status().publisher is None  # the lock of a copy is the mirror's
         follower.pin(1, timeout=LONG)
         assert serving(follower) == 1
         follower.unpin(timeout=LONG)

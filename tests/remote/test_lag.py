@@ -86,6 +86,7 @@ def test_the_lag_of_a_model_that_follows_a_bucket_is_split_into_its_stages(
     bucket, copied = status.bucket, status.bucket.copied
     assert (bucket.address, bucket.reason, bucket.behind, bucket.newest) == (address, "", 0, 2)
     assert (copied.number, copied.way, copied.deltas) == (2, "delta", 1)
+    assert not status.HasField("publisher")  # of a copy, whose lock is the mirror's
     assert 0 < copied.bytes < copied.size
     assert (bucket.whole_bytes, bucket.delta_bytes) == (copied.size, copied.bytes)
     at = [copied.step_done_at, copied.published_at, copied.in_bucket_at, copied.here_at, copied.served_at]
@@ -104,7 +105,7 @@ def test_the_lag_of_a_model_that_follows_a_bucket_is_split_into_its_stages(
         "trainer: version 2 in the bucket",
         f"m: bucket {address} answered",
         "m: version 2 came as 1 delta, ",
-        "m: version 2 took ",
+        "m: version 2: publish ",
     ):
         assert words in text
     metrics = parsed(call(int(process.http_address.rpartition(":")[2]), "GET", "/metrics").body)

@@ -257,8 +257,8 @@ function coming({ answered_at: answered, behind: waiting, copied }) { // how ver
   if (copied) {
     const deltas = copied.deltas ? many(copied.deltas, "delta") : "";
     const way = copied.way === "delta" ? `as ${deltas}` : deltas ? `whole, and ${deltas}` : "whole";
-    words.push(`${figure(copied.number)} came ${way}, ${bytes(copied.bytes)} of ${bytes(copied.size)} (${percent(copied.bytes / Math.max(copied.size, 1), 1)})`);
-    words.push(STAGES.filter((one) => one in copied.stages).map((one) => `${duration(copied.stages[one])} to ${one}`).join(", "));
+    words.push(`version ${figure(copied.number)} came ${way}, ${bytes(copied.bytes)} of ${bytes(copied.size)} (${percent(copied.bytes / Math.max(copied.size, 1), 1)})`);
+    words.push(STAGES.filter((one) => one in copied.stages).map((one) => `${one} ${duration(copied.stages[one])}`).join(", "));
   }
   return words.join(" · ");
 }
