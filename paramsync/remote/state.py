@@ -17,12 +17,13 @@ from paramsync.errors import RemoteError
 
 NAME = "state.json"
 FORMAT = 1
-LIMIT = 64 << 10  # bytes
+LIMIT = 256 << 10  # bytes; without versions that operators chose long ago, a tenth of them
 
 MOST_VERSIONS = 100  # that fit the limit, together with the names of their objects
 
 _VERSIONS = 256
-_OBJECTS = 1 << 10  # names that are needed; also names that wait to be deleted
+_OBJECTS = 1 << 12  # names that are needed; also names that wait to be deleted
+_CHOSEN = 1 << 11  # names that versions need which operators chose; up to 200 for each
 _LABELS = 64
 _NUMBER = 1 << 63
 _OBJECT = re.compile(r"[a-z]+/[0-9]{1,19}/[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -103,8 +104,24 @@ class State:
         return replace(self, sequence=self.sequence + 1, nonce=nonce, committed=nonce, **changes)
 
     def choose(self, nonce: str, choices: Mapping[str, Any]) -> State:
-        """The state that an operator writes after this one."""
-        return replace(self, sequence=self.sequence + 1, nonce=nonce, choices=choices)
+        """The state that an operator writes after this one.
+
+        Raises RemoteError for choices that leave no room for the versions to come.
+        """
+        after = replace(self, sequence=self.sequence + 1, nonce=nonce, choices=choices)
+        if after._kept() > max(_CHOSEN, self._kept()):
+            numbers = ", ".join(map(str, sorted(after._chosen)))
+            raise RemoteError(f"{NAME}: has no room to keep one more version: unpin or unlabel one of {numbers}")
+        return after
+
+    @property
+    def _chosen(self) -> set[int]:
+        return {*self.labels.values(), *([] if self.pinned is None else [self.pinned])}
+
+    def _kept(self) -> int:
+        """How many objects the versions need that operators chose."""
+        chosen = self._chosen
+        return sum(any(first <= number <= last for number in chosen) for first, last in self.objects.values())
 
     def to_json(self) -> bytes:
         """The content of the object. Raises RemoteError for a state that no reader would accept."""

@@ -83,7 +83,26 @@ def test_any_value_in_place_of_any_field_is_read_or_refused(value: Any) -> None:
             state.from_json(changed(**{key: value}))
 
 
+def test_operators_may_choose_versions_until_there_is_no_room_for_those_to_come() -> None:
+    numbers = range(1, 40)
+    versions = tuple(Listed(100 * at, f"versions/1/{A[:8]}-{100 * at}.json", "0" * 64) for at in numbers)
+    objects = {
+        f"deltas/1/{A[:8]}-{100 * at}-{100 * at + old}": (100 * at, 100 * at + 1)
+        for at in numbers
+        for old in range(200)
+    }
+    found = State(A, 1, 2, A, A, versions, objects)
+    for at in range(1, 11):
+        found = found.choose(A, {"labels": {**found.labels, str(at): 100 * at}})
+    with pytest.raises(RemoteError, match="no room to keep one more version: unpin or unlabel one of 100, 200, "):
+        found.choose(A, {"labels": {**found.labels, "11": 1100}})
+    kept = {name: needed for name, needed in objects.items() if needed[0] <= 1200}
+    names = tuple(f"deltas/1/{A[:8]}-{at}-{at + 64}" for at in range(10**6, 10**6 + 600))
+    assert len(State(A, 1, 2, A, A, versions, kept, names, found.choices).to_json()) < state.LIMIT
+    assert found.choose(A, {"labels": {"1": 100}, "pinned": 200}).pinned == 200
+
+
 def test_a_state_too_large_to_be_read_is_never_written() -> None:
-    names = tuple(f"data/1/{'x' * 150}{at}" for at in range(600))
+    names = tuple(f"data/1/{'x' * 150}{at}" for at in range(2000))
     with pytest.raises(RemoteError, match="at most"):
         State(A, 1, 2, A, A, condemned=names).to_json()
