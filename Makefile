@@ -103,8 +103,8 @@ bench: $(READY) seaweedfs  ## every benchmark against all peers, which it instal
 	for name in publish restore stall freshness swap serve workers; do $(BIN)/python -m bench $$name --json "$(TO)/$$name.json" $(ARGS) || exit; done
 	$(BIN)/python -m tests.support.buckets $(BIN)/python -m bench mirror --address s3://paramsync/bench --json "$(TO)/mirror.json" $(ARGS)
 
-campaign: $(READY) browser  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions, bad requests, workers
-	$(BIN)/pytest tests/page tests/hostile/test_campaigns.py tests/hostile/test_mutated_requests.py tests/hostile/test_serving_campaigns.py --campaign -s $(ARGS)
+campaign: $(READY) browser buckets  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions, bad requests, workers, a bucket
+	$(BIN)/pytest tests/page tests/hostile/test_campaigns.py tests/hostile/test_mutated_requests.py tests/hostile/test_serving_campaigns.py tests/hostile/test_bucket_campaigns.py --campaign -s $(ARGS)
 
 mutations: $(READY)  ## breaks each promise on purpose and sees that a test fails; ARGS="damaged --jobs 4" selects
 	$(BIN)/python -m tests.project.mutations $(ARGS)

@@ -88,9 +88,9 @@ class MirrorChild:
         return self.status.over
 
     @property
-    def copied(self) -> int | None:
-        """Number of the last version that was copied."""
-        return None if self.status.copied is None else self.status.copied.number
+    def newest(self) -> int | None:
+        """Number of the newest version in the bucket; perhaps of a process that died before it reported its copy."""
+        return self.status.newest
 
     def look(self) -> None:
         """Have the mirror look for a version at once."""

@@ -166,7 +166,7 @@ class Mirror:
 
         Raises FencedError, EmptiedError.
         """
-        if self._up is None:
+        if self._up is None or not self._up.has_begun:  # nothing was published, and a successor may have begun
             return True
         end = time.monotonic() + _END_SECONDS
         while not self.stop.is_set():

@@ -107,7 +107,8 @@ class Outgoing:
         """How the mirror is doing, how many versions wait, and since when."""
         status = BucketStatus(address=self.address) if self.child is None else self.child.status
         with self._changing:
-            behind = len(self._waiting)
+            newest = -1 if status.newest is None else status.newest
+            behind = sum(number > newest for number in self._waiting)  # a mirror may die before it reports its copy
             return replace(status, behind=behind, waiting_since=self._waiting_since if behind else None)
 
     def give_up(self) -> None:
@@ -128,7 +129,7 @@ class Outgoing:
             self._remove()
             return
         latest = Store(self.path).latest()
-        if latest is None or self.child.copied == latest.number:
+        if latest is None or self.child.newest == latest.number:
             self._remove()
             return
         kept = keep_aside(self.path)

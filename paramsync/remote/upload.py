@@ -124,6 +124,8 @@ class Upload:
         self._warning = self._bucket.probe(self._stop)
         if self._claim.seen is None and self._bucket.read() is Answer.MISSING:
             self._check_alone()
+        if self._stop.is_set():  # the program beside has ended, and a successor may have begun
+            raise InterruptedError
         steps = protocol.take_over(secrets.token_hex(16), self._claim.nonce, seen=self._claim.seen)
         self._held = self._bucket.perform(steps, self._stop)
         self._claim.tell(self._held.state.run, self._held.state.epoch)
@@ -168,6 +170,11 @@ class Upload:
         except UnknownVersionError:  # pruned meanwhile: a newer version is there
             return None
         return self._send(version, bundle)
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this publisher has taken the bucket over, in this process or before."""
+        return self._held is not None or self._claim.seen is not None
 
     @property
     def newest(self) -> int | None:

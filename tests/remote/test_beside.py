@@ -63,7 +63,7 @@ class Training:
         self.publisher.publish(step, wait=True)
 
     def is_copied(self, number: int) -> bool:
-        return self.mirror.copied == number
+        return self.mirror.newest == number
 
 
 def serves(follower: Follower, number: int) -> None:
@@ -118,6 +118,18 @@ def test_a_publisher_whose_port_is_taken_does_not_end_the_one_that_publishes(add
     first.publisher.close()
 
 
+def test_a_mirror_whose_publisher_died_before_it_began_does_not_end_the_successor(address: str, tmp_path: Path) -> None:
+    successor = Training(address)
+    three_versions(tmp_path / "store")
+    command = ["-m", "paramsync.cli", "mirror", str(tmp_path / "store"), address, "--json", "--beside", "b" * 32]
+    done = subprocess.run([sys.executable, *command], stdin=subprocess.DEVNULL, check=False)
+    assert done.returncode == 0
+    assert epoch(address) == 1
+    successor.publish(1)
+    eventually(lambda: successor.is_copied(1), lambda: successor.mirror.reason)
+    successor.publisher.close()
+
+
 def test_a_trainer_that_is_started_twice_ends_the_second_time_and_the_first_goes_on(
     address: str, tmp_path: Path
 ) -> None:
@@ -160,7 +172,7 @@ def test_a_publisher_that_another_one_replaced_does_not_take_the_bucket_back(
     assert f"version 3 is not in the bucket: {address}: another publisher" in caplog.text
     second.publish(4)
     second.publisher.close()
-    assert second.mirror.copied == 4
+    assert second.mirror.newest == 4
 
 
 def test_a_publisher_reads_the_newest_number_only_once_its_predecessor_can_add_no_more(

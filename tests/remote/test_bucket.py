@@ -182,12 +182,12 @@ def replace(gateways: list[Bucket], turn: int, tag: str, at: int) -> Answered:
     return gateways[at % 2].answer(Replace(b"%d %d" % (turn, at), tag))
 
 
-def test_of_many_writers_through_two_gateways_one_wins_each_race(gateways: list[Bucket], whole: bool) -> None:
+def test_of_many_writers_through_two_gateways_one_wins_each_race(gateways: list[Bucket]) -> None:
     first = gateways[0].answer(Create(b"0"))
     assert isinstance(first, Written)
     tag = first.tag
-    for turn in range(1000 if whole else 2):
-        answers = race(4 * WRITERS if whole else WRITERS, partial(replace, gateways, turn, tag))
+    for turn in range(2):
+        answers = race(WRITERS, partial(replace, gateways, turn, tag))
         written = [answer for answer in answers if isinstance(answer, Written)]
         assert len(written) <= 1
         found = gateways[1].read()

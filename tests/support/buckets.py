@@ -72,16 +72,17 @@ class SeaweedFs:
         for endpoint in self.endpoints:
             self._until_answered(endpoint)
 
-    def store(self, folder: str, *, gateway: int = 0) -> Any:
-        """obstore's store of a folder in the bucket."""
+    def store(self, folder: str, *, gateway: int = 0, endpoint: str = "", **options: Any) -> Any:
+        """obstore's store of a folder in the bucket, by a gateway or by what stands before one."""
         return S3Store(
             BUCKET,
             prefix=folder,
-            endpoint=self.endpoints[gateway],
+            endpoint=endpoint or self.endpoints[gateway],
             region="us-east-1",
             access_key_id="any",
             secret_access_key="anything",
             client_options={"allow_http": True},
+            **options,
         )
 
     @contextmanager

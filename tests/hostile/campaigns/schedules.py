@@ -224,10 +224,11 @@ class Follower:
 
     def steps(self) -> Steps:
         while True:
+            read_at = self.bucket.now
             answer = yield Read()
             if not isinstance(answer, Found):
                 continue
-            current, read_at = state.from_json(answer.content), self.bucket.now
+            current = state.from_json(answer.content)
             run, *last = self._note
             if run not in ("", current.run) or protocol.is_older(current, *last):
                 assert self.bucket.is_restored, "a state is refused"
