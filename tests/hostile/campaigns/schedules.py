@@ -204,14 +204,38 @@ class Operator:
             fleet.pin(_ADDRESS, None),
             fleet.roll_back(_ADDRESS),
         ][draws.below(4)]
-        self._nonce = f"{index:016x}{0:016x}"
+        self.nonce = f"{index:016x}{0:016x}"
 
     def steps(self) -> Steps:
         try:
-            yield from protocol.choose(self._choice, self._nonce)
+            yield from protocol.choose(self._choice, self.nonce)
         except (RequestError, RemoteError):  # the version is gone, or there is none before it
             return
         self.bucket.counts["choices"] += 1
+
+
+class Collector:
+    """An operator who deletes, once, what no version needs, as `paramsync gc` does."""
+
+    def __init__(self, bucket: Bucket, index: int) -> None:
+        self.bucket, self.name, self._index = bucket, f"collector {index}", index
+
+    def steps(self) -> Steps:
+        held = yield from protocol.read()
+        if held is None:
+            return
+        first = held.state
+        earlier = {name for name in self.bucket.data if int(name.split("/")[1]) < first.epoch}
+        orphans = earlier - first.live.union(first.condemned)
+        held = yield from protocol.condemn(f"{self._index:032x}", add=orphans)
+        if (held.state.run, held.state.epoch) != (first.run, first.epoch):
+            return
+        begun = self.bucket.now
+        while self.bucket.now - begun < GRACE:
+            yield Read()
+        gone = yield from protocol.sweep(held, frozenset(orphans.union(first.condemned)))
+        yield from protocol.condemn(f"{self._index:031x}f", remove=gone)
+        self.bucket.counts["collections"] += 1
 
 
 class Follower:
@@ -251,7 +275,7 @@ class Follower:
                 self.bucket.counts["fetched"] += 1
 
 
-Actor: TypeAlias = Publisher | Operator | Follower
+Actor: TypeAlias = Publisher | Operator | Collector | Follower
 
 
 @dataclass
@@ -288,7 +312,7 @@ class World:
             del self.running[actor.name]
         except (FencedError, EmptiedError) as ended:
             self._say(actor, str(ended))
-            assert self.bucket.history or isinstance(actor, Operator), "the bucket is said to be emptied"
+            assert self.bucket.history or isinstance(actor, (Operator, Collector)), "the bucket is said to be emptied"
             self.fenced.add(actor.name)
             self.bucket.counts["fenced"] += 1
             del self.running[actor.name]
@@ -330,10 +354,10 @@ def run(schedule: bytes, *, restored: bool = False, log: list[str] | None = None
         elif event == 41 and bucket.history:
             world.add(Operator, draws)
         elif event == 42:
-            world.add(Follower)
+            world.add((Follower, Follower, Collector)[draws.below(3)])
         elif event == 43:  # a process dies and starts again
             actor = world.actors[draws.below(len(world.actors))]
-            if actor.name in world.running and not isinstance(actor, Operator):
+            if actor.name in world.running and isinstance(actor, (Publisher, Follower)):
                 world.running[actor.name][0].close()
                 world.begin(actor)
         elif event in (44, 47):
@@ -369,7 +393,8 @@ def _end(world: World) -> None:
         assert bucket.is_restored or not is_lost, "an acknowledged version is lost"
         is_mine = publisher.seen == (current.run, current.epoch)
         assert is_mine or publisher.name not in world.running, f"{publisher.name} goes on beside another"
-    chosen = [one.nonce for one in bucket.history if one.nonce != one.committed]
+    operators = {actor.nonce for actor in world.actors if isinstance(actor, Operator)}
+    chosen = [one.nonce for one in bucket.history if one.nonce in operators]
     assert bucket.is_restored or all(map(operator.ne, chosen, chosen[1:])), "a choice was made twice"
     listed = {version.number for version in current.versions}
     assert bucket.is_restored or listed.issuperset(current.labels.values()), "a labelled version is not listed"
