@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 from rich.table import Table
@@ -14,11 +14,12 @@ from rich.text import Text
 from paramsync.cli import formatting
 from paramsync.cli.formatting import NOTHING, ago, console, duration, progress, size, to_json
 from paramsync.cli.live import Polled, show
+from paramsync.cli.process import interruptible
 from paramsync.cli.versions import signed
 from paramsync.errors import RemoteError, SettingsError
 from paramsync.host import files
 from paramsync.remote.bucket import Bucket, asked_once
-from paramsync.remote.excerpt import Excerpt, read_manifests
+from paramsync.remote.excerpt import Excerpt, read_manifests, remove_all
 from paramsync.remote.manifest import Edge, Manifest
 from paramsync.remote.state import Listed, State
 from paramsync.remote.transfer import Transfer
@@ -119,10 +120,19 @@ def fetch(excerpt: Excerpt, bucket: Bucket, listed: Listed, manifest: Manifest |
         return excerpt.fetch(listed)
 
 
+def fetching(run: Callable[[Namespace], bool], arguments: Namespace) -> bool:
+    """Run a command that fetches versions, and leave no files behind on Ctrl-C."""
+    try:
+        return interruptible(lambda: run(arguments))
+    except KeyboardInterrupt:
+        remove_all()
+        raise
+
+
 def versions(arguments: Namespace) -> bool:
     """True if the manifest of every version can be read."""
     bucket = Bucket(arguments.store)
-    contents = Look(bucket).run_once()
+    contents = interruptible(Look(bucket).run_once)
     rows, broken = contents.rows, contents.broken
     if arguments.json:
         facts = {"address": bucket.address, "bytes": contents.bytes, "versions": [asdict(row) for row in rows]}
@@ -150,7 +160,7 @@ def status(arguments: Namespace) -> bool:
     if arguments.watch:
         polled = Polled(look.run_once, _POLL_SECONDS)
         show(Watch(bucket.address, polled), [polled], seconds=_POLL_SECONDS / 4, json=arguments.json)
-    contents = look.run_once()
+    contents = interruptible(look.run_once)
     if arguments.json:
         sys.stdout.write(to_json(_facts(bucket.address, contents)))
     else:

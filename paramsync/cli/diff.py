@@ -27,6 +27,14 @@ from paramsync.version import Version
 
 def run(arguments: Namespace) -> bool:
     """True if both versions could be read."""
+    if not is_address(arguments.store):
+        return _run(arguments)
+    from paramsync.cli.bucket import fetching  # here: most stores are directories
+
+    return fetching(_run, arguments)
+
+
+def _run(arguments: Namespace) -> bool:
     with _store(arguments) as store:
         return _compare(store, arguments)
 

@@ -14,6 +14,7 @@ from rich.table import Table
 from paramsync.cli import formatting
 from paramsync.cli.bucket import count_objects
 from paramsync.cli.formatting import console, duration, size, to_json
+from paramsync.cli.process import interruptible
 from paramsync.remote import collect
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.collect import Unneeded
@@ -21,6 +22,10 @@ from paramsync.remote.collect import Unneeded
 
 def run(arguments: Namespace) -> bool:
     """True once everything that no version needs is deleted, or listed by `--dry-run`."""
+    return interruptible(lambda: _run(arguments))
+
+
+def _run(arguments: Namespace) -> bool:
     bucket = Bucket(arguments.address)
     state = bucket.state()
     found = collect.list_unneeded(bucket, state)

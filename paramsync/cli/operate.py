@@ -11,7 +11,7 @@ from argparse import Namespace
 from collections.abc import Callable, Sequence
 
 from paramsync.cli.formatting import duration, to_json
-from paramsync.cli.process import check_reader, complain
+from paramsync.cli.process import check_reader, complain, interruptible
 from paramsync.cli.servers import ServerChange, ask_all, connected, short, tell
 from paramsync.errors import CallError, ParamsyncError, SettingsError
 from paramsync.host.files import line
@@ -70,7 +70,7 @@ def _of_fleet(arguments: Namespace) -> bool:
         "label": lambda: fleet.label(address, arguments.label, arguments.version),
         "unlabel": lambda: fleet.label(address, arguments.label, None),
     }
-    state = fleet.choose(address, choices[command]())
+    state = interruptible(lambda: fleet.choose(address, choices[command]()))
     labels = ", ".join(f"{label} is version {number}" for label, number in sorted(state.labels.items()))
     pinned = "follow the newest version" if state.pinned is None else f"serve version {state.pinned}"
     text = f"{address}: all followers {pinned}; {labels or 'no labels'}"

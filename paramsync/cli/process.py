@@ -9,10 +9,13 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import NoReturn, TextIO, TypeVar
 
+T = TypeVar("T")
 INTERRUPTED = 130
 
 
@@ -31,6 +34,23 @@ def importing() -> Iterator[None]:
         if collecting:
             gc.enable()
         signal.signal(signal.SIGINT, before)
+
+
+def interruptible(call: Callable[[], T]) -> T:
+    """Make a call on another thread, so that Ctrl-C ends the wait: obstore notices no signal until a server answers.
+
+    The interrupted call goes on until the process ends.
+    """
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # noqa: BLE001, raised in the caller
+            future.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return future.result()
 
 
 def leave(code: int) -> NoReturn:

@@ -78,11 +78,19 @@ class Verdict:
 
 def run(arguments: Namespace) -> bool:
     """True if nothing is wrong."""
+    if not is_address(arguments.store):
+        return _run(arguments)
+    from paramsync.cli.bucket import fetching  # here: most stores are directories
+
+    return fetching(_run, arguments)
+
+
+def _run(arguments: Namespace) -> bool:
     screen = console()
     trust = TrustedKeys([Path(file) for file in arguments.trust]) if arguments.trust else None
     verdicts = []
     is_remote = is_address(arguments.store)
-    for verdict in _remote_verdicts(arguments, trust) if is_remote else _verdicts(arguments, trust):
+    for verdict in remote_verdicts(arguments, trust) if is_remote else _verdicts(arguments, trust):
         verdicts.append(verdict)
         if not arguments.json:
             _show(screen, verdict)
@@ -111,7 +119,7 @@ def _verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdi
         yield _verify(store, wanted, trust)
 
 
-def _remote_verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdict]:
+def remote_verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdict]:
     """The same of a bucket: each version is fetched as a server would, by deltas from the version before if it can."""
     from paramsync.cli.bucket import fetch  # here: most stores are directories
     from paramsync.remote.bucket import Bucket
@@ -139,6 +147,10 @@ def _remote_verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterato
                         problems += fetch(other, bucket, listed, manifest).damages
             except RemoteError as error:
                 problems.append(str(error))
+            if problems and listed not in (state := bucket.state()).versions:
+                if arguments.all:  # dropped since it was listed
+                    continue
+                find(bucket, state, listed.number)
             if listed == last:  # no version needs these objects by its manifest, and servers may
                 problems += faulty.values()
             yield replace(verdict, problems=[*problems, *verdict.problems])

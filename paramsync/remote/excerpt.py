@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 import threading
 from collections.abc import Iterable, Mapping
@@ -16,6 +17,14 @@ from paramsync.remote.state import Listed, State
 from paramsync.remote.transfer import Transfer
 from paramsync.store.store import Store
 
+_folders: set[str] = set()  # of excerpts that are open
+
+
+def remove_all() -> None:
+    """Remove the files of all excerpts: the process is about to end, while another thread may wait for a bucket."""
+    for folder in _folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
 
 class Excerpt:
     """A local store, in the folder for temporary files, for versions of a bucket. A context manager, for one thread."""
@@ -23,6 +32,7 @@ class Excerpt:
     def __init__(self, bucket: Bucket, *, keep: int = 1) -> None:
         """The local store has room for `keep` versions."""
         self._folder = tempfile.TemporaryDirectory(prefix="paramsync-")
+        _folders.add(self._folder.name)
         path = Path(self._folder.name, "store")
         self._download = Download(bucket, path, keep=keep, stop=threading.Event())
         self.store = Store(path)
@@ -33,6 +43,7 @@ class Excerpt:
     def __exit__(self, *error: object) -> None:
         self._download.close()
         self._folder.cleanup()
+        _folders.discard(self._folder.name)
 
     def fetch(self, listed: Listed) -> Transfer:
         """Fetch a version into the local store. Versions come in ascending order. Raises RemoteError for damage."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
+from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +18,7 @@ import pytest
 from paramsync.cli.__main__ import main
 from paramsync.cli.bucket import Look, Watch
 from paramsync.cli.live import Polled
+from paramsync.cli.verify import remote_verdicts
 from paramsync.errors import RemoteError
 from paramsync.remote import collect, fleet, protocol
 from paramsync.remote.bucket import Bucket
@@ -23,7 +27,7 @@ from paramsync.remote.upload import Upload
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import add_checksum
 from paramsync.v1 import graph_pb2
-from tests.support.buckets import SeaweedFs
+from tests.support.buckets import SeaweedFs, environment
 from tests.support.commands import only_line
 from tests.support.json_forms import check
 from tests.support.keys import keys
@@ -182,6 +186,40 @@ def test_ctrl_c_ends_a_collection_that_waits_and_nothing_is_deleted(address: str
         process.send_signal(signal.SIGINT)
         assert (process.wait(), process.stderr.read()) == (130, "")
     assert bucket.objects() == before
+
+
+@pytest.mark.parametrize("words", [("versions",), ("status",), ("verify",), ("diff",), ("gc",), ("pin", "1")])
+def test_ctrl_c_ends_a_command_while_the_bucket_does_not_answer(words: tuple[str, ...]) -> None:
+    command, *rest = words
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        given = environment(f"http://127.0.0.1:{server.getsockname()[1]}") | {"AWS_READ_TIMEOUT": "1day"}
+        line = [sys.executable, "-m", "paramsync.cli", command, "s3://paramsync/x", *rest]
+        with subprocess.Popen(line, env=os.environ | given, stderr=subprocess.PIPE, text=True) as process:
+            connection, _ = server.accept()
+            with connection:
+                assert connection.recv(1) == b"G"  # it asks for the state, and waits for the answer
+                process.send_signal(signal.SIGINT)
+                assert process.stderr is not None
+                assert (process.wait(), process.stderr.read()) == (130, "")
+
+
+def test_a_version_that_is_dropped_while_others_are_verified_is_not_missed(address: str, tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    now = [0.0]
+    bucket = Bucket(f"{address}-dropped")
+    upload = Upload(pair.source, bucket, keep=2, stop=pair.stop, clock=lambda: now[0])
+    for step in (1, 2):
+        pair.publish(step)
+        upload.run_once()
+    verdicts = remote_verdicts(Namespace(store=bucket.address, all=True, version=None), None)
+    assert next(verdicts).ok
+    for step in range(3, 8):
+        pair.publish(step)
+        upload.run_once()
+        now[0] += 1000
+    pair.close()
+    assert not [name for name in bucket.objects() if name.endswith("-2.json")]
+    assert list(verdicts) == []
 
 
 def test_verify_checks_signatures_and_every_way_to_a_version(address: str, run: Run, tmp_path: Path) -> None:
