@@ -65,6 +65,7 @@ class MirrorChild:
         self._command += ["--keep", str(keep), "--json", "--beside", secrets.token_hex(16)]
         self._seen: list[str] = []  # arguments for the next process: run and epoch of this publisher
         self._is_waited_for = is_address(target)
+        self._told = ""  # the reason that was logged last
         self._heard = threading.Event()  # set once the process took the bucket over, or said why not
         self._closed = threading.Event()
         self._deadline = math.inf
@@ -137,7 +138,8 @@ class MirrorChild:
                     process.stdin.close()
             assert process.stdout is not None
             for line in process.stdout:
-                wait = _FIRST_WAIT
+                if not line.startswith(b'{"error"'):  # a process that only fails is started ever more seldom
+                    wait = _FIRST_WAIT
                 self._note(line)
             code = process.wait()
             with self._lock:
@@ -164,8 +166,9 @@ class MirrorChild:
             self._failed(str(facts["error"]), over="over" in facts)
             waits = self._is_waited_for and not self._heard.is_set()
             self._heard.set()
-            if waits:
-                return  # the program says why it does not start
+            if waits or self.reason == self._told:
+                return  # the program says why it does not start; a process that starts again fails as the one before
+            self._told = self.reason
             if self.over:
                 _log.error("%s; training goes on, but no version gets into the bucket any more", self.reason)
             else:
@@ -177,6 +180,7 @@ class MirrorChild:
             before = self.status.copied
             status = from_values(facts["status"])
             self.status = replace(status, copied=status.copied or before)  # a process that starts again has none
+            self._told = self._told if status.reason else ""
             if self.status.copied not in (None, before):
                 self._on_copied(self.status.copied)
 
