@@ -434,7 +434,7 @@ def test_a_server_that_shares_a_copy_says_so_once_however_often_its_mirror_start
 ) -> None:
     monkeypatch.setattr(child, "_FIRST_WAIT", 0.0)
     first = MirrorChild(address, str(tmp_path / "m"))
-    eventually(lambda: first.copied == 30, lambda: first.reason)
+    eventually(lambda: first.status.copied is not None, lambda: first.reason)
     second = MirrorChild(address, str(tmp_path / "m"))
     processes = set()
 
@@ -445,7 +445,7 @@ def test_a_server_that_shares_a_copy_says_so_once_however_often_its_mirror_start
 
     eventually(have_started, lambda: second.reason)
     for mirror in (second, first):
-        mirror.close()
+        mirror.close(0.0)
     assert "give each a directory of its own, servers by --cache" in second.reason
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [second.reason]
 
