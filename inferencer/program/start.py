@@ -54,7 +54,7 @@ def _mirrored(settings: Settings) -> Iterator[None]:
             mirror = MirrorChild(model.address, str(model.store), keep=model.resident + 1, on_copied=copied)
             stack.callback(mirror.close, _END_OF_MIRROR)
             if model.trainer is not None:
-                stack.enter_context(closing(TrainerWatch(model.trainer, credentials, mirror)))
+                stack.enter_context(closing(TrainerWatch(model.trainer, credentials, mirror.look)))
         yield
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 
 from paramsync.errors import ParamsyncError
 from paramsync.host.files import Repeats
-from paramsync.remote.child import MirrorChild
 from paramsync.rpc.client import Credentials, Stream, Trainer
 from paramsync.v1 import sync_pb2 as pb
 
@@ -18,9 +18,10 @@ _FIRST_WAIT, _LAST_WAIT = 0.5, 10.0  # seconds until a trainer that does not ans
 class TrainerWatch:
     """Listens to the trainer at `address` until it is closed. Any thread."""
 
-    def __init__(self, address: str, credentials: Credentials, mirror: MirrorChild) -> None:
+    def __init__(self, address: str, credentials: Credentials, look: Callable[[], object]) -> None:
+        """`look` is called for each version, on a thread of this watch."""
         self._trainer = Trainer(address, credentials)
-        self._mirror = mirror
+        self._look = look
         self._ended = threading.Event()
         self._lock = threading.Lock()  # guards the next field against `close`
         self._stream: Stream[pb.Version] | None = None
@@ -45,7 +46,7 @@ class TrainerWatch:
                 for _ in self._stream:
                     wait = _FIRST_WAIT
                     repeats.over()
-                    self._mirror.look()
+                    self._look()
             except (ParamsyncError, ValueError) as error:  # ValueError: of a channel that is closed
                 if not self._ended.is_set() and (told := repeats.text(str(error))) is not None:
                     _log.warning("%s; new versions are found by polling the bucket", told)
