@@ -8,7 +8,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -29,7 +29,7 @@ from paramsync.remote.tensors import Contents, Parts
 from paramsync.remote.transfer import Transfer
 from paramsync.store.store import Store
 from paramsync.tensorbundle import index
-from paramsync.tensorbundle.index import Index
+from paramsync.tensorbundle.index import Entry, Index
 from paramsync.version import Version
 
 GRACE = 60.0  # seconds that condemned objects stay for followers which are reading them
@@ -226,11 +226,11 @@ class Upload:
         self._base = sent
         if whole is not self._whole:
             self._whole, self._begun = whole, self._count
-        self._deltas = {
-            stride: () if self._is_due(longer) else (*self._deltas.get(stride, ()), *filter(None, [made.get(stride)]))
-            for stride, longer in pairwise(_STRIDES)
-        }
         self._edges = tuple([placed for placed in (*self._edges, *sent_now) if self._is_kept(placed)])
+        if whole is self._whole and whole.number == version.number:
+            self._deltas.clear()
+        else:
+            self._send_long_deltas(made, packed.entries, size)
         self._count += 1
         way = "whole" if whole.number == version.number else "delta"
         return Transfer(version, total, size, way, len(sent_now), time.monotonic() - begun, entry.at)
@@ -243,7 +243,7 @@ class Upload:
         return self._count - placed.count < placed.stride * _KEPT
 
     def _make_deltas(self, sent: _Sent, contents: Contents, size: int) -> dict[int, _Delta]:
-        """The deltas that lead to this version, by stride; a long one adds up the short ones on its way."""
+        """The delta that leads to this version from the one before, by its stride, unless it is not worth sending."""
         base = self._base
         if base is None or not tensors.alike(base.packed.entries, sent.packed.entries):
             return {}
@@ -254,14 +254,27 @@ class Upload:
         }
         parts = tensors.difference(entries, before, contents)
         delta = self._make(parts, base.version.number, base.version.checksum, sent.version.number, size)
-        made = {} if delta is None else {_STRIDES[0]: delta}
+        return {} if delta is None else {_STRIDES[0]: delta}
+
+    def _send_long_deltas(self, made: dict[int, _Delta], entries: Mapping[str, Entry], size: int) -> None:
+        """Send the longer deltas that lead to the version just committed; the next commit names them.
+
+        Only followers that are late need them, so the version did not wait for them. Without an answer they are left
+        out.
+        """
         for stride, longer in pairwise(_STRIDES):
-            steps = (*self._deltas.get(stride, ()), made[stride]) if stride in made else ()
+            steps = (*self._deltas.get(stride, ()), *filter(None, [made.get(stride)]))
             if self._is_due(longer) and len(steps) == longer // stride:
+                first, last = steps[0].edge, steps[-1].edge
                 parts = tensors.total(entries, [tensors.blocks(entries, step.content) for step in steps])
-                delta = self._make(parts, steps[0].edge.base, steps[0].edge.checksum, sent.version.number, size)
-                made |= {} if delta is None else {longer: delta}
-        return made
+                delta = self._make(parts, first.base, first.checksum, last.number, size)
+                if delta is not None:
+                    self._orphans.add(delta.edge.name)
+                    with suppress(RemoteError, ConnectionError):
+                        self._bucket.put(delta.edge.name, delta.content)
+                        self._edges += (_Placed(delta.edge, longer, self._count),)
+                        made[longer] = delta
+            self._deltas[stride] = () if self._is_due(longer) else steps
 
     def _make(self, parts: Parts, base: int, checksum: str, number: int, size: int) -> _Delta | None:
         """Keep these parts of a delta. None if a whole version, of this size, is there sooner."""
