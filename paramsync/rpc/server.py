@@ -13,10 +13,10 @@ from google.protobuf.message import Message
 from paramsync import errors
 from paramsync.program.process import connection_limit
 from paramsync.v1 import sync_pb2 as pb
-from paramsync.version import Version
 
 if TYPE_CHECKING:
     from paramsync.remote.bucket_status import BucketStatus
+    from paramsync.version import Version
 
 SILENT_SECONDS = 10  # a new connection has this long to speak HTTP/2
 IDLE_SECONDS = 60  # then a connection without calls is closed; callers reconnect unnoticed, as with HTTP
