@@ -21,12 +21,6 @@ from tests.support.programs import eventually
 
 INSTALLED = Path(sys.prefix) / "stores"
 _PYTHON = (sys.executable,)
-_MOTO = """
-import sys
-from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
-from werkzeug.serving import run_simple
-run_simple("127.0.0.1", int(sys.argv[2]), DomainDispatcherApplication(create_backend_app))
-"""
 ACCOUNT = "devstoreaccount1"  # Azurite's, with the key that its documentation names
 _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
@@ -47,8 +41,7 @@ def seaweedfs(folder: Path) -> Iterator[ObjectStore]:
 
 @contextmanager
 def moto(folder: Path) -> Iterator[ObjectStore]:
-    """An S3 server that answers one request at a time: between threads, its conditions of a write do not hold."""
-    with _running(folder, "bin/moto_server", "{port}", interpreter=(sys.executable, "-c", _MOTO)) as endpoint:
+    with _running(folder, "bin/moto_server", "-H", "127.0.0.1", "-p", "{port}", interpreter=_PYTHON) as endpoint:
         urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")).close()
         yield ObjectStore(f"s3://{BUCKET}", [buckets.environment(endpoint)])
 
