@@ -42,8 +42,10 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of folders whose subject is files, for `make memory`."""
+    """Mark the tests of folders whose subject is files, for `make memory`, and those of an S3 server as slow."""
     for item in items:
+        if "seaweedfs" in getattr(item, "fixturenames", ()):
+            item.add_marker("slow")
         if item.path.parent.name in ("checkpoint", "store", "sources"):
             item.add_marker("stores")
 
