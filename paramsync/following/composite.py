@@ -20,20 +20,20 @@ _log = logging.getLogger("paramsync.connection")
 class Connection:
     """Feeds the outputs of `first` into `second`; each answer comes from exactly one version of each.
 
-    A part's follower joins the pair on its own thread. It builds a new joined graph before its part swaps, so the pair
-    serves as soon as the part's version does. If two versions do not fit, each part goes on by itself, and the pair
-    that was joined last goes on serving here.
+    Each part's follower joins the pair on the follower's thread. It builds the new joined graph before its part swaps,
+    so that the new pair serves as soon as the part's new version does. If two versions do not fit together, each part
+    goes on by itself, and the connection goes on serving the last pair that fitted.
 
     `take`, `status` and the properties may be used from any number of threads at once and take no lock. A joined
-    version has the number of the second part's.
+    version has the number of the second part's version.
     """
 
     def __init__(
         self, model: str, first: Replica, second: Replica, inputs: Mapping[str, str], outputs: Collection[str] = ()
     ) -> None:
-        """`inputs` maps inputs of `second` to outputs of `first`; `outputs` of `first` are outputs of the pair as well.
+        """`inputs` maps inputs of `second` to outputs of `first`. The pair also returns these `outputs` of `first`.
 
-        The parts may be followed already.
+        The followers of both parts may already run.
         """
         self.model = model
         self.parts = (first, second)
@@ -50,8 +50,8 @@ class Connection:
         self._follow()
 
     def close(self) -> None:
-        """Stop joining versions. Requests may go on holding joined versions."""
-        leaves, self._leaves = self._leaves, ()  # they refer to this object and would delay its freeing
+        """Stop joining versions. Requests that hold a joined version may go on using it."""
+        leaves, self._leaves = self._leaves, ()  # the functions refer to this object and would delay its freeing
         for leave in leaves:
             leave()
 
@@ -115,16 +115,16 @@ class Connection:
         other = self.parts[1 - part].residents[:1]
         if other:
             pair = (resident, other[0]) if part == 0 else (other[0], resident)
-            with contextlib.suppress(ParamsyncError):  # reported by `_follow`, once the part serves
+            with contextlib.suppress(ParamsyncError):  # `_follow` reports the error, once the part serves
                 self._joiner.build(pair)
         return self._follow
 
     def _follow(self) -> None:
-        """Join the serving versions. Each follower calls this after its swap: the last one sees both versions."""
+        """Join the serving versions. Each follower calls this after its swap, so the last call sees both versions."""
         while (pair := self._serving_pair()) is not None:
             joined, reason = None, ""
             try:
-                joined = self._joiner.build(pair)  # without the lock: a new graph takes long, and the other part swaps
+                joined = self._joiner.build(pair)  # without the lock: building takes long, and the other part may swap
             except ParamsyncError as error:
                 reason = describe(error)
             with self._lock:

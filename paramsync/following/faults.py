@@ -22,8 +22,8 @@ from paramsync.host.files import line
 
 class Fault(Enum):
     UNFINISHED = "unfinished"  # its files seem to be still being written
-    ITS_OWN = "its own"  # the error is the same at each look, until its files change
-    NOT_ITS_OWN = "not its own"  # the error may be gone at the next look
+    ITS_OWN = "its own"  # each restore fails in the same way until the version's files change
+    NOT_ITS_OWN = "not its own"  # the error may be gone at the next look at the store
     THE_MACHINES = "the machine's"  # no version is at fault: the same restore may succeed a moment later
     UNFORESEEN = "unforeseen"
 
@@ -39,11 +39,11 @@ _FAULTS: dict[type[BaseException], Fault] = {
 }
 _THE_MACHINES = (UnreadableError, MemoryError)
 _CODES_OF_THE_MACHINE = frozenset((4, 7, 8, 14))
-"""TensorFlow's codes for: deadline exceeded, permission denied, memory or descriptors used up, unavailable."""
+"""TensorFlow's codes of errors: deadline exceeded, permission denied, resource exhausted, unavailable."""
 
 
 def fault_of(error: BaseException) -> Fault:
-    """The fault of an error. If any cause is the machine's, the version is not to blame."""
+    """Return whose fault an error is: the machine's if any cause of the error is the machine's fault."""
     if any(isinstance(cause, _THE_MACHINES) or _is_the_machines(cause) for cause in _causes(error)):
         return Fault.THE_MACHINES
     return next((_FAULTS[kind] for kind in type(error).__mro__ if kind in _FAULTS), Fault.UNFORESEEN)
@@ -56,14 +56,13 @@ def _is_the_machines(error: BaseException) -> bool:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error and its causes."""
     while error is not None:
         yield error
         error = error.__cause__
 
 
 def free_frames(error: BaseException) -> None:
-    """Free the files and memory that the frames of an error hold, before the garbage collector would."""
+    """Free the files and memory that an error's traceback refers to, without waiting for the garbage collector."""
     seen: BaseException | None = error
     while seen is not None:
         traceback.clear_frames(seen.__traceback__)

@@ -37,17 +37,17 @@ else:
 
 _log = logging.getLogger("paramsync.follower")
 _JOIN_SECONDS = 10.0
-_WAITING_SECONDS = 1.0  # between two looks while nothing serves: the watch may miss a new directory
-_LONG_SECONDS = 0.5  # a longer round is followed by another: some file systems do not report changes
-_TEND_SECONDS = 0.05  # between two checks whether requests still hold a version to free
+_WAITING_SECONDS = 1.0  # between two looks at the store while nothing serves: the watch may miss a new directory
+_LONG_SECONDS = 0.5  # after a longer round with a swap, another runs at once: some file systems report no changes
+_TEND_SECONDS = 0.05  # between two checks whether requests still hold a dropped version
 
 
 class Follower(Generic[V]):
     """Keeps a replica at the right version.
 
-    `start`, or a `with` block, calls `run_once` on a worker thread, after each ring of the watch and every
-    `poll_seconds`. Otherwise the thread that calls `run_once` is the worker. All other methods may be called from
-    any thread; only `sync`, `pin` and the like wait for a restore.
+    `start`, or a `with` block, starts a worker thread. It calls `run_once` whenever the watch reports a change, and
+    every `poll_seconds`. Without `start`, the thread that calls `run_once` is the worker. All other methods may be
+    called from any thread; only `sync`, `pin` and the like wait for a restore.
     """
 
     def __init__(
@@ -64,12 +64,12 @@ class Follower(Generic[V]):
     ) -> None:
         """
         Args:
-            poll_seconds: Between two looks at the store, if the watch does not ring.
-            keep: The directory in which pins and labels survive a restart.
-            labels: Labels of the settings. A label in `keep` wins, unless the settings have changed since.
-            latest: How many of the newest versions stay in memory, in place of the versions that served last.
-            change: A change that applies from the start; `keep` gets it once it is requested.
-            serve_damaged: Whether a version whose files are damaged goes on serving if there is no other.
+            poll_seconds: Seconds between two looks at the store, if the watch reports no change.
+            keep: The directory that stores pins and labels over a restart; None: they are lost at a restart.
+            labels: Labels from the settings. A label stored in `keep` wins, unless the settings have changed since.
+            latest: How many of the newest versions stay in memory; None: the versions that served last stay instead.
+            change: A change that applies from the start, before a request has stored it in `keep`.
+            serve_damaged: Whether a damaged version goes on serving while no other version can replace it.
         """
         kept = PinsFile(keep, replica.model, replica.source.path, given=labels)
         choices = kept.read() if change is None else change.of(kept.read())
@@ -96,11 +96,11 @@ class Follower(Generic[V]):
     # For everybody ----------------------------------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Look again soon."""
+        """Make the worker look at the store soon."""
         self._rung.set()
 
     def status(self) -> Status:
-        """How the model is doing now."""
+        """Return the model's status as of now."""
         status = self._report.status()
         return replace(status, state=State.DRAINING) if self._draining.is_set() else status
 
@@ -119,11 +119,11 @@ class Follower(Generic[V]):
         return self._requests.beside
 
     def on_trial(self, trial: bool) -> None:
-        """Set whether the model is a new configuration on trial: log lines then say so, and name its store."""
+        """Set whether the model is a new configuration on trial. If it is, log lines say so and name its store."""
         self._report.set_on_trial(trial)
 
     def hold(self, change: Change | None) -> None:
-        """Keep the versions that this change needs in memory until the next call. `Action.PREPARE` waits for them."""
+        """Keep the versions that this change needs in memory until the next `hold`. `Action.PREPARE` waits for them."""
         self._requests.hold(change)
         self.notify()
 
@@ -137,19 +137,19 @@ class Follower(Generic[V]):
         return answer
 
     def _answered(self, answer: Future[Status]) -> None:
-        if answer.cancelled():  # the caller left: give the pin up
+        if answer.cancelled():  # the caller has given up: the worker drops the caller's pin or label
             self.notify()
 
     def sync(self, version: int | None = None, *, timeout: float | None = None) -> Status:
-        """Returns once this version or a newer version serves; None: the newest version published at the call.
+        """Return once this version or a newer version serves; None: the newest version published at the call.
 
-        A quarantined version is tried once more. Raises SyncError if the version will not come to serve,
-        UnknownVersionError, NotServingError while draining, TimeoutError, which says why the call had to wait.
+        A quarantined version is tried once more. Raises SyncError if the version cannot come to serve,
+        UnknownVersionError, NotServingError while draining, and TimeoutError, whose message says what took so long.
         """
         return self._wait(self.ask(Action.SYNC, version), version, timeout)
 
     def pin(self, version: int, *, timeout: float | None = None) -> Status:
-        """Returns once this version serves; it stays until `unpin`. If this raises, nothing has changed."""
+        """Serve this version until `unpin`. Returns once it serves. If this raises, nothing has changed."""
         return self._wait(self.ask(Action.PIN, version), version, timeout)
 
     def unpin(self, *, timeout: float | None = None) -> Status:
@@ -157,18 +157,17 @@ class Follower(Generic[V]):
         return self._wait(self.ask(Action.UNPIN), None, timeout)
 
     def rollback(self, version: int | None = None, *, timeout: float | None = None) -> Status:
-        """Pin the version that served before, at once if it is in memory. Raises as `pin` does.
+        """Pin the version that served before the serving one; at once if it is in memory. Raises as `pin` does.
 
-        `version` is the version that `status().back` named. So a swap in between does not change where the
-        rollback goes. The next rollback goes further back.
+        A caller that has seen `status().back` passes that number as `version`, so that a swap in between does not
+        change where the rollback goes. The next rollback goes further back.
         """
         return self._wait(self.ask(Action.ROLLBACK, version), version, timeout)
 
     def label(self, label: str, version: int, *, timeout: float | None = None) -> Status:
-        """Returns once requests that name the label are answered from that version.
+        """Give a version a label. Returns once requests that name the label are answered from that version.
 
-        A version that is not in memory is restored beside the serving one. If this raises, as `pin` does, nothing has
-        changed.
+        A version that is not in memory is restored beside the serving one. Raises as `pin` does.
         """
         return self._wait(self.ask(Action.LABEL, version, label), version, timeout)
 
@@ -193,20 +192,20 @@ class Follower(Generic[V]):
     # The worker -------------------------------------------------------------------------------------------------------
 
     def start(self, bell: Bell | None = None) -> None:
-        """Start the worker, which arms and closes the bell: the source's own if none is given."""
+        """Start the worker. It arms and closes the bell, which tells of changes; by default the source's own bell."""
         bell = bell or self.replica.source.bell(self.notify)
         self._worker = threading.Thread(target=self._run, args=(bell,), name=f"follower {self.model}", daemon=True)
         self._worker.start()
 
     def drain(self, why: str = "the server is stopping") -> None:
-        """From now on report DRAINING, restore nothing, refuse operators. The serving version goes on serving."""
+        """From now on report DRAINING, restore nothing, and refuse operators' requests. The serving version stays."""
         if not self._draining.is_set():
             self._draining.set()
             self._requests.refuse(NotServingError(self.model, why))
         self.notify()
 
     def close(self) -> None:
-        """Drain, and end the worker, which gives up a restore under way."""
+        """Drain, and wait for the end of the worker. The worker abandons a restore in progress."""
         self.drain()
         if self._worker is not None:
             self._worker.join(_JOIN_SECONDS)
@@ -235,7 +234,7 @@ class Follower(Generic[V]):
             try:
                 bell.arm()
                 self._follow()
-            except Exception as error:  # noqa: BLE001, an end of this thread would be the end of following
+            except Exception as error:  # noqa: BLE001, no later version would be served if this thread ended
                 _log.exception("%s: the follower goes on after an error of its own", self._report.name)
                 self._report.set_error(describe(error))
             self._has_looked()
@@ -245,7 +244,7 @@ class Follower(Generic[V]):
         bell.close()
 
     def _follow(self) -> None:
-        """Run rounds until nothing is new. The watch rings for news during a round, unless it cannot see this store."""
+        """Run a round, and again after each long round that swapped: some watches miss what is published meanwhile."""
         while True:
             began = time.monotonic()
             swapped = self.run_once()
@@ -254,7 +253,7 @@ class Follower(Generic[V]):
                 return
 
     def _rest(self, seconds: float) -> None:
-        """Wait for a ring or the timeout; meanwhile free versions that requests no longer hold."""
+        """Wait for a notification or the timeout; meanwhile free versions that requests no longer hold."""
         end = time.monotonic() + seconds
         while self.replica.leaving and time.monotonic() < end:
             if self._rung.wait(_TEND_SECONDS):
@@ -267,9 +266,10 @@ class Follower(Generic[V]):
             self.looked.set_result(None)
 
     def run_once(self) -> Version | None:
-        """One round: look at the store, and restore and swap to the version to serve. Returns it if it changed.
+        """Run one round: look at the store, restore the version to serve, and swap to it.
 
-        A version that cannot be used is quarantined, and the next best is taken in the same round.
+        Returns the version that came to serve, or None if no swap took place. A version that cannot be used is
+        quarantined, and the next best version is tried in the same round.
         """
         self._rung.clear()
         return self._reconciler.run_once()

@@ -1,18 +1,22 @@
 """Requests of operators to a follower: the rules of each action, the open requests, and the earlier choices.
 
-| action | admitted | fulfilled | then chosen |
+A request is admitted as soon as enough is known about its version. From then on its pin or label takes effect as soon
+as possible. Once the request is fulfilled, the choice is saved and the caller is answered. Where the table says "at
+once", the choice is saved when the request is admitted.
+
+| action | admitted | fulfilled | saved choice |
 |---|---|---|---|
 | SYNC | once its version is known: the newest, if none is named | that version or a newer one serves | |
 | PIN, ROLLBACK | once its version is in memory or the store was read | that version serves | the pin |
-| UNPIN | at once | the newest version was followed | no pin (at once) |
-| LABEL | as PIN | the label leads to its version | the label |
+| UNPIN | at once | a whole round ran without the pin | no pin (at once) |
+| LABEL | as PIN | the label names its version | the label |
 | UNLABEL | at once | at once | no label (at once) |
 | PREPARE | once the store was read or its versions are in memory | its versions are in memory | |
 | BEGIN | as PREPARE | as PREPARE, and the model serves or its store is empty | |
 | CHANGE | at once | its pin serves | the whole change (at once) |
 
-An admitted request is tried: its pin or label takes effect as soon as possible. The earlier choice stands if the
-request fails, if its caller leaves, or if another request takes its place. Knows no store and no replica.
+The earlier choice stands if the request fails, if its caller gives up, or if another request replaces it. This module
+knows no store and no replica.
 """
 
 from __future__ import annotations
@@ -47,7 +51,10 @@ _PREPARING = (Action.PREPARE, Action.BEGIN)
 
 @dataclass(eq=False)
 class OperatorRequest:
-    """One call. `number` is the version asked for; a sync or rollback that names no version gets it when admitted."""
+    """One call of an operator. `number` is the version that the call names.
+
+    If a sync or rollback names no version, `number` is set when the request is admitted.
+    """
 
     action: Action
     number: int | None = None
@@ -56,12 +63,12 @@ class OperatorRequest:
     answer: Future[Status] = field(default_factory=Future)
     admitted: bool = False
     backward: bool = False  # a sync that names a version older than the serving one
-    failure: ParamsyncError | None = None  # set when the request is admitted, or later
+    failure: ParamsyncError | None = None  # why the request can never be fulfilled
 
     def outcome(
         self, status: Status, published: Collection[int] | None, *, whole: bool
     ) -> Status | ParamsyncError | None:
-        """The answer; None as long as the request has to wait.
+        """Return the answer, or None as long as the request has to wait.
 
         `published` is None if the store cannot be read. `whole` is True if a complete round, with a look at the store,
         has run since the request was admitted.
@@ -147,7 +154,7 @@ def _begun(status: Status, published: Collection[int] | None) -> bool:
 
 def _changed(request: OperatorRequest, status: Status, published: Collection[int] | None) -> bool:
     pinned = request.change.pinned
-    if pinned is None or status.pinned != pinned:  # its labels are in effect; another pin replaced its own
+    if pinned is None or status.pinned != pinned:  # no pin, or another pin replaced it
         return True
     _check_usable(pinned, status)
     return _serving(status) == pinned
@@ -177,7 +184,10 @@ def _check_usable(number: int | None, status: Status) -> None:
 
 
 def _check_comes(request: OperatorRequest, status: Status, published: Collection[int] | None) -> None:
-    """Raise UnknownVersionError for a version that is not there and cannot come any more: numbers only rise."""
+    """Raise UnknownVersionError if the version is neither in the store nor in memory.
+
+    Only a sync may wait for a version that is still to come, or be answered by a newer version.
+    """
     number, serving = request.number, _serving(status)
     if number is None or published is None or number in published or number in status.resident:
         return
@@ -198,7 +208,7 @@ class OperatorRequests:
     """
 
     def __init__(self, choices: Choices, keep: Callable[[Choices], None], *, latest: int | None = None) -> None:
-        """`keep` is called with each change of the choices, before a caller gets its answer.
+        """`keep` saves the choices. It is called after each change, before the caller gets its answer.
 
         `latest` is how many of the newest versions stay in memory; None: the versions that served most recently stay.
         """
@@ -235,7 +245,7 @@ class OperatorRequests:
 
     @property
     def held(self) -> list[int]:
-        """The versions to keep in memory: of the change in preparation, see `hold`, and of the last change made."""
+        """Versions to keep in memory: those of the change in preparation (see `hold`) and of the last change made."""
         return sorted({*self._choices.beside, *(() if self._held is None else self._held.versions)})
 
     @property
@@ -269,12 +279,12 @@ class OperatorRequests:
 
     @property
     def labels(self) -> Mapping[str, int]:
-        """The version that each label should lead to."""
+        """By label: the version that the label should name."""
         return {**self.fleet.labels, **self._choices.labels, **self.labelling}
 
     @property
     def labelling(self) -> Mapping[str, int]:
-        """The labels that callers wait for."""
+        """The labels of requests whose callers still wait, with their versions."""
         return {
             label: request.number
             for label, request in self._labelling.items()
@@ -282,25 +292,25 @@ class OperatorRequests:
         }
 
     def fresh(self) -> list[OperatorRequest]:
-        """Requests that are not admitted yet: list them before a look at the store, and admit them after the look."""
+        """Requests that are not admitted yet. List them before a look at the store, and admit them after the look."""
         with self._lock:
             return [request for request in self._open if not request.admitted]
 
     def urgent(self, status: Status) -> list[OperatorRequest]:
-        """New requests about versions in memory, which need no look at the store; in the order of asking."""
+        """New changes that need only versions in memory, oldest first, up to the first that needs the store."""
         changes = (request for request in self.fresh() if request.action not in (Action.SYNC, *_PREPARING))
         return list(takewhile(lambda request: _in_memory(request, status), changes))
 
     def overtaking(self, status: Status) -> bool:
-        """Whether an urgent request pins a version in memory, so that a restore under way can be abandoned."""
+        """Whether an urgent request pins a version in memory, so that a restore in progress can be abandoned."""
         return any(request.action in _PINNING or request.change.pinned is not None for request in self.urgent(status))
 
     def admit(
         self, fresh: Iterable[OperatorRequest], status: Status, published: Collection[int] | None, newest: int | None
     ) -> set[int]:
-        """Admit the requests for which enough is known. Returns the versions to try once more, even from quarantine.
+        """Admit the requests for which enough is known. Returns the versions to try once more, even if quarantined.
 
-        `published` is None if the store cannot be read, `newest` if the newest version is unknown.
+        `published` is None if the store cannot be read; `newest` is None if the newest version is unknown.
         """
         for request in fresh:
             if request.action is Action.SYNC:
@@ -369,7 +379,7 @@ class OperatorRequests:
             before.failure = SyncError(f"model {status.model!r}: {what} before version {before.number} had it")
 
     def settle(self, status: Callable[[], Status], published: Collection[int] | None, *, whole: bool) -> None:
-        """Answer each request that is fulfilled, and fail each that can never be; see OperatorRequest.outcome."""
+        """Answer each request whose `outcome` is known: it is fulfilled, or can never be fulfilled."""
         with self._lock:
             waiting = [request for request in self._open if request.admitted]
         if not waiting:

@@ -16,15 +16,15 @@ from paramsync.host import files
 from paramsync.status import Status
 from paramsync.version import NUMBERS
 
-MOST_LABELS = 256  # of a model
-_LABEL = 200  # characters, of four bytes at most
+MOST_LABELS = 256  # labels that a model may have
+_LABEL = 200  # characters that a label may have; a character takes at most four bytes
 _log = logging.getLogger("paramsync.kept")
-_LIMIT = 1 << 22  # bytes, eight times the labels of one process; a larger file is not ours
+_LIMIT = 1 << 22  # bytes of a file, eight times what one process writes; a larger file is not ours
 _ERRORS = (OSError, ValueError, RecursionError, CorruptCheckpointError)
 
 
 def check_label(where: str, label: str) -> str:
-    """Returns the label if status, metrics and the pins file can hold it. Raises InputError if not."""
+    """Return the label if status, metrics and the pins file can hold it. Raises InputError otherwise."""
     if not label:
         raise InputError(where, expected="a name, such as stable", found="none")
     if len(label) > _LABEL or not label.isprintable():
@@ -47,12 +47,12 @@ class Choices:
 class Change:
     """A configuration's settings for one model's pin, labels and memory; applied all at once, or not at all."""
 
-    pinned: int | None = None  # the version to pin; None: leave the pin
+    pinned: int | None = None  # the version to pin; None: do not change the pin
     unpin: bool = False
-    labels: Mapping[str, int] = field(default_factory=dict)  # to set, or to move
+    labels: Mapping[str, int] = field(default_factory=dict)  # labels to give, or to move to another version
     without: Collection[str] = ()  # labels to take away, if they exist
     beside: tuple[int, ...] | None = None  # other versions to keep in memory; None: the same as before
-    latest: int | None = None  # how many of the newest stay in memory; None: those that served last
+    latest: int | None = None  # how many of the newest versions stay in memory; None: the last to serve
 
     @property
     def versions(self) -> list[int]:
@@ -68,16 +68,16 @@ class Change:
         return replace(choices, pinned=pinned, labels={**labels, **self.labels}, beside=beside)
 
     def is_so(self, status: Status, latest: int | None, beside: tuple[int, ...]) -> bool:
-        """Whether the change is in effect already. `latest` and `beside` say which versions stay in memory now."""
+        """Whether the change is already in effect. `latest` and `beside` are the values that apply now."""
         choices = Choices(pinned=status.pinned, labels=dict(status.labels), beside=beside)
         return latest == self.latest and self.of(choices) == choices
 
 
 class PinsFile:
-    """One small file for each model in a directory; without a directory nothing is kept. One thread owns it.
+    """The small file with one model's pin and labels. Without a directory nothing is saved. One thread owns it.
 
-    A file survives the end of the process, however it ends, but not always a crash of the machine. A directory that
-    cannot be written is logged once, and so is a damaged file: the model is served all the same.
+    The file survives any end of the process, but not always a crash of the machine. If the directory cannot be written
+    or the file is damaged, this is logged once, and the model is served all the same.
 
     Several processes may share the file of a model: the last process to set the pin, or a label, wins.
     """
@@ -85,9 +85,10 @@ class PinsFile:
     def __init__(
         self, directory: Path | None, model: str, store: Path, *, given: Mapping[str, int] | None = None
     ) -> None:
-        """A file of the same model with another store is ignored: that store has other versions.
+        """A file that names another store for this model is ignored, because that store has other versions.
 
-        `given` are the labels of the settings. Labels that changed since the file was written override the file.
+        `given` are the labels from the settings. If some of these changed since the file was written, they override
+        the labels in the file.
         """
         self._model = model
         self._store = str(store.absolute())
@@ -97,7 +98,10 @@ class PinsFile:
         self._warned = False
 
     def read(self) -> Choices:
-        """The readable choices in the file, with the labels that settings changed since."""
+        """Return the choices in the file, with the labels that the settings changed since.
+
+        If the file is missing or cannot be used, return only the labels from the settings.
+        """
         try:
             content = self._content()
         except _ERRORS as error:
@@ -127,9 +131,9 @@ class PinsFile:
         self._save(Choices(pinned=pinned, labels=labels, beside=beside))
 
     def _content(self) -> tuple[Choices, Mapping[str, int]] | None:
-        """The choices in the file, and the labels of the settings when it was written; None if no file counts.
+        """Return the choices in the file, and the labels that the settings had when it was written.
 
-        Raises one of _ERRORS for a file that cannot be read.
+        Returns None without a file, or if the file is about another store. Raises one of _ERRORS if it cannot be read.
         """
         if self._path is None:
             return None
@@ -163,19 +167,19 @@ class PinsFile:
 
 
 def _check_size(content: bytes) -> None:
-    """Raise ValueError for a file too large to be read again."""
+    """Raise ValueError if the content is too large for `read`."""
     if len(content) > _LIMIT:
         raise ValueError(f"expected at most {_LIMIT} bytes, found {len(content)}; give each inferencer a --state")
 
 
 def _changed(labels: Mapping[str, int], before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-    """The labels after the change that led from `before` to `now`."""
+    """Apply to `labels` the difference between `before` and `now`."""
     same = {label: number for label, number in labels.items() if before.get(label) == now.get(label)}
     return same | {label: number for label, number in now.items() if before.get(label) != number}
 
 
 def _choices(content: Any) -> Choices:
-    """Raises ValueError for a file that was not written here."""
+    """Raises ValueError if the content is not as `_save` writes it."""
     if not isinstance(content, dict) or "labels" not in content:
         raise ValueError("expected an object with pinned and labels")
     pinned = content.get("pinned")

@@ -1,15 +1,15 @@
 """Decides which version to restore, when to try a version again after a fault, and how far serving is behind.
 
-| fault of a version (`faults.Fault`) | rule | who waits |
+| fault of a version (`faults.Fault`) | quarantined | tried again |
 |---|---|---|
-| unfinished | tried after 0.05 s, doubled, for 2 s; then treated as its own | that version: older versions serve |
-| its own: damaged, not a graph, not trusted | quarantined until its files change, or a sync names it | nobody |
-| not its own: it may be gone at the next look | quarantined, and tried at every look | nobody |
-| the machine's: memory, descriptors, permission | not quarantined; tried after 0.05 s, doubled to 30 s | that version |
-| unforeseen | treated as its own; the log has the traceback | nobody |
+| unfinished | no | after 0.05 s, doubling, for 2 s; then treated as its own fault |
+| its own: damaged, not a graph, not trusted | yes | when its files change, or a request names it |
+| not its own: it may be gone at the next look | yes | at every look at the store |
+| the machine's: memory, descriptors, permission | no | after 0.05 s, doubling up to 30 s |
+| unforeseen | yes | as for its own fault; the log has the traceback |
 
-"Nobody" means that the next best version is taken in the same round. Whatever the fault, the serving version goes on.
-Pure: no clock, disk or thread; the standard library only.
+Whatever the fault, the serving version goes on serving, and the next best version is tried in the same round. This
+module is pure: it uses no clock, disk or thread, and only the standard library.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ def next_restore(
     pinned: int | None,
     starts_over: bool = True,
 ) -> Candidate | None:
-    """The version to restore now; None to stay with the serving version.
+    """Return the version to restore now; None to stay with the serving version.
 
     `published` ascends and ends with the latest. `quarantined` maps the number of each quarantined version to the files
     that it had then: the version is passed over for as long as it has these files.
 
-    With a pin, only the pinned version counts; while nothing serves, any other version is better than none, the newest
-    older version first. Without a pin, the newest version that is not quarantined counts. A version older than the
-    serving one is restored only if the store `starts_over` with lower numbers. Signed stores may not do so: an
-    attacker could replace new versions by old versions.
+    With a pin, only the pinned version counts. While nothing serves, other versions are tried after the pinned one:
+    older versions first, then newer versions, in both cases the newest first. Without a pin, the newest version that is
+    not quarantined counts. A version older than the serving one is restored only if the store `starts_over` with lower
+    numbers. Signed stores may not start over, because an attacker could replace new versions by old versions.
     """
     if pinned is not None:
         others = [candidate for candidate in published if serving is None and candidate.number != pinned]
@@ -63,9 +63,10 @@ def is_quarantined(candidate: Candidate, quarantined: Mapping[int, Hashable]) ->
 
 
 def stand_in(resident: Collection[int], *, pinned: int | None) -> int | None:
-    """The version in memory that replaces a damaged version at once, before the store is asked for a better one.
+    """Return the version in memory that replaces a damaged version until a better one is restored from the store.
 
-    It is the newest. With a pin it is not newer than the pin: an operator may have gone back from newer versions.
+    It is the newest version; with a pin, the newest up to the pinned number, because an operator may have rolled back
+    from newer versions.
     """
     return max((number for number in resident if pinned is None or number <= pinned), default=None)
 
@@ -77,9 +78,10 @@ def newest(published: Sequence[Candidate], *, quarantined: Mapping[int, Hashable
 
 
 def served_before(before: Sequence[int], *, left: int | None, now: int, back: bool) -> tuple[int, ...]:
-    """The versions that served before version `now`, each once, the most recent first. `now` has just replaced `left`.
+    """Return the versions that served before version `now`, each once, the most recent first.
 
-    After a rollback (`back`), leaves out the versions that the rollback left or skipped.
+    Version `now` has just replaced version `left`. After a rollback (`back`), the versions that the rollback left or
+    skipped are not in the result.
     """
     if back:
         return tuple(before[before.index(now) + 1 :]) if now in before else ()
@@ -92,7 +94,7 @@ def served_before(before: Sequence[int], *, left: int | None, now: int, back: bo
 
 UNFINISHED_SECONDS = 2.0  # how long files may be missing or growing before the version counts as damaged
 _SOONEST = 0.05
-_LATEST = 30.0  # seconds between two tries at most
+_LATEST = 30.0  # seconds; the longest pause between two tries
 
 
 class Backoff:
@@ -124,13 +126,16 @@ class _Failure:
 
 
 class Failures:
-    """Versions that could not be restored. A version that is rewritten begins anew. Belongs to one thread."""
+    """Versions that could not be restored. New files of a version begin without failures. Belongs to one thread."""
 
     def __init__(self) -> None:
         self._failures: dict[int, _Failure] = {}
 
     def quarantine(self, candidate: Candidate, reason: str, *, since: float, own_fault: bool) -> bool:
-        """Quarantine a version. Returns whether the reason is new. Without `own_fault`, every look tries it again."""
+        """Quarantine a version. Returns whether the reason is new.
+
+        Without `own_fault`, the version is tried again at every look at the store.
+        """
         before = self._failures.get(candidate.number)
         known = None if before is None else before.quarantined  # the same reason is no news, even if the files changed
         failure = self._of(candidate)
@@ -160,7 +165,7 @@ class Failures:
         return 0.0 if failure is None or failure.files != candidate.files else failure.back_off.left(now)
 
     def pardon(self, number: int) -> None:
-        """Try the version once more, now."""
+        """Let the version be tried once more, without delay."""
         if number in self._failures:
             self._failures[number].quarantined = None
             self._no_more_postponed(self._failures[number])
@@ -173,7 +178,10 @@ class Failures:
         self._failures = {number: failure for number, failure in self._failures.items() if number in numbers}
 
     def settle(self, published: Iterable[Candidate], wanted: Collection[int]) -> None:
-        """Lift the quarantine of versions whose files changed since; stop postponing versions that are not `wanted`."""
+        """Lift quarantines of versions that failed by their own fault and whose files have changed since.
+
+        Stop postponing versions that are not `wanted`.
+        """
         files = {candidate.number: candidate.files for candidate in published}
         for number, failure in self._failures.items():
             if failure.own_fault and files.get(number, failure.files) != failure.files:
@@ -241,9 +249,10 @@ class Publications:
         self._latest = seen[highest]
 
     def newer(self, serving: int | None) -> tuple[Publication | None, int]:
-        """The oldest publication newer than the serving version, and how many there were.
+        """Return the oldest publication newer than the serving version, and how many newer publications there were.
 
-        If the serving version is above the latest, the store started over with lower numbers: then all count as newer.
+        If the serving version's number is above the latest, the store started over with lower numbers. All publications
+        then count as newer.
         """
         latest = self._latest
         if latest is None:

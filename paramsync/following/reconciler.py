@@ -1,4 +1,4 @@
-"""Reconciler: brings a replica, round by round, to what its store has and operators ask for."""
+"""Reconciler: updates a replica, round by round, to what its store has and what operators ask for."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _log = logging.getLogger("paramsync.follower")
 
 
 class _OvertakenError(Exception):
-    """A request came that makes the restore under way needless."""
+    """Ends a restore in progress: a request or a change of the store makes it needless, or `ended` is set."""
 
 
 class Reconciler:
     """The rounds of one replica, on one thread.
 
-    `ended` is set once the rounds are over; setting `rung` asks for another round, and each round begins by clearing
-    `rung`.
+    The follower sets `ended` when no more rounds are to run. Setting `rung` asks for another round; the follower clears
+    it before each round.
     """
 
     def __init__(
@@ -56,23 +56,25 @@ class Reconciler:
         self._serve_damaged = serve_damaged
         self._serving: Candidate | None = None
         self._files: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()
-        self._examined: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()  # files at the last examination
+        self._examined: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()  # files at the last damage check
         self._damaged: InMemory | None = None  # a version that serves because there is no other
         self._failures = Failures()
-        self._wanted: set[int] = set()  # versions that this round restored, or would restore
+        self._wanted: set[int] = set()  # versions that this round restored, tried to restore, or postponed
         self._looks = Backoff()
-        self._error = ""  # the error of the last look
+        self._error = ""  # the error of the last look at the store
         self._newest: list[InMemory] = []  # the newest versions of the store, which stay in memory
 
     def run_once(self) -> Version | None:
-        """One round. Returns the version that came to serve, if any.
+        """Run one round. Returns the version that came to serve, if any.
 
-        1. Handle requests that need only versions in memory: the look at the store, which comes next, may take long.
-        2. Look at the store. Give and take away labels of versions in memory, before anything that a pin could
-           interrupt. Restore the version to serve and swap to it; quarantine a version that cannot be used, and take
-           the next best. Then restore labelled versions, then other versions that are to be in memory.
-        3. Answer the requests that are fulfilled.
-        4. Free versions that nobody needs any more.
+        1. Handle requests that need only versions in memory. They come first because a look at the store may take long.
+        2. Look at the store.
+        3. Set the labels of versions in memory. This comes before the restores, because a pin may interrupt a restore.
+        4. Restore the version to serve and swap to it. If the version cannot be used, quarantine it and try the next
+           best version.
+        5. Restore labelled versions, then other versions that are to be in memory.
+        6. Answer the requests that are fulfilled.
+        7. Free versions that nobody needs any more.
         """
         steered = None
         self.look_again = None
@@ -91,7 +93,7 @@ class Reconciler:
         self._replica.reason = self._report.now().short_reason
 
     def release(self) -> None:
-        """Keep nothing in memory. No round follows; a round under way keeps nothing either."""
+        """Drop all versions. Call this only after `ended` is set: a round that still runs then keeps no version."""
         self._newest, self._damaged = [], None
         self._replica.release()
 
@@ -111,7 +113,7 @@ class Reconciler:
             self._soon(self._looks.left(now))
         else:
             self._looks = Backoff()
-        self._report.set_publisher(look.publisher if note is None else None)  # the mirror locks a copy, not the trainer
+        self._report.set_publisher(look.publisher if note is None else None)  # a copy's lock is the mirror's
         absent = look.latest is None and look.problem is None
         absence = diagnosis.absence(self._replica.source.path) if absent else ""
         self._report.set_waiting(absence, unread=look.problem is not None)
@@ -137,7 +139,7 @@ class Reconciler:
         return f"{', '.join(lost)}, which store {store} does not have" if lost else ""
 
     def _round(self, fresh: Iterable[OperatorRequest], store: Look | None) -> Version | None:
-        """Admit requests, restore and swap until they are fulfilled, and answer. Without `store`, only from memory."""
+        """Admit requests, restore and swap to fulfil them, and answer. Without `store`, use only versions in memory."""
         look, whole = store or Look(), store is not None
         latest = look.latest.number if look.latest is not None and look.problem is None else None
         for number in self._requests.admit(fresh, self._report.now(), look.numbers, latest):
@@ -153,7 +155,7 @@ class Reconciler:
         self._wanted.clear()
         try:
             swapped = self._advance(look, pinned)
-            self._label()  # a rewritten version that came to serve is labelled anew
+            self._label()  # again, because the new serving version may have labels
             self._bring_beside(look.published)
             if look.published is not None:
                 self._failures.settle(look.published, self._wanted)
@@ -163,7 +165,7 @@ class Reconciler:
             self._report.set(restoring=None)
             self._rung.set()
         self._requests.settle(self._report.status, look.numbers, whole=whole)
-        if self._requests.pinned != pinned:  # a pin that failed
+        if self._requests.pinned != pinned:  # the pin failed, so the earlier choice stands
             self._report.set(pinned=self._requests.pinned)
             self._rung.set()
         return swapped
@@ -172,12 +174,13 @@ class Reconciler:
         """Swap to the version that the policy names, or to the next best if it cannot be used."""
         published, serving = look.published or [], self._serving
         if look.problem is not None and serving is not None and pinned is None:
-            # the look failed in part and may have missed newer versions: lower numbers do not prove a new start
+            # The look failed in part, and may have missed newer versions. So lower numbers do not prove that the store
+            # started over.
             published = [candidate for candidate in published if candidate.number >= serving.number]
         if serving is not None and any(candidate.same_as(serving) for candidate in published):
             self._failures.pardon(serving.number)  # its files could not be read for a while, and can be now
         numbers = {candidate.number for candidate in published}
-        kept = [  # versions in memory, whatever became of their files
+        kept = [  # versions in memory that this look does not list
             Candidate(resident.version, self._files.get(resident))
             for resident in self._residents
             if resident.version.number not in numbers and (serving is None or resident.version.number == pinned)
@@ -211,7 +214,10 @@ class Reconciler:
         return next(same, None)
 
     def _restored(self, candidate: Candidate, *, until: Callable[[], bool] = lambda: False) -> InMemory | None:
-        """Restore a version without a swap; None if it fails, or waits after a failure. Raises _OvertakenError."""
+        """Restore a version without a swap. Returns None if this fails, or if the version is postponed.
+
+        Raises _OvertakenError.
+        """
         number, version = candidate.number, candidate.version
 
         def tell(progress: Progress) -> None:
@@ -256,14 +262,14 @@ class Reconciler:
 
     @property
     def _residents(self) -> list[InMemory]:
-        """The good versions in memory."""
+        """The versions in memory, except the damaged version that serves because there is no other."""
         return [resident for resident in self._replica.residents if resident is not self._damaged]
 
     def _damages(self, published: Iterable[Candidate]) -> dict[InMemory, str]:
-        """Versions in memory that are damaged, and how.
+        """Return the versions in memory that are damaged, and how each is damaged.
 
-        Examines suspects and versions whose files were written to. If one of these is damaged, examines all others too:
-        they may share its files.
+        Examines suspects and versions whose files were written to. If one of these is damaged, examines all others too,
+        because they may share its files.
         """
         suspects = {self._replica.suspects.pop() for _ in range(len(self._replica.suspects))}
         files = {candidate.number: candidate.files for candidate in published}
@@ -281,8 +287,8 @@ class Reconciler:
         """Quarantine versions that turned bad after their restore, and stop answering from them.
 
         1. Report each.
-        2. If one of them serves, another version in memory takes its place, as in a rollback. If there is none, nothing
-           serves until the store has another; with `serve_damaged` the damaged version serves until then.
+        2. If one of them serves, another version in memory takes its place, as in a rollback. If there is no other,
+           nothing serves until one is restored. With `serve_damaged` the damaged version goes on serving until then.
         3. Drop them.
         """
         numbers = {resident.version.number for resident in bad}
@@ -313,9 +319,10 @@ class Reconciler:
         self._report.set_memory(self._replica)
 
     def _label(self) -> None:
-        """Make every label lead to its version, if the version is in memory.
+        """Point every label at its version, if the version is in memory.
 
-        A label keeps its version when the version is rewritten, unless an operator gives the label again.
+        If a labelled version is rewritten, the label stays with the version as it was before, unless an operator gives
+        the label again.
         """
         labels, given = {}, self._replica.view.labels
         for label, number in self._requests.labels.items():
@@ -331,8 +338,8 @@ class Reconciler:
         """Restore the versions that stay in memory beside the serving version. Raises _OvertakenError.
 
         Labelled versions come first, then versions that a configuration names, then the newest of the store. Before the
-        newest are restored, unwanted versions are freed, except as many recent ones as the settings keep in memory.
-        While the store cannot be read, or a version is pinned, the newest stay as they are.
+        newest are restored, unwanted versions are dropped; the settings say how many recent versions stay. While the
+        store cannot be read, or a version is pinned, the newest stay as they are.
         """
         requests, given = self._requests, self._replica.labels
         candidates = {candidate.number: candidate for candidate in published or []}
@@ -353,7 +360,7 @@ class Reconciler:
             missing = next((candidate for candidate, resident in there if resident is None), None)
             if missing is None:
                 return
-            # news of the store ends this restore, unless a caller waits for the versions of a change
+            # a change of the store ends this restore, unless a caller waits for the versions of a configuration
             new = self._restored(missing, until=lambda: self._rung.is_set() and not requests.preparing)
             if new is not None:
                 self._newest.append(new)
@@ -374,7 +381,7 @@ class Reconciler:
         return next((resident for resident in self._residents if resident.version.number == number), None)
 
     def _beside(self, candidates: Mapping[int, Candidate], number: int) -> InMemory | None:
-        """The version in memory, restored if it is not there yet; None if it cannot be restored."""
+        """Return the version in memory; restore it first if needed. None if it cannot be restored."""
         if (resident := self._by_number(number)) is not None:
             return resident
         candidate = candidates.get(number)
@@ -383,7 +390,7 @@ class Reconciler:
         return self._restored(candidate)
 
     def _failed(self, candidate: Candidate, error: Exception) -> None:
-        """Apply the rule for the fault of this error; see `policy`."""
+        """Quarantine or postpone a version that could not be restored, by the rules in `policy`."""
         number, fault = candidate.number, fault_of(error)
         if fault is Fault.THE_MACHINES:
             self._postpone(candidate, error)

@@ -35,11 +35,11 @@ class Replica(Residents[Resident]):
         allowed: Collection[str] = (),
         trust: Sequence[Path | str] = (),
     ) -> None:
-        """`resident` versions that served last stay in memory, and labelled versions beside them.
+        """The last `resident` versions that served stay in memory, and all labelled versions.
 
-        `source` is a Source; a store's path, for which `open_source` gets the other arguments; or the address of a
-        bucket, such as s3://bucket/models/digits: a local store in memory follows it in a process of its own, for as
-        long as this replica lives.
+        `source` is a Source, a store's path, or a bucket's address such as s3://bucket/models/digits. For a path,
+        `open_source` gets the other arguments. For a bucket, a process of its own copies new versions into a local
+        store in memory, as long as this replica lives.
         """
         if isinstance(source, str) and is_address(source):
             source = follow(source, self)
@@ -65,6 +65,9 @@ class Replica(Residents[Resident]):
         version: int | None = None,
         label: str = "",
     ) -> tuple[dict[str, tf.Tensor], Version]:
-        """Answers from exactly one version, and says which. Raises as `take` and `Resident.predict` do."""
+        """Compute with exactly one version. Returns the outputs and that version.
+
+        Raises as `take` and `Resident.predict` do.
+        """
         resident = self.take(version, label)
         return resident.predict(inputs, signature=signature, outputs=outputs), resident.version

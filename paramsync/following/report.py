@@ -31,10 +31,11 @@ _ENDED = 8  # how many freed versions the status still lists
 
 
 class Subscription:
-    """One listener's queue of a follower's events, of some kinds, from now on. Any thread.
+    """A listener's queue of a follower's events of the given kinds. Safe to use from any thread.
 
-    `wake` is called on the follower's thread after each event: it must return at once and must not raise. A slow
-    listener first gets no more events of progress; with MOST_UNREAD events unread it has fallen behind, and gets none.
+    `wake` is called on the follower's thread after each event: it must return at once and must not raise. A listener
+    with _MOST_PROGRESS unread events gets no more events of progress. With MOST_UNREAD unread events it has fallen
+    behind, and gets no more events at all.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Subscription:
         self._leave(self)
 
 
-# The report, which the worker writes ---------------------------------------------------------------------------------
+# The report, which the follower's worker writes -----------------------------------------------------------------------
 
 
 class Report:
@@ -90,7 +91,7 @@ class Report:
         self._waiting = ""  # why the store has no version
 
     def set_on_trial(self, trial: bool) -> None:
-        """Whether the model is a new configuration on trial, beside a model of the same name. Any thread."""
+        """Set whether the model is a new configuration on trial, beside a model of the same name. Any thread."""
         self._on_trial = trial
 
     @property
@@ -111,7 +112,7 @@ class Report:
             self._subscriptions = tuple(other for other in self._subscriptions if other is not left)
 
     def status(self) -> Status:
-        """How the model is doing now."""
+        """Return the status, with lags and ages as of now."""
         status = self._status
         progress = self._progress if status.restoring is not None else None
         bucket = status.bucket
@@ -120,11 +121,11 @@ class Report:
         return replace(status, restoring_progress=progress, bucket=bucket).at(self._clock(), time.monotonic())
 
     def now(self) -> Status:
-        """The status without lags and ages."""
+        """Return the status without lags and ages."""
         return self._status
 
     def set_error(self, text: str) -> None:
-        """Report an error of the store or of this machine, or "" once it is over. The serving version stays."""
+        """Report an error of the store or of this machine; "" if there is none. The serving version stays."""
         if not text:
             self._repeats.over()
         elif text != self._error and (line := self._repeats.text(text)) is not None:
@@ -133,7 +134,7 @@ class Report:
         self.set(reason=self._error or self._waiting)
 
     def set_waiting(self, reason: str, *, unread: bool) -> None:
-        """Report why the store has no version; "" if it has a version, or if it is `unread`."""
+        """Report why the store has no version; "" if it has one, or if it could not be read (`unread`)."""
         if reason and reason != self._waiting:
             _log.warning("%s: waits for a version: %s", self.name, reason, extra={"model": self._status.model})
         self._waiting = reason
@@ -156,8 +157,8 @@ class Report:
             self._tell(EventKind.FOUND, latest)
 
     def set_publisher(self, publisher: LastPublisher | None) -> None:
-        """Set the publisher's state. The store's lock does not say when a publisher died: this look counts if the
-        publisher lived at the look before, otherwise its latest version."""
+        """Set the publisher's state. The store's lock does not say when a publisher died. If it lived at the previous
+        look at the store, the time of this look is taken; otherwise the time of its latest version."""
         before, latest = self._status.publisher, self._status.published
         if publisher is None or publisher.state is not PublisherState.DIED:
             self.set(publisher=publisher)
@@ -180,7 +181,7 @@ class Report:
         self._tell(EventKind.RESTORING, version)
 
     def set_progress(self, version: Version, progress: Progress) -> None:
-        """Set the progress of the restore; sends an event now and then. Any thread."""
+        """Set the progress of the restore; sends an event at most every _BETWEEN seconds. Any thread."""
         known = self._progress
         if known is not None and not progress.bytes_total:  # later phases report no totals: keep the last ones
             progress = replace(known, phase=progress.phase)
@@ -238,7 +239,7 @@ class Report:
 
     def set(self, **changes: Any) -> None:
         """Set fields of the status."""
-        if any(getattr(self._status, name) != value for name, value in changes.items()):  # mostly nothing is new
+        if any(getattr(self._status, name) != value for name, value in changes.items()):  # often nothing changes
             self._status = replace(self._status, **changes)
 
     def _tell(self, kind: EventKind, version: Version, **more: Any) -> None:
@@ -282,6 +283,6 @@ class SwapLog:
 
 
 def _latest(numbers: list[int], *, without: Collection[int]) -> tuple[int, ...]:
-    """The last few numbers, each once, at its last place."""
+    """The last _ENDED numbers, each once, ordered by their last occurrence."""
     kept = [number for number in reversed(dict.fromkeys(reversed(numbers))) if number not in without]
     return tuple(kept[-_ENDED:])

@@ -23,7 +23,7 @@ Prepare = Callable[[R], Callable[[], None]]
 
 
 class Residents(Generic[R]):
-    """The versions of one model that are in memory, of this process or of workers.
+    """The versions of one model that are in the memory of this process or of workers.
 
     `restore`, `swap`, `arrange` and `tend` belong to one thread, the follower's. `take` and the
     properties may be used from any number of threads at once and take no lock: they read one reference, once.
@@ -40,8 +40,8 @@ class Residents(Generic[R]):
     ) -> None:
         """The last `resident` versions that served stay in memory, and all labelled versions.
 
-        `parts` of a version are freed only by `tend`, once nobody holds the version. `changed` is called after each
-        change of `view`.
+        `parts` returns the objects of a version that only `tend` may free, once nobody holds the version. `changed` is
+        called after each change of `view`.
         """
         if resident < 1:
             raise ValueError(f"resident: expected at least 1, found {resident}")
@@ -73,7 +73,7 @@ class Residents(Generic[R]):
 
     @property
     def labels(self) -> Mapping[str, int]:
-        """The version each label leads to."""
+        """By label: the number of its version."""
         return {label: resident.version.number for label, resident in self._view.labels.items()}
 
     @property
@@ -96,7 +96,7 @@ class Residents(Generic[R]):
         return view.take(self.model, version, label)
 
     def on_swap(self, prepare: Prepare[R]) -> Callable[[], None]:
-        """Call `prepare` before each swap. Returns a function that ends this.
+        """Call `prepare` before each swap, until the returned function is called.
 
         An exception of `prepare`, or of the function that it returns, is logged, and the swap goes on.
         """
@@ -109,7 +109,7 @@ class Residents(Generic[R]):
 
     @property
     def trouble(self) -> str:
-        """Why answers fail whatever the version, for example crashing workers; empty if they do not."""
+        """Why requests fail with every version, for example because workers crash; empty if they do not fail."""
         return ""
 
     # For the follower -------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ class Residents(Generic[R]):
         return self.source.restore(version, tell)
 
     def swap(self, resident: R) -> None:
-        """Serve this version: one assignment. Versions that served before stay in memory, as `arrange` says."""
+        """Serve this version, by one assignment. `arrange` says how many earlier versions stay in memory."""
         view = self._view
         number = resident.version.number
         others = [other for other in view.recent if other.version.number != number]
@@ -136,11 +136,11 @@ class Residents(Generic[R]):
                 self._guarded(number, serve)
 
     def failing(self) -> Mapping[R, str]:
-        """By version in memory that turned out to be unfit, for example because it crashes workers: the reason."""
+        """The versions in memory that turned out to be unfit, with the reason: for example, they crash workers."""
         return {}
 
     def damage(self, resident: R) -> Exception | None:
-        """The error if the bytes of a version in memory have changed since they were checked."""
+        """Return an error if the bytes of a version in memory have changed since they were checked, else None."""
         return self.source.damage(resident)
 
     def drop(self, residents: Collection[R]) -> None:
@@ -157,7 +157,7 @@ class Residents(Generic[R]):
     ) -> None:
         """Set the labelled versions, the versions `beside` them, and how many versions that served last stay in memory.
 
-        `recent` counts from now on, `most` from the next swap on. None leaves all as it is.
+        `recent` limits their number now, `most` from the next swap on. None leaves a value as it is.
         """
         now = self._view
         self._most = self._most if most is None else most
@@ -174,10 +174,10 @@ class Residents(Generic[R]):
         self._show(View())
 
     def tend(self) -> None:
-        """Free dropped versions. This takes milliseconds, which no serving thread may spend.
+        """Free dropped versions. This takes milliseconds, so call it on a thread that serves no requests.
 
-        The thread that drops the last reference does the freeing. A request holds only the Resident; its parts are held
-        here until no request holds the Resident.
+        The thread that drops the last reference to an object frees it. So a request refers only to the Resident, and
+        this object refers to the Resident's parts until no request refers to the Resident.
         """
         self._leaving.tend()
 
@@ -191,6 +191,6 @@ class Residents(Generic[R]):
     def _guarded(self, number: int, call: Callable[..., _T], *arguments: R) -> _T | None:
         try:
             return call(*arguments)
-        except Exception:  # noqa: BLE001, what others make of a version does not keep it from serving
+        except Exception:  # noqa: BLE001, an error of another model that uses this one does not prevent the swap
             _log.exception("%s: version %d serves here, but not in what it is part of", self.model, number)
             return None
