@@ -1,4 +1,4 @@
-"""Data files for readers: locked, and either mapped in place or copied. For writers see `FilePool`.
+"""Opens data files for readers: locks them, and either maps or copies them. For writers see `FilePool`.
 
 A shared flock belongs to the open file, not to a descriptor of it. A mapping duplicates the descriptor of the
 open file, so it keeps the lock until the last array or tensor in it is gone. A dead process keeps no lock. Locking
@@ -6,9 +6,10 @@ needs no permission to write to the file or its directory.
 
 Versions that share a file share one mapping: bringing a file into the page table is most of the cost of a restore.
 
-A seal shows whether files are as their publisher left them: in this machine's memory, and not written to since. If
-so, the publisher's checksums still hold, and computing them again shows nothing new. A disk may
-return other bytes than were written, and another machine may have copied half of them: such files have no seal.
+A seal is a text that shows whether files are as their publisher left them: in this machine's memory, and not written to
+since. If so, the publisher's checksums still hold and need not be computed again. Files on a disk have no seal, because
+a disk may return other bytes than were written. On another machine the seal differs, because files there are copies,
+which may be incomplete.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ from paramsync.host import files, memory
 
 ALIGNMENT = 64  # bytes: TensorFlow's kernels expect tensors at multiples of this
 
-# Bytes that one call prefaults: other threads that allocate memory wait for the whole call, and between two calls this
-# thread may have to wait for the GIL.
+# Bytes that one call prefaults. More would block other threads longer: a thread that allocates memory waits for the
+# whole call. Fewer would cost time: between two calls this thread may have to wait for the GIL.
 _PREFAULTED = 32 << 20
 _COPIED = 64 << 20  # bytes that one call copies
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _WHAT = "a data file"
 
 Ranges: TypeAlias = Sequence[tuple[int, int]]
-"""Starts and stops of bytes of a file, ascending."""
+"""Ranges of bytes of a file, each with start and stop, ascending."""
 
 
 class FileStamp(NamedTuple):
@@ -59,7 +60,7 @@ class FileStamp(NamedTuple):
 def seal_of(stamps: Sequence[FileStamp], directory: Path) -> str:
     """The seal of a version's data files in this directory, in their order; "" if the machine cannot tell.
 
-    The file system's identity since it was mounted is part of the seal: another file system has the same inodes.
+    The seal covers the identity of the mounted file system, because files of another one may have the same inodes.
     """
     try:
         boot = _BOOT.read_text().strip()
@@ -81,7 +82,7 @@ def open_data_file(
 
     A mapped file is used in place: if another program truncates it, this process ends with SIGBUS. Otherwise bytes are
     copied when they are first read, and later changes to the file do not matter. With `frozen`, maps an immutable copy
-    of these bytes. A file among the `shared` files, which are mapped already, is not mapped again.
+    of these bytes. `shared` files are mapped already: if the file is one of them, its mapping is used.
     `folder` is as in `files.regular`.
     """
     with files.reading(path, _WHAT), files.regular(path, folder=folder) as descriptor:
@@ -160,7 +161,7 @@ class DataFile:
         return other
 
     def covers(self, frozen: Ranges | None) -> bool:
-        """Whether this is a frozen copy with these bytes; for None, whether this is the file itself."""
+        """Whether this is a frozen copy with these bytes; for None, whether this is not a frozen copy."""
         if frozen is None or self._frozen is None:
             return frozen is self._frozen
         return all(any(first <= start and stop <= last for first, last in self._frozen) for start, stop in frozen)
@@ -211,7 +212,7 @@ class DataFile:
         return content
 
     def check(self, offset: int, size: int) -> None:
-        """Raise CorruptCheckpointError if reading these bytes of the mapping would end the process."""
+        """Raise CorruptCheckpointError if the file was truncated: reading these bytes would end the process."""
         if self._mapping is not None and self._mapping.size() < offset + size:  # the size of the file now
             raise self._too_short(offset, size)
 
@@ -232,7 +233,7 @@ class DataFile:
                 self.check(start, stop - start)  # the file may be too short; otherwise the disk or memory failed
                 raise files.unread(self.path, _WHAT, error) from error
             if not is_done:
-                crc32c(self.memory(start, stop - start))  # an older kernel: reading a page brings it in
+                crc32c(self.memory(start, stop - start))  # the kernel is too old: read each page instead
 
     def is_present(self, offset: int, size: int) -> bool:
         """Whether the kernel has all these bytes of the mapping in memory, so that no byte is read from a disk."""

@@ -1,7 +1,7 @@
 """Digests of tensors and checkpoints. Unlike checksums they cannot be forged. Hashes portions on a few threads.
 
 The digest of a tensor hashes the digests of its portions of 4 MiB. The digest of a checkpoint hashes a line for each
-tensor: name, dtype, shape, size and digest, but not its place.
+tensor: name, dtype, shape, size and digest, but not its place in the file.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def of_tensors(
     threads: int = THREADS,
     done: Callable[[int], object] = lambda tensor: None,
 ) -> list[bytes]:
-    """The digest of each tensor. Starts with the last tensors, in the order in which they are copied.
+    """Return the digest of each tensor. Starts with the last tensors, as `tensor_bytes.write` does.
 
     `read` returns the bytes of a tensor from one offset to another; `done` is called with the number of each tensor
     once the whole tensor is hashed. Both are called on any thread; their errors are raised here.
     """
     starts = [range(0, max(size, 1), PORTION) for size in sizes]  # an empty tensor has a portion, too
     portions = [[b""] * len(of_one) for of_one in starts]
-    counts = [itertools.count(1) for _ in sizes]  # `next` is atomic: one thread alone gets the last number
+    counts = [itertools.count(1) for _ in sizes]  # `next` is atomic: exactly one thread gets the last number
     digests = [b""] * len(sizes)
 
     def work(place: tuple[int, int]) -> None:
@@ -67,5 +67,5 @@ def of_checkpoint(entries: Mapping[str, Entry], digests: Mapping[str, bytes]) ->
 
 def _digest(kind: bytes, content: bytes | memoryview | Array) -> bytes:
     digest = hashlib.sha256(kind)
-    digest.update(content.data if isinstance(content, np.ndarray) else content)  # without the GIL
+    digest.update(content.data if isinstance(content, np.ndarray) else content)  # releases the GIL
     return digest.digest()

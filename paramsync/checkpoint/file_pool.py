@@ -1,4 +1,4 @@
-"""Retired data files, which a publisher overwrites in place once no follower uses them: see FilePool."""
+"""FilePool: data files of removed versions, which a publisher overwrites once no follower uses them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paramsync.dtypes import Array
 from paramsync.host import files, memory
 
 SPARE = ".spare-"
-SPARES = 3  # files that wait to be overwritten
+SPARES = 3  # how many files may wait to be overwritten
 MAPPED = 48  # files that stay mapped for writing; each takes two descriptors
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
@@ -30,24 +30,26 @@ _PASSES = 4  # how often a spare may be of the wrong size before it is removed
 
 
 class FilePool:
-    """Data files on their way from an old version to a new one. The publisher's thread owns the pool.
+    """Reuses the data files of removed versions for new versions. The publisher's thread owns the pool.
 
     Fresh pages are by far the most expensive part of writing into memory, so files are overwritten in place:
 
-    1. `retire` removes a file's names, one after the other. A file with only one name left becomes a spare, by
-       rename.
+    1. Each call of `retire` removes one name of a file. The last name is not removed but changed to the name of a
+       spare.
     2. `writing` takes the exclusive lock of a spare without waiting: a follower has the shared lock for as long as it
        uses the file, and the kernel drops that lock when the follower dies.
-    3. Once locked, the file must have no name but the spare's: a user may have linked the file to keep it.
+    3. Once locked, the file must have no name but the spare's, because a user may have linked the file to keep it.
     4. The file is overwritten. A publisher that is killed here leaves a spare.
-    5. The lock is given back, and the spare renamed to its new name.
-    6. A surplus spare loses its name under the lock, and then its memory is freed.
+    5. The file is unlocked, and renamed to its new name.
+    6. The name of a surplus spare is removed under the lock; then its memory is freed.
 
-    The race is with a follower that opened the file by a version's name and has yet to lock it. The follower locks, and
-    then checks that the name still leads to the locked file. If it locked before 2, then 2 fails. If it locked later,
-    1 came first: the name is gone for good, because no version number is used twice, and the follower closes the
-    file unread. A server may have a spare mapped without the lock; it reads nothing of the spare before a
-    version has the file and the server has the lock. A file that ever had a name is never truncated.
+    A follower may have opened the file by a version's name before step 1, and lock it only later. After locking, it
+    checks that the name still leads to the locked file. If it locks before step 2, step 2 fails. If it locks after step
+    2, step 1 has already removed the name for good, because no version number is used twice. The follower notices this
+    and closes the file unread.
+
+    A server may have a spare mapped without the lock. It reads nothing of the spare until a version uses the file again
+    and the server has the lock. A file that ever had a version's name is never truncated.
     """
 
     def __init__(self, directory: Path, *, durable: bool = False) -> None:
@@ -56,7 +58,7 @@ class FilePool:
         self._durable = durable
         self.in_memory = memory.is_memory(directory.stat())
         """Whether the files are on tmpfs, where an allocated page can always be written."""
-        self._files: dict[int, PooledFile] = {}  # by inode, the last written at the end
+        self._files: dict[int, PooledFile] = {}  # by inode, the last used file at the end
         self._spares: list[PooledFile] = []  # the files that are spares, the oldest first
         for name in sorted((name for name in files.names(directory) if name.startswith(SPARE)), key=_age):
             if stat.S_ISREG((directory / name).lstat().st_mode):
@@ -107,7 +109,7 @@ class FilePool:
             path.unlink()
             return
         spare = path.with_name(SPARE + path.name)
-        if self._add_spare(path, spare):  # first: an interrupt must not lose the file
+        if self._add_spare(path, spare):  # before the rename: an interrupt must not lose the file
             path.rename(spare)
 
     def trim(self, keep: int = SPARES) -> None:
@@ -132,7 +134,7 @@ class FilePool:
             self._close(file)
 
     def _add_spare(self, path: Path, name: Path) -> bool:
-        """Note the file, which gets the name `name`, as a spare; False if it cannot be opened and so was removed."""
+        """Note the file as a spare, which the caller renames to `name`. False if it cannot be opened; it is removed."""
         try:
             file = self._files.get(path.lstat().st_ino) or PooledFile(
                 name, FileIO(path, "r+", opener=_open_without_following), in_memory=self.in_memory
@@ -171,7 +173,7 @@ class FilePool:
         return False
 
     def _create(self, path: Path, size: int) -> PooledFile:
-        """A new file, whose pages are allocated when written. If there is no room, spares are removed."""
+        """Create a file, whose pages are allocated when they are written. If there is no room, remove spares."""
         path.unlink(missing_ok=True)
         disk = os.statvfs(self._directory)
         if disk.f_blocks and disk.f_bavail * disk.f_frsize < size:
@@ -194,7 +196,7 @@ class PooledFile:
     """A data file, open and mapped for writing. Other processes that map or read the file see each write at once."""
 
     def __init__(self, path: Path, file: FileIO, *, in_memory: bool) -> None:
-        """Takes the open file over. `path` is a spare's name, or a temporary one."""
+        """Takes over the open file. `path` is a spare's name, or a temporary name."""
         self.path = path
         self._file = file  # closes itself if an interrupt comes before anything else could
         self.descriptor = file.fileno()
@@ -218,7 +220,7 @@ class PooledFile:
             raise
 
     def allocate(self, start: int, stop: int) -> None:
-        """Allocate pages for the next bytes to write. Otherwise full memory would cause a SIGBUS.
+        """Allocate pages for the next bytes to write. Otherwise a write into full memory ends in SIGBUS.
 
         Raises OSError if there is no room. May be called by several threads.
         """
@@ -238,7 +240,8 @@ class PooledFile:
         if self._in_memory:
             np.copyto(self.content[start:stop], source)
             return
-        # On a disk no page stays writable: once written back, it may need room again, and a copy would be a SIGBUS.
+        # A page of a file on a disk may need room again after it was written back. Copying into the mapping could then
+        # end in SIGBUS.
         while start < stop:
             start += os.pwrite(self.descriptor, source[start - stop :].data, start)
 
@@ -259,7 +262,7 @@ class PooledFile:
         return known if self._in_memory and FileStamp.of(os.fstat(self.descriptor)) == self.stamp else {}
 
     def finish(self, size: int) -> None:
-        """Stamp the file once its bytes up to this size are written: writing through a mapping sets no time."""
+        """Set the file's time once its bytes up to this size are written: writing through a mapping does not set it."""
         if self._in_memory:
             self._allocated = max(self._allocated, size)
         now = time.time_ns()

@@ -22,7 +22,7 @@ from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, data_file, index_file
 from paramsync.tensorbundle.sstable import mask
 
-_OBJECTS = 1 << 30  # most bytes of strings in one tensor: their lengths must be read together
+_OBJECTS = 1 << 30  # most bytes of a tensor of strings, which must be read at once
 _LOOKS = 5  # how often to reopen a checkpoint that changes meanwhile
 _SCRUBBED = 1 << 20  # bytes that a scrub reads at a time, so that other threads get the processor
 _GAP = 1 << 12  # bytes: ranges with a smaller gap are merged, as those of adjacent tensors
@@ -32,7 +32,7 @@ _Place = tuple[int, int, int, int]  # shard, offset, size, dtype
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Loan:
-    """Tensors for another process: files, each locked on its own, and where the tensors lie in them."""
+    """Tensors lent to another process: the locked data files, and where the tensors lie in them."""
 
     descriptors: tuple[int, ...]
     """The caller closes the descriptors. A file is locked while any process has such a descriptor open or mapped."""
@@ -40,6 +40,7 @@ class Loan:
     places: Sequence[tuple[int, int, int, tuple[int, ...]] | Array]
     """The number of a file, an offset, a dtype and a shape; or the values of a tensor that is not in one piece."""
     ranges: tuple[tuple[int, int, int], ...]
+    """Number of a file, start and stop of the bytes to bring into the page table at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -74,16 +75,16 @@ class Bundle:
 
         A publisher that overwrites a data file first takes its name away, then asks for the exclusive lock, then
         writes. If it took the name away before 3, then 3 finds no file, or another file. If it took the name away
-        later, the shared lock came before the exclusive lock, and the publisher leaves the file alone. Nor can the name
-        have come back with other content: then the index would have changed.
+        later, the shared lock came before the exclusive lock, and the publisher leaves the file alone. The name cannot
+        have come back with other content either, because step 3 would then find another index.
 
-        `mapped=False` copies each tensor when it is first read, so that nobody can change or truncate it after its
-        check: for writers that ignore these locks. Files that are `shared` with other bundles are not mapped again.
-        With `frozen`, maps immutable copies of the tensors, of at most `frozen` bytes. For `folder` see
+        `mapped=False` is for files of writers that ignore these locks: each tensor is copied when it is first read, so
+        that nobody can change or truncate it after its check. Files that are `shared` with other bundles are not mapped
+        again. With `frozen`, maps immutable copies of the tensors, of at most `frozen` bytes. For `folder` see
         `files.regular`.
 
-        Raises CorruptCheckpointError if the files are not a whole checkpoint, or go on changing, UnreadableError if
-        they cannot be read now.
+        Raises CorruptCheckpointError if the files are not a whole checkpoint or keep changing, UnreadableError if they
+        cannot be read now.
         """
         listing = index_file(prefix)
         for _ in range(_LOOKS):
@@ -116,9 +117,9 @@ class Bundle:
     def array(self, name: str) -> Array:
         """The tensor in the file's memory, which the array keeps alive. Strings are an object array of bytes.
 
-        Does not check the checksum. The address is not aligned in a mapped file that TensorFlow wrote. A
-        partitioned variable is copied together from its parts. Raises KeyError for a name that is not in `entries`,
-        CorruptCheckpointError for malformed strings, a dtype that numpy lacks, or a file that was cut since.
+        Does not check the checksum. In a mapped file that TensorFlow wrote, the address may not be aligned. The parts
+        of a partitioned variable are copied into one array. Raises KeyError for a name that is not in `entries`,
+        CorruptCheckpointError for malformed strings, a dtype that numpy lacks, or a file that was truncated since.
         """
         entry = self.entries[name]
         dtype = self._numpy_dtype(name, entry)
@@ -144,7 +145,7 @@ class Bundle:
                 raise self._unsound(name, piece)
 
     def faults(self, advance: Callable[[int], None], *, finite: bool = False) -> dict[str, ParamsyncError]:
-        """The error of each tensor that `verify` would refuse, by name. Needs little memory, however large the files.
+        """Return, by name, the error of each tensor that `verify` would refuse. Needs little memory for large files.
 
         Runs on several threads, each of which calls `advance` with the number of bytes that it read.
         """
@@ -170,7 +171,7 @@ class Bundle:
         return wrong
 
     def scrub(self, name: str) -> Iterator[int]:
-        """Verify the checksum of a tensor a portion at a time; yields the bytes of each portion.
+        """Verify the checksum of a tensor a portion at a time; yields the number of bytes of each portion.
 
         Leaves out strings, whose values are copies. Raises CorruptCheckpointError for a tensor that differs, or a
         truncated file; UnreadableError if the file cannot be read now.
@@ -206,7 +207,7 @@ class Bundle:
         return digests.of_checkpoint(self.entries, known | dict(zip(names, made, strict=True)))
 
     def portions(self, name: str, elements: int) -> Iterator[Array]:
-        """The current values of a tensor, flat, at most `elements` at a time; strings all at once. Keeps nothing.
+        """Yield the current values of a tensor, flat, at most `elements` at a time; strings all at once.
 
         Checks the checksum after the last portion. The parts of a partitioned variable come one after the
         other. Raises CorruptCheckpointError, UnreadableError.
@@ -226,7 +227,7 @@ class Bundle:
                     yield np.frombuffer(chunk, dtype)
 
     def _chunks(self, name: str, piece: Entry, size: int) -> Iterator[memoryview]:
-        """The file's bytes as they are now, `size` at a time; then checks their checksum."""
+        """Yield the file's current bytes, `size` at a time; then check their checksum."""
         checksum = 0
         for start in range(0, piece.size, size):
             chunk = self._shards[piece.shard].read(piece.offset + start, min(size, piece.size - start))
@@ -243,7 +244,7 @@ class Bundle:
     def prefault(self, names: Iterable[str]) -> None:
         """Bring the tensors into the page table, so that no request waits for them later.
 
-        On this thread, with the GIL released. Raises CorruptCheckpointError if a file was cut.
+        On this thread, with the GIL released. Raises CorruptCheckpointError if a file was truncated.
         """
         pieces = self._pieces(names)
         for piece in pieces:
@@ -280,7 +281,10 @@ class Bundle:
         return Loan(tuple(descriptors), sizes, places, ranges)
 
     def marks(self, name: str) -> list[tuple[object, ...]]:
-        """A value that differs for tensors with different bytes: of each piece file, place, checksum, dtype, shape."""
+        """Return a value that differs for tensors with different bytes.
+
+        It consists of the file, place, checksum, dtype and shape of each piece.
+        """
         pieces = self.entries[name].pieces
         return [(self._shards[p.shard].stamp, p.offset, p.size, p.crc32c, p.dtype, p.shape) for p in pieces]
 
@@ -290,7 +294,7 @@ class Bundle:
         return all(self._shards[shard].is_present(start, stop - start) for shard, start, stop in ranges)
 
     def check(self, names: Iterable[str]) -> None:
-        """Raise CorruptCheckpointError for a truncated file: reading these tensors would end the process."""
+        """Raise CorruptCheckpointError if a file was truncated: reading these tensors would end the process."""
         for piece in self._pieces(names):
             self._shards[piece.shard].check(piece.offset, piece.size)
 
@@ -321,7 +325,7 @@ class Bundle:
         return Region(self._memory(piece), dtype, lambda start, size: check(piece.offset + start, size))
 
     def _read_through(self, name: str, piece: Entry, advance: Callable[[int], None], *, finite: bool) -> Finding:
-        """Read the file's bytes in chunks, keeping none."""
+        """Examine a piece in chunks of the file, without keeping its bytes in memory."""
         shard = self._shards[piece.shard]
         if piece.dtype in (dtypes.STRING, dtypes.VARIANT):
             checksum = self._checksum_of_objects(name, piece, self._read_objects(name, piece))

@@ -34,23 +34,23 @@ THREADS = min(4, max(1, PROCESSORS - 1))
 """More threads read memory no faster. One processor is left to serving or training."""
 PORTION = 4 << 20  # bytes that one thread works on at once: most stay in its cache for a second pass
 
-_POLYNOMIAL = 0x82F63B78  # of crc32c, its bits reversed
-_PROBE = 1 << 12  # bytes of a piece that are compared first: most changes show there
+_POLYNOMIAL = 0x82F63B78  # the polynomial of crc32c, with its bits reversed
+_PROBE = 1 << 12  # how many bytes of a piece are compared first, because most changes show there
 _NOTHING = np.empty(0, np.uint8)
 _WORTH_KNOWING = 1 << 20  # bytes: the finding of a smaller piece is not kept for the next write
-_MISSES = 2  # after this many more differing than equal pieces, copies the rest without comparing
+_MISSES = 2  # if more pieces differ than are equal, by more than this, the rest is copied without comparison
 
 DType = np.dtype[np.generic]
 
 Test = Callable[[memoryview], bool]
-"""Whether all values in this memory, which is not empty, are sound."""
+"""Returns whether all values in this memory, which is not empty, are sound."""
 
 Fill = Callable[[Sequence["Piece"], Sequence[Array]], object]
 """Writes the bytes of each piece to its place in memory."""
 
 
 class Piece(NamedTuple):
-    """Bytes of the tensor of this number, from `start` to `stop`."""
+    """The bytes from `start` to `stop` of the tensor with this number."""
 
     tensor: int
     start: int
@@ -68,7 +68,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """The memory of a tensor, and the dtype of its values; None if the values are not checked.
+    """The memory of a tensor, and the dtype of its values; without a dtype the values are not checked.
 
     `check` is called with offset and size before bytes are read; an error that it raises ends the work.
     """
@@ -79,7 +79,10 @@ class Region:
 
 
 class Finding(NamedTuple):
-    """The checksum, not masked, and whether the values are sound: no NaN, no infinity, no bool but 0 and 1."""
+    """The checksum of some bytes, not masked, and whether their values are sound.
+
+    Values are sound without NaN, infinity, and bools other than 0 and 1.
+    """
 
     checksum: int
     sound: bool
@@ -92,7 +95,7 @@ def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THRE
     takes about a tenth of a millisecond, so use `threads=1` for small work.
     """
     job, queue, turn = [work], iter(items), threading.Lock()
-    running: list[threading.Lock] = []  # one for each thread, released at its end
+    running: list[threading.Lock] = []  # a lock for each thread, released when the thread ends
     errors: list[BaseException] = []
 
     def take() -> None:
@@ -196,7 +199,7 @@ def combine(first: int, second: int, length: int) -> int:
 
 @lru_cache(maxsize=1 << 14)  # the next version has pieces of the same lengths
 def _zeros(length: int) -> int:
-    """The factor by which appending so many zero bytes multiplies a checksum: x ** (8 * length)."""
+    """The factor by which appending `length` zero bytes multiplies a checksum: x ** (8 * length)."""
     if length <= 1:
         return 1 << 31 - 8 * length
     rest = length & (length - 1)
@@ -220,7 +223,7 @@ def _finding(content: memoryview, test: Test | None) -> Finding:
 
 @lru_cache(maxsize=64)
 def soundness(dtype: DType) -> Test | None:
-    """The test of values of this dtype; None if all are sound."""
+    """The test for values of this dtype; None if all values of the dtype are sound."""
     if dtype == np.bool_:
         return lambda content: bool(np.frombuffer(content, np.uint8).max() <= 1)
     number = np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
@@ -231,8 +234,8 @@ def soundness(dtype: DType) -> Test | None:
     infinity = np.array(np.inf).astype(number)
     if not np.isinf(infinity):  # a dtype of one byte, with NaN but no infinity
         return lambda content: _is_finite(np.frombuffer(content, number))
-    # Read as integers, infinities and NaNs are the largest of either sign. Looking for the largest integers is several
-    # times as fast as isfinite, and warns of nothing.
+    # Read as integers, infinities and NaNs are the largest values of each sign. Finding the largest integer is several
+    # times as fast as isfinite, and gives no warnings.
     unsigned, signed = np.dtype(f"u{number.itemsize}"), np.dtype(f"i{number.itemsize}")
     positive, negative = infinity.view(unsigned), (-infinity).view(unsigned)
 
@@ -261,19 +264,22 @@ def write(
 ) -> list[Finding]:
     """Copy the bytes of tensors to their places; returns findings about the bytes in the file.
 
-    `dtypes` are those of tensors whose values are checked; tensors with None count as sound. Once its bytes are copied,
-    a tensor is removed from `tensors`, and `copied` is called with its number, on any thread, so that its owner can
-    release the buffer. The last tensors come first, because most networks are updated from their last layer on: while a
-    buffer is pinned, an update of it costs a copy into new pages.
+    `dtypes` has the dtype of each tensor whose values are checked, and None for tensors that count as sound. Once its
+    bytes are copied, a tensor is removed from `tensors`, and `copied` is called with its number, on any thread, so that
+    its owner can release the buffer. The last tensors come first: most networks are updated from their last layer on,
+    and while a buffer is pinned, an update of it costs a copy into new pages.
     """
     tests = [None if dtype is None else soundness(dtype) for dtype in dtypes]
     parts: list[list[tuple[Piece, Finding]]] = [[] for _ in tensors]
     counts = Counter(piece.tensor for portion in layout.portions for piece in portion)
-    done = [itertools.count(1) for _ in tensors]  # `next` is atomic: one thread alone gets the last number
+    done = [itertools.count(1) for _ in tensors]  # `next` is atomic: exactly one thread gets the last number
     before, misses = file.take_known(), 0
 
     def unchanged(start: int, source: Array, test: Test | None) -> Finding | None:
-        """The finding of a piece that the file has already: few rows of a large table change, mostly adjacent rows."""
+        """Return the finding of a piece that the file already has, else None.
+
+        In large tables few rows change, and those are mostly adjacent.
+        """
         nonlocal misses
         known = before.get((start, len(source), test))
         target = file.content[start : start + len(source)]
@@ -311,7 +317,7 @@ def receive(file: PooledFile, layout: Layout, fill: Fill, *, threads: int) -> li
     A finding says nothing about the values of a tensor. `threads` is how many calls of `fill` run at once.
     """
     parts: list[list[tuple[Piece, Finding]]] = [[] for _ in layout.offsets]
-    file.take_known()  # findings about the bytes before
+    file.take_known()  # forget the findings about the old bytes
 
     def work(portion: tuple[Piece, ...]) -> None:
         starts = [layout.offsets[piece.tensor] + piece.start for piece in portion]

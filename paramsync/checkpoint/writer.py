@@ -27,11 +27,11 @@ from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, Index, data_file, index_file
 from paramsync.tensorbundle.sstable import mask
 
-LINKED = 8  # data files that a checkpoint shares with its predecessor
+LINKED = 8  # how many data files a checkpoint may share with its predecessor
 
 _PAGE = 4096
-_STALE = 0.5  # the share of a file's bytes that may be stale
-_WORTH = 1 << 20  # bytes that deserve their own data file, however small their share of the checkpoint
+_STALE = 0.5  # the share of a linked file's bytes that may be stale
+_WORTH = 1 << 20  # bytes: a part of at least this size gets its own data file, however small its share
 _SHARE = 1 / 64  # of a checkpoint: a part of at least this share gets its own data file, however small
 _NOTHING: Array = np.empty(0, np.uint8)
 _NO_LINK = {errno.EPERM, errno.EMLINK, errno.ENOENT, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS}
@@ -53,11 +53,11 @@ Range: TypeAlias = tuple[str, int, int]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Arriving:
-    """Tensors whose bytes come from elsewhere, straight into the data file.
+    """Tensors whose bytes `fill` writes straight into the data file.
 
     entries  dtype, shape and size of each tensor
     fill     writes adjacent ranges to their places in memory, on any thread; ranges start on multiples of PORTION
-    threads  the number of calls of `fill` at once
+    threads  how many calls of `fill` may run at once
     """
 
     entries: Mapping[str, Entry]
@@ -74,24 +74,25 @@ class Written:
     bytes_written: int = 0
     unchanged: frozenset[str] = frozenset()
     shards: tuple[Shard, ...] = ()
-    finite: bool = True  # all values were checked
-    seal: str = ""  # if the files are in memory
+    finite: bool = True  # whether all values were checked to be finite
+    seal: str = ""  # the seal of the data files; "" for files that are not in memory
 
     def checksum(self) -> str:
-        """The digest of the tensors' checksums, dtypes and shapes, wherever the tensors lie."""
+        """The digest of the tensors' checksums, dtypes and shapes, but not of their places in files."""
         return index.digest(self.entries)
 
     def digest(self) -> str:
-        """The digest of the tensors' bytes, see `digests.of_checkpoint`; "" if no digests are wanted."""
+        """The digest of the tensors' bytes, see `digests.of_checkpoint`; "" if no digests were made."""
         made = {name: digest for shard in self.shards for name, digest in shard.digests.items()}
         return digests.of_checkpoint(self.entries, made) if made else ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shard:
-    """A data file of a checkpoint, with its stamp, and the bytes and digests of its tensors when it was written.
+    """A data file of a checkpoint.
 
-    `entries` describes the tensors that this checkpoint has in the file.
+    `bytes`, `stamp` and `digests` are of the time when the file was written: the size of its tensors, its stamp, and
+    the digests of its tensors. `entries` describes the tensors that this checkpoint has in the file.
     """
 
     path: Path
@@ -123,7 +124,7 @@ class WritePlan:
 
 
 class _NoLinkError(Exception):
-    """A data file of the last checkpoint cannot be linked. Nothing is copied yet."""
+    """A data file of the last checkpoint cannot be linked. It is raised before anything is copied."""
 
 
 class CheckpointWriter:
@@ -133,7 +134,7 @@ class CheckpointWriter:
     """
 
     def __init__(self, pool: FilePool, *, durable: bool = False, digested: bool = False) -> None:
-        """If `digested`, makes digests of the given tensors: later writes of others into a file show."""
+        """If `digested`, makes digests of the given tensors, which show whether others write into a file later."""
         self._pool = pool
         self._durable = durable
         self._digested = digested
@@ -150,12 +151,17 @@ class CheckpointWriter:
     ) -> Written:
         """Write a checkpoint. Data files get their names first, so that an index never names missing data.
 
-        `unchanged` are tensors whose values the caller knows to be those of the remembered checkpoint; others are
-        compared, unless they are `Arriving`. `copied` is called, on any thread, with the name of each tensor that
-        changed, once its bytes are copied and the writer no longer refers to it. Object arrays hold strings, as bytes.
-        On failure, no file has a name of this checkpoint. Raises OSError, ParameterError for tensors that TensorFlow
-        cannot store, and NotFiniteError for NaN and infinity if all values are to be `finite`; for `Arriving` tensors,
-        which are not checked, what their `fill` raises and CorruptCheckpointError for malformed strings.
+        Args:
+            tensors: By name. An object array holds strings, as bytes. The values of `Arriving` tensors are not checked.
+            unchanged: Tensors that the caller knows to have the values of the remembered checkpoint. All others are
+                compared, unless they are `Arriving`.
+            finite: Whether to refuse NaN and infinity.
+            copied: Called on any thread with the name of each tensor that changed, once its bytes are copied and the
+                writer no longer refers to it.
+
+        Raises OSError; ParameterError for tensors that TensorFlow cannot store; NotFiniteError; for `Arriving` tensors
+        every error of their `fill`, and CorruptCheckpointError for malformed strings. After an error, no file has a
+        name of this checkpoint.
         """
         arriving = tensors if isinstance(tensors, Arriving) else None
         given: Mapping[str, Tensor | Entry] = tensors.entries if isinstance(tensors, Arriving) else tensors
@@ -191,7 +197,7 @@ class CheckpointWriter:
         return sources.keys() == self._last.entries.keys() == self._same(sources, (), sound)
 
     def remember(self, written: Written) -> None:
-        """Compare and link the next checkpoint with this checkpoint. Call it only once the checkpoint is published."""
+        """Compare the next checkpoint with this one, and link its files. Call this only after its publication."""
         self._last = written
 
     def _write(
@@ -288,7 +294,7 @@ class CheckpointWriter:
         return Shard(path, number, file, size, file.stamp, entries, made)
 
     def _receive(self, path: Path, number: int, sources: Mapping[str, _Source], arriving: Arriving) -> Shard:
-        """Have a data file with these tensors filled."""
+        """Write a data file with these tensors, which `arriving.fill` fills."""
         names = tuple(sources)
         layout = arrange(tuple([source.size for source in sources.values()]))
 
@@ -305,7 +311,7 @@ class CheckpointWriter:
         return Shard(path, number, file, size, file.stamp, entries, {})
 
     def _same(self, sources: Mapping[str, _Source], unchanged: Collection[str], sound: Sequence[bool]) -> set[str]:
-        """The names of tensors unchanged since the last checkpoint; `sound` says which of its shards count."""
+        """The names of tensors unchanged since the last checkpoint; `sound` says which of its shards can be linked."""
         last = self._last.entries
         known = [name for name, source in sources.items() if source.is_like(last.get(name)) and sound[last[name].shard]]
         compared = [name for name in known if name not in unchanged and sources[name].is_given]
@@ -327,7 +333,7 @@ class _Source:
     """A tensor to write."""
 
     def __init__(self, name: str, tensor: Tensor | Entry) -> None:
-        """Of a tensor whose bytes are still to come, there is only the entry."""
+        """`tensor` is an entry if the tensor's bytes are still to come."""
         self._checksum: int | None = None  # set for strings, whose checksum does not cover their stored bytes
         self.is_given = not isinstance(tensor, Entry)
         if isinstance(tensor, Entry):
@@ -352,7 +358,7 @@ class _Source:
         self._array = _NOTHING
 
     def note(self, name: str, content: Array, path: Path) -> None:
-        """Take note of the bytes that came. Raises CorruptCheckpointError for malformed strings."""
+        """Compute the checksum of strings that have come. Raises CorruptCheckpointError if they are malformed."""
         if self._dtype == dtypes.STRING:
             self._checksum = index.decode_strings(content.data, self._shape, path=path, name=name)[1]
 
@@ -389,7 +395,7 @@ def _digest(contents: list[Array], done: Callable[[int], object]) -> list[bytes]
 def _key(name: object) -> bytes:
     """The key by which a checkpoint lists and sorts a tensor."""
     key = name.encode(errors="replace") if isinstance(name, str) else b""
-    if not key or key[0] == 0 or key.decode() != name:  # the keys of the header and of slices; lone surrogates
+    if not key or key[0] == 0 or key.decode() != name:  # header, slices, lone surrogates
         expected = "names in UTF-8 that are neither empty nor begin with NUL"
         raise ParameterError("a checkpoint", expected=expected, found=files.shown(name))
     return key
@@ -436,7 +442,7 @@ def decide(
 
 @lru_cache(maxsize=8)
 def arrange(sizes: tuple[int, ...]) -> Layout:
-    """Lay out tensors of these sizes in a shard: tensors of a page or more begin on a page, others on 64 bytes."""
+    """Lay out tensors of these sizes in a shard. Large tensors begin at a page, others at a multiple of 64 bytes."""
     offsets = []
     end = 0
     for size in sizes:

@@ -29,14 +29,14 @@ _log = logging.getLogger("paramsync.store")
 
 
 class StoreWriter:
-    """The publisher's side of a store: makes, locks and writes it.
+    """Makes, locks and writes a store. The publisher uses it.
 
     One thread owns it; only `next_number` may be called from another. A version is published in these steps. If
     the publisher is killed in between, the previous version stays the latest, and the rubbish is marked:
 
     1. Mark the new version, and the versions that it will replace, as unlisted.
-    2. Write data, index and record, each renamed to its name when complete. Files of unchanged data get another name;
-       other data goes into retired files (see `FilePool`) or new files.
+    2. Write data, index and record, each renamed to its name when complete. A data file that did not change is linked
+       under the new name; other data goes into retired files (see `FilePool`) or new files.
     3. Rename `checkpoint`: the new version is visible, and the latest.
     4. For every marked version that `checkpoint` does not list: remove the index, the record, the names of the data,
        then the graph if no other version uses it, then the mark.
@@ -44,7 +44,7 @@ class StoreWriter:
     With `durable`, data, index, record, directory, `checkpoint` and directory again are each synced to the disk before
     the next is written. Otherwise a version survives a crash of its publisher, but perhaps not of the machine.
 
-    Never removes versions that TensorFlow wrote, see `StateFile`. Writes a damaged graph again.
+    Never removes versions that TensorFlow wrote, see `StateFile`. Writes a damaged graph file again.
     """
 
     def __init__(
@@ -57,8 +57,9 @@ class StoreWriter:
     ) -> None:
         """Make and lock the store, and remove the rubbish of a killed publisher.
 
-        `keep` is how many of the newest versions stay, or a Retention. With the file of a `signing_key`, the records
-        of versions are signed, see `paramsync.store.signing`. Raises SettingsError, StoreLockedError, StoreError.
+        `keep` is how many of the newest versions stay, or a Retention. If `signing_key` names the file of a key, the
+        records of versions are signed, see `paramsync.store.signing`. Raises SettingsError, StoreLockedError,
+        StoreError.
         """
         self._retention = keep if isinstance(keep, Retention) else Retention(keep=keep)
         self._store = Store(path)
@@ -67,14 +68,14 @@ class StoreWriter:
         self._durable = durable
         self._signer = None if signing_key is None else Signer(signing_key)
         self._graph_files: dict[str, tuple[bytes, str]] = {}  # by graph: the file's content and its digest
-        self._numbers = threading.Lock()
+        self._numbers = threading.Lock()  # guards `_reserved`
         self._fresh_graphs: set[str] = set()  # graphs that no version uses yet
         self._sound: dict[Path, FileStamp] = {}  # graph files with the right content, until their stamp changes
         self._pool: FilePool | None = None
         self.unchanged: frozenset[str] = frozenset()
         """The parameters that the last commit did not change."""
         self._reserved = -1
-        self._before: Version | None = None  # of the store that this one continues
+        self._before: Version | None = None  # the newest version of the store that this store continues
         self._publications = 0  # number of publications since the store was made
         self._repeats = Repeats()  # suppresses repeated failures of removals
         self._closed = False
@@ -113,13 +114,13 @@ class StoreWriter:
             return self._reserved
 
     def go_above(self, version: Version) -> None:
-        """Continue another store, whose newest version this is: later versions have higher numbers."""
+        """Continue another store: from now on give versions higher numbers than its newest `version`."""
         self._before = version
         with self._numbers:
             self._reserved = max(self._reserved, version.number)
 
     def latest(self) -> Version | None:
-        """See `Store.latest`. While the store is empty, the newest version of the store that it continues."""
+        """As `Store.latest`; while the store is empty, the newest version of the store that it continues."""
         return self._store.latest() or self._before
 
     def commit(
@@ -133,14 +134,21 @@ class StoreWriter:
     ) -> Version:
         """Publish, then prune. Returns the version as followers see it.
 
-        Sets prefix, committed_at, bytes, bytes_written, checksum, finite, seal, and signs. `unchanged` are parameters
-        whose values the caller knows to be those of this writer's last successful commit; others are compared.
-        `copied` is called, on any thread, with the name of each parameter that changed, once this writer no longer
-        refers to it. `Arriving` tensors belong to the version of another store: its record is kept, and they must have
-        its checksum. Raises StoreError, CorruptCheckpointError if `checkpoint` was damaged meanwhile, ParameterError
-        for a tensor that TensorFlow cannot store, NotFiniteError if values are to be `finite`, and what filling raises.
-        The previous version is then still the latest, and nothing of this one is left, unless the StoreError says that
-        it was published.
+        Completes the record with prefix, committed_at, bytes, bytes_written, checksum, finite and seal, and signs it if
+        there is a key. `Arriving` tensors belong to a version of another store: its record stays as it is, and the
+        tensors must have the checksum in it.
+
+        Args:
+            unchanged: Parameters that the caller knows to have the values of this writer's last successful commit.
+                All other parameters are compared.
+            finite: Whether to refuse NaN and infinity.
+            copied: Called on any thread with the name of each parameter that changed, once this writer no longer refers
+                to its value.
+
+        Raises StoreError, CorruptCheckpointError if `checkpoint` was damaged meanwhile, ParameterError for a tensor
+        that TensorFlow cannot store, NotFiniteError, and every error of `Arriving.fill`. After an error the previous
+        version is still the latest, and nothing of the new version is left, unless a StoreError says that it was
+        published.
         """
         self._keep_lock()
         listed = self._state.read_names()
@@ -168,7 +176,7 @@ class StoreWriter:
             self._fresh_graphs.discard(version.graph)
             with self._faults(f"version {version.number} was published, but it may not be on the disk"):
                 self._sync()
-            # only now: after an error both the caller and this writer compare with the previous version
+            # Only now: after an error, the next commit must compare with the previous version.
             self.unchanged = written.unchanged
             self._checkpoints.remember(written)
         finally:

@@ -27,17 +27,18 @@ _BINS = len(EDGES) - 1
 _FIRST = -40  # the exponent of the first edge
 _FRACTION, _BIAS = 52, 1023  # of a float64: the number of bits of the fraction, and the bias of the exponent
 _ELEMENTS = 1 << 14  # compared at once: intermediate results stay in a processor's cache
-_SQUARED = 1e-100, 1e100  # between them, squares fit into a float64
+_SQUARED = 1e-100, 1e100  # the squares of numbers between these two fit into a float64
 _OPAQUE = {dtypes.STRING, dtypes.VARIANT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """A parameter of two versions. `reshaped`: the shape or the parts differ, or the values cannot be compared.
+    """How a parameter differs between two versions.
 
+    kind           `reshaped` if the shape or the parts differ, or if the values cannot be compared
     dtype, shape   in the newer version, or in the older version if the newer lacks the parameter
     elements       the number of elements
-    changed        how many elements have another value; all or none of variants, which are opaque
+    changed        how many elements have another value; for variants, which are opaque, all or none
     norm           the L2 norm of the difference; None if nothing can be subtracted (strings, or only NaN)
     norm_before    the L2 norm in the older version; None if nothing had to be read
     relative       `norm` divided by `norm_before`; infinite if the older version was all zeros
@@ -71,14 +72,16 @@ def differences(
     threads: int = THREADS,
     advance: Callable[[int], None] = lambda count: None,
 ) -> list[Difference]:
-    """All parameters of two versions: first changed parameters, by their relative change, with non-finite parameters on
-    top; then unchanged parameters, by name.
+    """Compare all parameters of two versions.
 
-    Locks the files of both versions, so that no publisher of ours overwrites them; reads them in portions, and checks
-    the checksums of all tensors that it reads. A tensor in a file of both versions is unchanged and not read; if the
-    records show the same parameters, nothing is read. `advance` is called, on any thread and at each portion, with the
-    bytes that were compared since; an error that it raises ends the comparison. Raises UnknownVersionError if a version
-    was pruned, CorruptCheckpointError, UnreadableError.
+    Returns changed parameters first: parameters with non-finite elements, then all others by their relative change.
+    Reshaped, added, removed and unchanged parameters follow.
+
+    Locks the files of both versions, so that our publishers do not overwrite them. Reads tensors in portions and checks
+    their checksums. Does not read a tensor if both versions share its file, and reads nothing if the records show the
+    same parameters. Calls `advance`, on any thread, at each portion, with the bytes that were compared since the last
+    call; an error that it raises ends the comparison. Raises UnknownVersionError if a version was pruned,
+    CorruptCheckpointError, UnreadableError.
     """
     before, after = store.open(old, mapped=False), store.open(new, mapped=False)
     same = bool(new.checksum) and old.checksum == new.checksum
@@ -108,7 +111,7 @@ def _difference(name: str, before: Bundle, after: Bundle, *, same: bool, look: C
         return _described(name, "reshaped", entry, entry_before)
     if same or before.marks(name) == after.marks(name):
         return _described(name, "unchanged", entry, entry_before, _Sums(is_number=_is_number(entry), is_read=False))
-    if not _has_values(entry):  # opaque, but the bytes have a checksum
+    if not _has_values(entry):  # the values are opaque: compare the checksums of the bytes
         checksums = [[piece.crc32c for piece in each_entry.pieces] for each_entry in (entry_before, entry)]
         changed = 0 if checksums[0] == checksums[1] else math.prod(entry.shape)
         sums = _Sums(changed=changed, is_number=False)
@@ -152,7 +155,7 @@ def _described(name: str, kind: Kind, entry: Entry, before: Entry | None, sums: 
 
 @dataclass(slots=True, eq=False)
 class _Sums:
-    """The difference of a tensor so far, portion after portion."""
+    """Sums up the difference of a tensor, portion after portion."""
 
     is_number: bool
     is_read: bool = True
@@ -169,7 +172,7 @@ class _Sums:
         if not self.is_number:
             self.changed += int(np.count_nonzero(before != after))
             return
-        with np.errstate(all="ignore"):  # infinity minus infinity
+        with np.errstate(all="ignore"):  # no warnings, for example about infinity minus infinity
             self._add_numbers(before, after)
 
     def _add_numbers(self, before: Array, after: Array) -> None:
@@ -204,7 +207,7 @@ class _Sums:
 
 
 def _plain(values: Array) -> Array:
-    """Quantized numbers, which are records with a single field, as the field's values."""
+    """Return quantized numbers, which are records with a single field, as the values of that field."""
     fields = values.dtype.fields
     return values.view(next(iter(fields.values()))[0]) if fields else values
 

@@ -1,8 +1,8 @@
 """Signed versions: keys, signatures of records, and whether a trusted key signed a version.
 
-Ed25519, by the package `cryptography`, which is imported if there is a key. A signature covers a record without its
-trace and its count of publications: number, step, times, metrics, and the digests of all tensors and of the graph's
-file. So a signed record fits only these bytes under this number.
+Signatures are made with Ed25519 by the package `cryptography`, which is imported only if there is a key. A signature
+covers a record without its trace and its count of publications: number, step, times, metrics, and the digests of all
+tensors and of the graph's file. So the signature is valid only for exactly these bytes under this number.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 _UNSIGNED = {"signature", "publications", "traceparent"}
 SIGNED = tuple(field.name for field in fields(Version) if field.name not in _UNSIGNED)
-"""The fields of a record that its signature covers. An older reader that lacks a field computes
-other bytes, and refuses the signature."""
+"""The fields of a record that its signature covers. An older reader that lacks one of these fields computes other bytes
+and refuses the signature."""
 
-_STATEMENT = b"paramsync: the record of a version, 1\n"  # so that a signature of other data does not fit a record
+_STATEMENT = b"paramsync: the record of a version, 1\n"  # no signature of other data is valid for a record
 _EXPECTED_PRIVATE = "expected an Ed25519 private key in PEM, as paramsync keys new makes it"
 _END = b"-----END PUBLIC KEY-----"
-_ID = 16  # hexadecimal digits
+_ID = 16  # hexadecimal digits of a key's id
 
 
 class Signer:
@@ -49,14 +49,14 @@ class Signer:
         self.id = key_id(self._key.public_key())
 
     def sign(self, version: Version) -> Version:
-        """The version with a signature of its record. The record has the digests of tensors and graph."""
+        """Return the version with a signature of its record, which must have the digests of tensors and graph."""
         read_back = Version.from_json(replace(version, signed_by=self.id, signature="").to_json())
         signature = self._key.sign(_statement(read_back))
         return replace(read_back, signature=base64.b64encode(signature).decode())
 
 
 class TrustedKeys(ReadAgain["dict[str, Ed25519PublicKey]"]):
-    """The public keys in some files. Keys may be added and removed while a server runs. Any thread."""
+    """The public keys in some files, which may change while a server runs. Safe to use from any thread."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         """Raises SettingsError for a file without keys, or with anything but keys."""
@@ -87,13 +87,16 @@ class TrustedKeys(ReadAgain["dict[str, Ed25519PublicKey]"]):
             raise UntrustedError(where, expected="one whose graph is signed, too", found="one without a graph")
 
     def check_graph(self, version: Version, content: bytes, path: Path) -> None:
-        """Raise UntrustedError if the checked record has another digest for the graph file."""
+        """Raise UntrustedError if the digest of the graph file differs from the record, which was checked before."""
         if graph_digest(content) != version.graph_file:
             where, expected = f"version {version.number}", f"the graph that key {version.signed_by} signed"
             raise UntrustedError(where, expected=expected, found=f"another in {path.name}")
 
     def check_tensors(self, version: Version, bundle: Bundle, **how: Any) -> None:
-        """Raise UntrustedError if the checked record has another digest of tensors. For `how` see `Bundle.digest`."""
+        """Raise UntrustedError if the digest of the tensors differs from the record, which was checked before.
+
+        For `how` see `Bundle.digest`.
+        """
         if bundle.digest(**how) != version.digest:
             where, expected = f"version {version.number}", f"the tensors that key {version.signed_by} signed"
             raise UntrustedError(where, expected=expected, found="others")
@@ -115,7 +118,7 @@ def graph_digest(content: bytes) -> str:
 
 
 def create_keys(prefix: Path) -> tuple[Path, Path, str]:
-    """Make PREFIX.key and PREFIX.pub, which must not exist. Returns both and the id.
+    """Make PREFIX.key and PREFIX.pub, which must not exist. Returns both paths and the id of the key.
 
     Raises SettingsError, OSError.
     """
@@ -140,7 +143,7 @@ def create_keys(prefix: Path) -> tuple[Path, Path, str]:
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """The name of a key in logs and records."""
+    """The id of a key, which names it in logs and records."""
     return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:_ID]
 
 
@@ -174,7 +177,7 @@ def _private_key(path: Path) -> Ed25519PrivateKey:
     content = read_secret("signing key", path)
     try:
         key = load_pem_private_key(content, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: it is encrypted
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:  # TypeError: the key is encrypted
         raise SettingsError(f"{option}: {_EXPECTED_PRIVATE}, found {_problem(error)}") from error
     if not isinstance(key, Ed25519PrivateKey):
         raise SettingsError(f"{option}: {_EXPECTED_PRIVATE}, found another kind of key")

@@ -16,7 +16,7 @@ from paramsync.tensorbundle.index import index_file
 from paramsync.version import Version
 
 MARK = ".unlisted-"
-MOST_BY_AGE = 1000  # versions kept by age: every look at the store and every publication reads their names
+MOST_BY_AGE = 1000  # most versions kept by age: each look at the store and each publication reads their names
 
 _log = logging.getLogger("paramsync.store")
 _BROKEN = Version(number=0, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0)  # for a record that cannot be read
@@ -50,7 +50,7 @@ class Retention:
     def drop(self, versions: Sequence[tuple[str, float]], *, now: float) -> set[str]:
         """The names to drop when another version is published now; `versions` are names and times, oldest first.
 
-        A time more than `keep_for` seconds in the future came from a wrong clock.
+        A version from more than `keep_for` seconds in the future is not kept by age: its time came from a wrong clock.
         """
         older = versions[: max(0, len(versions) + 1 - self.keep)]
         stay: dict[int, str] = {}
@@ -63,9 +63,10 @@ class Retention:
 class StateFile:
     """The publisher's view of `checkpoint`, which lists versions, oldest first. The publisher's thread owns it.
 
-    Versions without a record, or with a record of other parameters, are TensorFlow's: they stay listed while their
-    files exist. Our versions that another program took off the list are listed again. A damaged `checkpoint` is set
-    aside, and written again with the names that this publisher listed, or else with all our complete versions.
+    Versions without a record, or with a record of other parameters, count as written by TensorFlow: they stay listed
+    while their files exist. Our versions that another program took off the list are listed again. A damaged
+    `checkpoint` is moved aside, and written again with the names that this publisher listed, or else with all our
+    complete versions.
     """
 
     def __init__(
@@ -76,12 +77,12 @@ class StateFile:
         self._durable = durable
         self._faults = faults
         self._state: store.CheckpointState | None = None  # the last content of `checkpoint`
-        self._names: tuple[str, ...] | None = None  # of listed versions and our unlisted ones; None: not read yet
-        self._text: str | None = None  # the text that this object wrote: parsing a thousand names takes a while
+        self._names: tuple[str, ...] | None = None  # of listed and of our unlisted versions; None: not read yet
+        self._text: str | None = None  # what this object wrote last: comparing it is faster than parsing a file
         self._records: dict[str, Version | None] = {}  # by name; None without a record
 
     def read_names(self) -> tuple[str, ...]:
-        """The listed names, and our unlisted ones. Raises StoreError."""
+        """Return the names that `checkpoint` lists, and of our complete versions that it lacks. Raises StoreError."""
         try:
             text = store.read_text(store.state_file(self._directory))
             if self._names is not None and text is not None and text == self._text:
@@ -95,7 +96,7 @@ class StateFile:
         return self._names
 
     def publish(self, version: Version, names: tuple[str, ...]) -> None:
-        """Rename a `checkpoint` into place that lists these names, with the version as the latest. Raises OSError."""
+        """Replace `checkpoint`, by rename, to list these names with the version as the latest. Raises OSError."""
         self._write(names)
         self._records = {name: self._records[name] for name in names if name in self._records}
         self._records[version.prefix] = version
@@ -112,7 +113,7 @@ class StateFile:
         return [name for name in names if name not in dropped]
 
     def find_gone(self, names: Collection[str]) -> set[str]:
-        """The names of versions without any file."""
+        """Return the names whose versions have no file left."""
         if not names:
             return set()
         there = files.names(self._directory)
@@ -125,7 +126,7 @@ class StateFile:
         return [version for name, version in unlisted if not index_file(self._directory / name).exists()]
 
     def highest(self) -> int:
-        """The highest number of a listed name or of any version's file, or -1."""
+        """The highest number of a listed name or of any version's file; -1 without any."""
         begun = [file.partition(".")[0] for file in files.names(self._directory) if file.startswith("ckpt-")]
         return max(map(store.number_of, [*begun, *self.read_names()]), default=-1)
 
@@ -144,7 +145,7 @@ class StateFile:
         return self._records[name]
 
     def _heal(self, error: CorruptCheckpointError) -> tuple[str, ...]:
-        """Set a damaged `checkpoint` aside, and write a new one. Returns the names that the new one lists."""
+        """Move a damaged `checkpoint` aside, and write a new one. Returns the names that the new one lists."""
         known = self._names or ()
         gone = self.find_gone(known)
         names = self._with_unlisted([name for name in known if name not in gone])
@@ -205,14 +206,14 @@ class StateFile:
             try:
                 entries = index.read(index_file(self._directory / name)).entries
             except CorruptCheckpointError:
-                return record  # broken, but ours
+                return record  # the index is broken, but the version is ours
             if index.digest(entries) != record.checksum:
                 return None
         return record
 
 
 def mark_file(directory: Path, name: str) -> Path:
-    """The mark of a version: the version is rubbish unless `checkpoint` lists it."""
+    """The path of a version's mark. A marked version is rubbish unless `checkpoint` lists it."""
     return directory / f"{MARK}{name}"
 
 

@@ -4,8 +4,9 @@ checkpoint              TensorFlow's CheckpointState as text; replaced by rename
 checkpoint.damaged      the last `checkpoint` that was unreadable
 ckpt-420.index  .data-* the parameters, complete before the rename
 ckpt-420.json           the Version record
-graph-<digest>.pb       a graph; with .damaged, a folder that had the graph's name
-publisher.lock          locked by the publisher until it ends or dies; names the last publisher, and when it ended
+graph-<digest>.pb       a graph
+graph-<...>.pb.damaged  a folder that had the name of a graph, and was moved aside
+publisher.lock          locked by the publisher until it ends or dies; says who published last and when it ended
 .tmp-*                  files being written
 .spare-*                data files of versions that are gone, waiting to be overwritten
 .unlisted-ckpt-420      marks a version as rubbish unless `checkpoint` lists it: the version is being published,
@@ -45,14 +46,14 @@ LOCK = "publisher.lock"
 _LOCK_LIMIT = 1024  # bytes
 _READERS_SECONDS = 1.0  # how long a publisher waits for readers of the lock
 _STATE = "checkpoint"
-_LOOKS = 10  # how often `latest` reads a state file that changes meanwhile
+_LOOKS = 10  # how often `latest` tries again if the state file has changed meanwhile
 TEXT_LIMIT = 1 << 20  # bytes of a state file or a record
-_NAME_LIMIT = 200  # bytes of 255: leaves room for the suffix `.data-00000-of-00001` and the prefix `.tmp-`
+_NAME_LIMIT = 200  # bytes; file names have at most 255: leaves room for `.data-00000-of-00001` and `.tmp-`
 _INT64 = 1 << 63
 _YEAR_10000 = 253_402_300_800.0  # seconds since the epoch
 
-# The checksum is field 15 of a graph message, behind all others: readers of the message skip it. No known field number
-# differs from 15 by one bit, so a flipped bit cannot make it a known field.
+# The checksum is field 15 of a graph message, after all other fields. Readers of the message skip it as unknown. No
+# known field number differs from 15 by one bit, so a flipped bit cannot make it a known field.
 _TAG = b"\x7a\x20"
 _CHECKED = len(_TAG) + hashlib.sha256().digest_size
 
@@ -66,7 +67,7 @@ class CheckpointState:
 
 
 class Store:
-    """A follower's view of a store. Without open files or state; safe to use from any thread."""
+    """A follower's view of a store. It has no open files and no state, and may be used from any thread."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -132,11 +133,12 @@ class Store:
         frozen: bool = False,
         shared: Mapping[FileStamp, DataFile] = MappingProxyType({}),
     ) -> Bundle:
-        """Open a version's parameters: mapped if our publisher recorded them, else copied when they are read.
+        """Open a version's parameters.
 
-        Other writers overwrite files in use, so their files are never mapped. `mapped=False` maps no files at all. For
-        `frozen` and `shared` see `Bundle.open`. Raises CorruptCheckpointError if the files are not a whole checkpoint,
-        or not the recorded one, UnknownVersionError if the version was pruned after the caller learned of it.
+        Files are mapped if our publisher wrote them. Other writers overwrite files in use, so tensors from their files
+        are copied when they are read. `mapped=False` maps no files at all. For `frozen` and `shared` see `Bundle.open`.
+        Raises CorruptCheckpointError if the files are not a whole checkpoint, or do not fit the record;
+        UnknownVersionError if the version was pruned after the caller learned of it.
         """
         try:
             mapped = mapped and bool(version.checksum)
@@ -225,8 +227,8 @@ def number_of(name: str) -> int:
 def read_state(directory: Path, name: str = _STATE) -> CheckpointState | None:
     """Read `checkpoint`, whether or not the versions' files are there. None if nothing was published.
 
-    TensorFlow may give the file another `name`. Raises StoreError if the file cannot be read (UnreadableError: now),
-    CorruptCheckpointError if it is malformed or leads out of the directory.
+    TensorFlow may give the file another `name`. Raises StoreError if the file cannot be read; UnreadableError, which is
+    a StoreError, if a later try may succeed; CorruptCheckpointError if it is malformed or leads out of the directory.
     """
     path = state_file(directory, name)
     if (text := read_text(path)) is None:
@@ -265,7 +267,10 @@ def read_record(directory: Path, name: str) -> Version | None:
 
 
 def problem(record: Version) -> tuple[str, str] | None:
-    """What was expected and found in the first value that cannot be shown, sent or followed; None if sound."""
+    """Check that all values of a record can be shown, sent and followed.
+
+    Returns None, or what was expected and what was found in the first value that cannot.
+    """
     if record.graph and not is_digest(record.graph):
         return "the hexadecimal digest of a graph", files.shown(record.graph)
     counts = (record.step, record.bytes, record.publications)
@@ -304,7 +309,10 @@ def read_text(path: Path) -> str | None:
 
 
 def _name(state: Path, listed: str) -> str:
-    """The name of a path in the file `checkpoint`. The directory of an absolute path may have moved since."""
+    """Return the name of the version at this path in the file `checkpoint`.
+
+    Only the last part of an absolute path counts, because the directory may have moved since.
+    """
     path = PurePosixPath(listed)
     name = path.name if path.is_absolute() else str(path)
     if not is_name(name):
@@ -338,7 +346,10 @@ def take_lock(store: Path) -> int:
 
 
 def _lock_alone(descriptor: int) -> None:
-    """Raise BlockingIOError if a publisher has the lock. Readers share it for a moment, see `last_publisher`."""
+    """Take the exclusive lock. Raises BlockingIOError if a publisher has it.
+
+    Waits for readers, which share the lock for a moment, see `last_publisher`.
+    """
     end = time.monotonic() + _READERS_SECONDS
     while True:
         try:
@@ -355,7 +366,7 @@ def _lock_alone(descriptor: int) -> None:
 def holds_lock(descriptor: int, store: Path) -> bool:
     """Whether the store at this path still has this lock: its directory may have been removed and made again.
 
-    Raises OSError if the directory cannot be read now: the caller then keeps the lock.
+    Raises OSError if the directory cannot be read now; the caller should then keep the lock.
     """
     try:
         return os.path.samestat(os.fstat(descriptor), (store / LOCK).lstat())
@@ -382,14 +393,14 @@ def release_lock(descriptor: int, *, finished: bool = False) -> None:
 class PublisherState(Enum):
     TRAINING = "training"  # has the lock
     FINISHED = "finished"  # gave the lock back
-    DIED = "died"  # lost the lock
+    DIED = "died"  # lost the lock without giving it back
 
 
 @dataclass(frozen=True, slots=True)
 class LastPublisher:
     """The last publisher of a store, when it began, and since when it has been in this state.
 
-    The time of a publisher's death is unknown: then `since` is `began`.
+    The time of a publisher's death is unknown, so `since` of a dead publisher is `began`.
     """
 
     state: PublisherState
@@ -404,7 +415,7 @@ def last_publisher(store: Path) -> LastPublisher | None:
     """
     try:
         with files.regular(store / LOCK) as descriptor:
-            is_free = files.lock_shared(descriptor)  # before reading: a publisher writes that it ended, then unlocks
+            is_free = files.lock_shared(descriptor)  # first: a publisher writes that it ended before it unlocks
             holder = _lock_content(descriptor) or {}
             began = _seconds(holder.get("since")) or os.fstat(descriptor).st_mtime
             if not is_free:
