@@ -96,7 +96,7 @@ class _Known:
 
 
 class Checkpoints(ABC, Generic[G, R]):
-    """Restores the versions of one store, see `Restores`. One thread. Subclasses say where graphs and versions live.
+    """Restores the versions of one store, see `Restores`. One thread uses it. Subclasses build graphs and versions.
 
     The bytes of checkpoints stay in the store's files, which nobody changes while they are locked.
     """
@@ -173,7 +173,7 @@ class Checkpoints(ABC, Generic[G, R]):
     def damage(self, resident: InMemory) -> CorruptCheckpointError | None:
         """How the bytes of a version in memory differ from the published bytes; None if they do not differ.
 
-        None as well if its files cannot be read now, and for copies, which cannot be damaged.
+        Also None if its files cannot be read now, and for copies, which cannot be damaged.
         """
         known = self._known.get(resident)
         if known is None or self.trust is not None:
@@ -183,7 +183,7 @@ class Checkpoints(ABC, Generic[G, R]):
                 deque(known.bundle.scrub(key), maxlen=0)
         except CorruptCheckpointError as error:
             self._damaged.update(known.bundle.mapped_files)
-            del self._known[resident]  # nothing counts as verified for it
+            del self._known[resident]  # its tensors no longer count as verified
             return error
         except UnreadableError as error:
             _log.debug("%s: cannot be scrubbed now: %s", known.bundle.prefix, error)
@@ -220,10 +220,10 @@ class Checkpoints(ABC, Generic[G, R]):
         - The checksums and values of a version that our publisher did not record are always checked.
         - "auto" skips files whose seal shows that nobody wrote to them since our publisher checked all values, and
           files that were verified already for a version in memory.
-        - If the record says that the publisher checked all values, values are not checked again where checksums match.
-        - If only signed versions are trusted, all tensors must have the signed digests, which stand for checksums.
+        - If the record says that the publisher checked all values, only checksums are checked, not values.
+        - If only signed versions are trusted, the signed digests of all tensors are checked in place of checksums.
 
-        Returns the tensors whose checksums match.
+        Returns the tensors whose checksums were verified.
         """
         believed = self._damaged.isdisjoint(bundle.mapped_files)
         sealed = believed and bool(version.checksum and version.finite and version.seal) and version.seal == bundle.seal
@@ -249,9 +249,9 @@ class Checkpoints(ABC, Generic[G, R]):
         return keys
 
     def _verified_before(self, version: Version, bundle: Bundle, keys: Sequence[str]) -> set[str]:
-        """The tensors that were verified for a version in memory with the same files, not written to since.
+        """Return the tensors that were verified for another version in memory, in files not written to since.
 
-        Empty if the kernel has dropped a page of any tensor: the page would come from the disk again, unverified.
+        Returns none if the kernel has dropped a page of any of them: the page would be read from the disk, unverified.
         """
         before: set[str] = set()
         for known in self._known.values():

@@ -1,4 +1,4 @@
-"""Why a directory has no version to serve, and what to do about it. Reads little more than names of files."""
+"""Finds out why a directory has no version to serve, and what to do. Reads little more than names of files."""
 
 from __future__ import annotations
 

@@ -71,9 +71,10 @@ def open_source(
 
 
 class _Restores(Checkpoints[Graph, Resident]):
-    """Versions in this process. A checkpoint's graph is the recorded one, the given one, or that in its `.meta` file.
+    """Restores versions in this process.
 
-    Foreign graphs are code: only ops that are known to be safe, or `allowed`, are run.
+    A checkpoint's graph is the graph in its record, else the given graph, else the graph in its `.meta` file. Graphs of
+    others are code: only ops that are known to be safe, or `allowed`, are run.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class _Restores(Checkpoints[Graph, Resident]):
         return self.restore(version, self._graph(version), tell)
 
     def copy_saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> Resident:
-        """Copies the parameters, and checks them in full."""
+        """Copy the parameters, and check them in full."""
         tell(Progress("mapping"))
         graph = self._graph_of(directory)
         parameters: tuple[tf.Tensor, ...] = ()
@@ -148,7 +149,7 @@ class _Restores(Checkpoints[Graph, Resident]):
         )
 
     def _graph_of(self, directory: Path) -> Graph:
-        """The graph of a SavedModel. Versions share it, unless it has tables, whose contents are files."""
+        """The graph of a SavedModel. Versions share it, unless it has tables, because their contents are files."""
         if not (directory / COMMIT).exists() and (directory / AS_TEXT).exists():
             raise GraphError(f"{directory}: expected {COMMIT}, found {AS_TEXT}: save it without as_text")
         content = files.content(directory / COMMIT, limit=files.MAX_MESSAGE)

@@ -14,7 +14,7 @@ from paramsync.version import Version
 _NUMBER = re.compile(r"[0-9]{1,18}")
 COMMIT = "saved_model.pb"
 AS_TEXT = "saved_model.pbtxt"  # makes an unreadable version
-_WATCHED = 2  # directories with the highest numbers: a watch takes threads, and polling notices the rest
+_WATCHED = 2  # how many directories, of the highest numbers, are watched: a watch takes threads, and there is polling
 
 
 def versions(path: Path) -> list[Version]:

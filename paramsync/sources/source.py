@@ -27,7 +27,7 @@ _UNREAD = frozenset({"fingerprint.pb", "keras_metadata.pb"})  # files of a Saved
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`phase` is "mapping", "verifying" or "warming". The totals are 0 until they are known."""
+    """How far a restore is. `phase` is "mapping", "verifying" or "warming"; totals are 0 until they are known."""
 
     phase: str
     _: KW_ONLY
@@ -55,8 +55,8 @@ were verified for another version in memory.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The published versions now. `published` is in ascending order; it is None if the store cannot be read.
-    `publisher` is None if the store does not name its publisher, as TensorFlow's stores do not."""
+    """What one look at the store found. `published` is in ascending order; it is None if the store cannot be read.
+    `publisher` is None if the store does not name its publisher, as stores that TensorFlow wrote."""
 
     latest: Version | None = None
     published: list[Candidate] | None = None
@@ -69,7 +69,7 @@ class Look:
 
 
 class Bell(Protocol):
-    """Rings when there may be a new version. One thread calls `arm` before each look, and `close`."""
+    """Calls a function when there may be a new version. One thread calls `arm` before each look, and `close`."""
 
     def arm(self) -> None: ...
     def close(self) -> None: ...
@@ -109,8 +109,9 @@ class Source(Generic[R]):
     ) -> None:
         """`graph` is a graph file, or the directory of a SavedModel, for checkpoints that name no graph.
 
-        `options` names, for errors, the given options about the graph of checkpoints. If `signed`, only versions that a
-        trusted key signed are restored, and a store that starts over with lower numbers is not followed.
+        `options` is for errors: the names of the caller's options about the graph of checkpoints. If `signed`, only
+        versions that a trusted key signed are restored, and a store that starts over with lower numbers is not
+        followed.
         """
         self.signed = signed
         self.path = path
@@ -122,7 +123,7 @@ class Source(Generic[R]):
         self._is_numbered = False
 
     def look(self) -> Look:
-        """The published versions now. Errors of files are returned, not raised."""
+        """Look at the published versions. Errors of files are returned, not raised."""
         if not self._is_numbered and (look := self._look_at_checkpoints()).latest is not None:
             return look  # there is a file `checkpoint`
         self._is_numbered = self._shows_numbers()
@@ -224,7 +225,7 @@ class Source(Generic[R]):
         return Look(latest=versions[-1] if versions else None, published=published)
 
     def _shows_numbers(self) -> bool:
-        """Whether the directory has numbered SavedModels; the answer before if the directory is empty or unreadable."""
+        """Whether the directory has numbered SavedModels. Empty or unreadable, it gets the previous answer."""
         try:
             if state_file(self.path).exists():
                 return False
@@ -260,7 +261,7 @@ class _Listing:
     def identify_checkpoint(self, prefix: str, *, with_links: bool = False) -> Hashable:
         """A value that identifies a checkpoint's files, even if their times were set back.
 
-        A later version may hard-link a data file, which changes no bytes. The value changes by that only `with_links`.
+        A later version may hard-link a data file. This changes no bytes, and changes the value only `with_links`.
         """
         facts = {name: self._facts_of(name) for name in self._of_checkpoints[prefix]}
         return frozenset(

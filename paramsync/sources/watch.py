@@ -1,4 +1,4 @@
-"""The watch on folders: rings when something was committed. A lost ring only costs the wait for the next poll.
+"""Watches folders, and calls `ring` when something was committed. If an event is lost, the next poll finds the change.
 
 Only this module knows watchdog. One observer serves all folders of this process.
 """
@@ -57,7 +57,7 @@ _Target = tuple[Path, int, int]  # a folder with its device and inode: another f
 
 @dataclass(frozen=True, slots=True)
 class WatchedPlace:
-    """A folder, and the names in it that ring. Folders in it are places of their own."""
+    """A folder, and the names in it whose changes count. A folder inside it needs a place of its own."""
 
     folder: Path
     names: re.Pattern[str]
@@ -104,7 +104,7 @@ class _PlaceWatch:
 
     def arm(self) -> None:
         # More than once: the folder may have appeared while its parent was being watched. A folder that was made again
-        # can have the old inode: then only the end of the old watch shows it.
+        # can have the inode of the old folder. Then only the end of the old watch shows the change.
         for _ in range(_TRIES):
             target = _nearest(self._place.folder)
             if target == self._armed and self._folder is not None and self._folder.is_alive():
@@ -131,7 +131,7 @@ class _PlaceWatch:
         try:
             # resolved: otherwise the link, not its target, would be watched
             self._folder = WatchedFolder.join(path.resolve(), self._hear)
-        except Exception as error:  # noqa: BLE001, no folder, no inotify watch left, whatever: there is polling
+        except Exception as error:  # noqa: BLE001, whatever the reason, polling finds new versions
             if not self._warned:
                 self._warned = True
                 _log.warning("cannot watch %s, new versions are found by polling: %s", path, error)
@@ -141,20 +141,24 @@ class _PlaceWatch:
 
 
 class WatchedFolder(FileSystemEventHandler):
-    """A folder and all its listeners, until it is removed: watchdog allows one watch for each path.
+    """A folder and all its listeners, until the folder is removed: watchdog allows one watch for each path.
 
-    A listener is called with the name of each file that appears, and "" when the folder itself goes: on watchdog's
-    thread and under watchdog's lock. So it must return at once and must not raise, which would end the thread. When a
-    file is moved out of the folder, watchdog waits half a second for its new place, and delays later events.
+    A listener is called with the name of each file that appears, and with "" when the folder itself is removed. The
+    call comes on watchdog's thread and under watchdog's lock. So a listener must return at once, and must not raise,
+    which would end the thread. When a file is moved out of the folder, watchdog waits half a second for its new place,
+    and delays later events.
     """
 
-    _lock = threading.Lock()  # for the attributes below, and each folder's listeners
+    _lock = threading.Lock()  # guards the attributes below, and each folder's listeners
     _folders: dict[str, WatchedFolder] = {}  # noqa: RUF012, shared by all
     _observer: BaseObserver | None = None
 
     @classmethod
     def join(cls, path: Path, hear: Hear) -> WatchedFolder:
-        """Raises OSError, RuntimeError if the system has no thread left, and whatever watchdog raises."""
+        """Add a listener to the watch on a folder.
+
+        Raises OSError, RuntimeError if the system has no thread left, and whatever watchdog raises.
+        """
         if path.exists() and not os.access(path, os.R_OK):  # watchdog would not raise
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         with cls._lock:
@@ -203,7 +207,7 @@ class WatchedFolder(FileSystemEventHandler):
 
     @classmethod
     def forget_all(cls) -> None:
-        """For a forked child, which shares the inotify instance: ending a watch there would end the parent's."""
+        """Forget all watches, in a forked child: ending them would end the parent's, because both share one inotify."""
         cls._lock, cls._folders, cls._observer = threading.Lock(), {}, None
 
 

@@ -7,7 +7,8 @@ another entry, whose key consists of the variable's name and these extents, so t
 
     00 | name, 00 as 00 FF and FF as FF 00 | 00 01 | rank | for each dimension: start, length
 
-The rank is a byte that counts bytes, and then these bytes. Start and length have as many bytes as leading one bits.
+The rank is a byte that says how many bytes follow, then these bytes. A start or length has as many bytes as it has
+leading one bits.
 
 A tensor of strings is its lengths as varints, the masked crc32c of the lengths, then the bytes. Both checksums are
 computed over each length as a number of 4 bytes (8 if it needs them), not as it is stored. Variants are stored in much
@@ -41,14 +42,14 @@ OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 _PRODUCER = 1
 _LIMIT = 64 << 20  # bytes
-_TENSORS = 1 << 18  # a hundred times as many as large models have; each costs every reader memory and microseconds
+_TENSORS = 1 << 18  # a hundred times as many as large models have; each costs all readers memory and microseconds
 _NAMES = sstable.KEYS // 2  # bytes of names that may be written: some names are in the table twice
-_SHARDS = 1 << 12  # each may cost a reader an open file
-_ENTRY_LIMIT = 1 << 20  # bytes: thousands of slices
+_SHARDS = 1 << 12  # most shards: a reader may have to open a file for each
+_ENTRY_LIMIT = 1 << 20  # bytes of an entry, enough for thousands of slices
 _RANK_LIMIT = 64  # numpy's limit
 _INT64 = 1 << 63
 _CHECKSUM = 4  # bytes
-_STRINGS = 1 << 24  # strings: each takes tens of bytes of memory, and one byte of a file that may be sparse
+_STRINGS = 1 << 24  # most strings: each takes tens of bytes of memory, but one byte of a file, which may be sparse
 
 Extent = tuple[int, int]
 """The start and the length of a part in one dimension; a length of -1 means the whole dimension."""
@@ -146,7 +147,7 @@ def encode(index: Index) -> bytes:
 
 
 def digest(entries: Mapping[str, Entry]) -> str:
-    """Digest of the names, checksums, dtypes and shapes of all tensors, wherever they lie."""
+    """Digest of the names, checksums, dtypes and shapes of all tensors, but not of their places."""
     lines = [
         f"{name} {piece.crc32c:08x} {piece.dtype} {list(piece.shape)}\n"
         for name, entry in sorted(entries.items(), key=lambda item: item[0].encode())
@@ -187,7 +188,7 @@ def _signed(value: int) -> bytes:
 
 
 def parts_problem(shape: Sequence[int], parts: Sequence[Sequence[Extent]]) -> str | None:
-    """The problem with these parts of a shape, which partitioners cut along a grid; None if they cover the shape."""
+    """Return why these parts do not cover a shape, which partitioners cut along a grid; None if they cover it."""
     cuts: list[set[Extent]] = [set() for _ in shape]
     for part in parts:
         if len(part) != len(shape):
@@ -317,7 +318,7 @@ class _Reader:
         return Part(tuple(start for start, _ in extents), entry)
 
     def _check_places(self, entries: Mapping[str, Entry]) -> None:
-        """Refuse overlaps, which expand a small file; but several names may share all bytes of one tensor."""
+        """Refuse tensors that overlap: a small file could expand by them. Several names may share one whole tensor."""
         places = {(entry.shard, entry.offset, entry.size) for entry in entries.values() if not entry.parts}
         parts = [part.entry for entry in entries.values() for part in entry.parts]
         end = (0, 0)
@@ -392,7 +393,8 @@ def decode_strings(content: memoryview, shape: tuple[int, ...], *, path: Path, n
 def checksum_of_variants(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str) -> int:
     """The checksum, not masked, of serialized variants: iterators over data, lists of tensors.
 
-    A variant is stored as its length, its bytes, and the masked checksum of all so far. Raises like `decode_strings`.
+    A variant is stored as its length, its bytes, and the masked checksum of everything before it. Raises as
+    `decode_strings` does.
     """
     position = checksum = 0
     for _ in range(math.prod(shape)):

@@ -34,7 +34,7 @@ _CONTINUED = 0x80  # the bit of a varint's byte that announces another byte
 _EXPANSION = 16
 KEYS = 64 << 20  # bytes of all keys together, however large the file is
 CONTENT = 64 << 20  # bytes of all compressed blocks together, decompressed
-_RATIO = 22  # snappy's shortest copies take 3 bytes for 64
+_RATIO = 22  # snappy expands at most this much: a copy of 64 bytes takes 3 bytes
 
 
 def mask(crc: int) -> int:
@@ -174,7 +174,7 @@ class _Reader:
         (magic,) = _UINT64.unpack(footer[-8:])
         if magic != _MAGIC:
             raise self.fault(f"a table, which ends with {_MAGIC:#x}", f"{magic:#x}")
-        (_, _, *handle), _ = self._varints(footer, 0, 4, "two block handles")  # after that of the empty metaindex
+        (_, _, *handle), _ = self._varints(footer, 0, 4, "two block handles")  # the first is the empty metaindex
         for _, value in self.records(self.block(*handle)):
             (offset, size), _ = self._varints(value, 0, 2, "a block handle")
             yield offset, size
@@ -195,7 +195,7 @@ class _Reader:
         return self._content[offset:end]
 
     def _decompressed(self, offset: int, end: int) -> bytes:
-        """The content of a compressed block, which must have the size that it begins with."""
+        """The content of a compressed block, which must have the size that is stored at the block's beginning."""
         compressed = memoryview(self._content)[offset:end]
         try:
             size, _ = read_varint(compressed, 0)
@@ -216,8 +216,8 @@ class _Reader:
         position = 0
         key = b""
         while position < end:
-            shared, unshared, length = block[position : position + 3]  # there are 4 more bytes behind the end
-            if shared | unshared | length < 0x80:  # a byte each, as nearly always
+            shared, unshared, length = block[position : position + 3]  # the block has 4 more bytes after `end`
+            if shared | unshared | length < 0x80:  # one byte each, as in nearly all records
                 position += 3
             else:
                 (shared, unshared, length), position = self._varints(block, position, 3, "a record")
