@@ -1,4 +1,4 @@
-"""Files that are complete or absent, files of strangers, and text that people read, such as repeated failures."""
+"""Writes files that are complete or absent, reads files that others wrote, and makes text that people read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from paramsync.errors import CorruptCheckpointError, UnreadableError
 TEMPORARY = ".tmp-"
 MAX_MESSAGE = (1 << 31) - 1  # bytes; no message of protobuf is larger
 
-_SHOWN = 200  # characters
+_SHOWN = 200  # characters of a value in a message
 _TO_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: do not wait for a FIFO's writer
-# Errors caused by the file itself or its name. An operator has to mend all others: no descriptor or memory is left,
-# a disk fails, a server is away, permission is missing.
+# Errors caused by the file itself or its name. All other errors are for an operator to mend: file descriptors or memory
+# are used up, a disk fails, a server does not answer, permission is missing.
 _OF_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 _OF_THE_FILE |= {errno.ENAMETOOLONG, errno.EINVAL, errno.EFBIG, errno.EOVERFLOW}
 _NUMBER = re.compile(r"\d+")  # such as the number of a version, which differs each time
@@ -212,7 +212,7 @@ def harmless(text: str) -> str:
 
 
 class Repeats:
-    """Failures of one kind in a row: texts that differ only in numbers are of one kind. For one thread."""
+    """Counts failures of one kind in a row. Texts that differ only in numbers are of one kind. For one thread."""
 
     def __init__(self) -> None:
         self._kind: str | None = None

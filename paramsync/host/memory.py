@@ -75,7 +75,7 @@ def drop_pages(mapped: Array) -> None:
 
 def free_pages(mapped: Array) -> None:
     """Free every page of a mapped file, also for other processes: the file is all zeros afterwards."""
-    _madvise(address(mapped), len(mapped), _REMOVE)  # after an error the pages go with the file
+    _madvise(address(mapped), len(mapped), _REMOVE)  # after an error the pages are freed with the file
 
 
 def address(array: Array) -> int:

@@ -16,10 +16,10 @@ from paramsync.http2.sending import Budget, Sender, Stream
 _DEFAULTS = Limits()
 _AT_ONCE = 256  # most frames for one `receive`, so that other connections get a turn
 _WEIGHED = 8  # this many decoded bytes of headers count as a frame
-_CONTINUATIONS = 64  # frames of one block of headers
+_CONTINUATIONS = 64  # most frames of one block of headers
 _TINY = 16  # bytes: smaller DATA, except the last, counts as a frame that carries nothing
-_RESET_COST = 5  # of the budget, for a request that is reset before its answer
-_ANSWER_GAIN = 10  # of the budget
+_RESET_COST = 5  # taken from the budget for each request that is reset before its answer
+_ANSWER_GAIN = 10  # added to the budget for each answer
 _SETTINGS_AT_ONE = 10  # this many settings cost as much as a frame
 _STREAMS_AT_ONE = 16  # changing the windows of this many streams costs as much as a frame
 
@@ -43,7 +43,7 @@ class ServerConnection(Sender):
         self.work = 0
         """Work of the last `receive`, in frames."""
         self._begun = False
-        self._expects = frames.SETTINGS  # the only type that may come next, or -1
+        self._expects = frames.SETTINGS  # the only type of frame that may come next; -1: any
         self._highest = 0
         self._most = LARGEST_NUMBER  # streams above this number are refused
         self._reader = HeaderReader(limits.header_list, limits.header_block)
@@ -108,8 +108,8 @@ class ServerConnection(Sender):
     # Receiving --------------------------------------------------------------------------------------------------
 
     def receive(self, content: bytes, now: float) -> list[Event]:
-        """Return the events of these bytes, or of one turn's part (see `has_more`). Never raises. After Lost there are
-        no events."""
+        """Return the events of these bytes, or of as many as one turn reads (see `has_more`). Never raises. After Lost
+        there are no events."""
         events: list[Event] = []
         self.work = 0
         if self._lost:

@@ -19,8 +19,8 @@ class Limits:
     header_block: int = (
         32 << 10
     )  # bytes of a block with its continuations, and of its fields: a few milliseconds of work
-    control: int = 10_000  # frames that carry nothing, at once
-    control_per_second: int = 2_000  # and on average
+    control: int = 10_000  # most frames that carry nothing, in one burst
+    control_per_second: int = 2_000  # most frames that carry nothing, a second on average
 
 
 class Headers(NamedTuple):

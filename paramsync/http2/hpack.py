@@ -8,7 +8,7 @@ from paramsync.http2.errors import ErrorCode, Http2Error
 from paramsync.http2.fields import OVERHEAD, Field, field
 
 _TABLE_SIZE = 4096  # bytes of the dynamic table, the default
-_LONGEST_INTEGER = 5  # octets behind the first
+_LONGEST_INTEGER = 5  # most octets after the first
 _STATIC_NAMES_AND_VALUES = (
     ":authority;:method=GET;:method=POST;:path=/;:path=/index.html;:scheme=http;:scheme=https;:status=200;"
     ":status=204;:status=206;:status=304;:status=400;:status=404;:status=500;accept-charset;"
@@ -22,7 +22,7 @@ _STATIC_NAMES_AND_VALUES = (
 _STATIC_PAIRS = [tuple(entry.encode().partition(b"=")[::2]) for entry in _STATIC_NAMES_AND_VALUES.split(";")]
 _STATIC = [field(name, value) for name, value in _STATIC_PAIRS]
 _STATIC_INDICES = {name: index for index, (name, _) in reversed([*enumerate(_STATIC_PAIRS, 1)])}
-_HUFFMAN_LENGTHS = {  # bits of the code: symbols in order. The code is canonical, so this determines it
+_HUFFMAN_LENGTHS = {  # by bits of a code: its symbols, in order. The code is canonical, so this determines it
     5: b"012aceiost",
     6: b" %-./3456789=A_bdfghlmnpru",
     7: b":BCDEFGHIJKLMNOPQRSTUVWYjkqvwxyz",
@@ -54,7 +54,7 @@ class Decoder:
 
     def __init__(self, most: int) -> None:
         """A block with more than `most` bytes of fields ends the connection."""
-        self.changes = 0  # changes of the table: while the number stays, equal blocks mean equal fields
+        self.changes = 0  # how often the table changed: between two changes, equal blocks mean equal fields
         self._most = most
         self._table: list[Field] = []  # the newest entry is the last
         self._size = 0

@@ -9,7 +9,7 @@ from paramsync.http2.errors import ErrorCode, Http2Error, StreamError
 from paramsync.http2.events import Event, Sent
 from paramsync.http2.frames import DATA, END_HEADERS, END_STREAM, HEADER, HEADERS, LARGEST_NUMBER
 
-_REMEMBERED = 1024
+_REMEMBERED = 1024  # how many streams `_left_early` remembers
 _END = -1  # in place of a frame type: HEADERS that end the stream
 
 
@@ -20,7 +20,7 @@ class Stream:
 
     def __init__(self, number: int, ended: bool, missing: int, room: int, window: int) -> None:
         self.number = number
-        self.ended = ended  # by the peer
+        self.ended = ended  # whether the peer has sent everything
         self.missing = missing  # bytes of content-length still to come; -1: there is no content-length
         self.room = room  # the window for the peer's content
         self.credit = 0  # consumed bytes not yet added to `room`
@@ -101,7 +101,7 @@ class Sender:
         return content
 
     def respond(self, number: int, headers: bytes, content: bytes, trailers: bytes) -> bool:
-        """Send a whole response. False: a part waits, and a Sent event will come."""
+        """Send a whole response. Returns False if a part has to wait; a Sent event then follows."""
         stream = self.streams.get(number)
         if stream is None:
             return True
@@ -136,7 +136,7 @@ class Sender:
         self._queue(stream, _END if end else HEADERS, block)
 
     def data(self, number: int, content: bytes) -> bool:
-        """Send content. False: a part of the queue waits, and a Sent event will come."""
+        """Send content. Returns False if a part of the queue has to wait; a Sent event then follows."""
         stream = self.streams.get(number)
         if stream is None:
             return True
@@ -203,7 +203,7 @@ class Sender:
             del self._left_early[next(iter(self._left_early))]
 
     def _was_left_early(self, number: int) -> bool:
-        """Whether we ended a stream first: late frames for it are then not a fault of the peer."""
+        """Whether we ended this stream first. If so, late frames for it are no fault of the peer."""
         return number in self._left_early
 
     def _queue(self, stream: Stream, kind: int, content: bytes | memoryview) -> None:

@@ -1,4 +1,4 @@
-"""Traits of signatures, found once for each graph: whether requests may share a call, and whether it is prompt."""
+"""Finds traits of signatures, once for each graph: whether requests may share a call, and whether calls are prompt."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _PROMPT_OPS = """
 _PROMPT = frozenset(_PROMPT_OPS.split())
 _ROWS = 3
 _OPEN = 4  # made-up size of open dimensions other than the first
-_ROUNDING = 1e-3  # kernels that divide their work differently differ by less
+_ROUNDING = 1e-3  # results of kernels that divide their work differently differ by less
 
 
 def of(graph: Graph, signature: str) -> Traits:

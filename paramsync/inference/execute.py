@@ -1,4 +1,4 @@
-"""Computes questions: alone, or several of one version in one call. Arrays in, arrays out; any thread."""
+"""Computes questions, each alone or several of one version in one call. May be used from any thread."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paramsync.graphs.parameters import alias
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 
-_LARGE = 1 << 20  # bytes
+_LARGE = 1 << 20  # bytes of an array that `_argument` calls large
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -85,8 +85,8 @@ def _try(question: Question) -> Answer | Exception:
 
 
 def _argument(array: npt.NDArray[Any]) -> Any:
-    """The array for the op. The op would copy an unaligned array into memory that TensorFlow never gives back. So large
-    arrays are copied here, without the GIL, into memory that goes back to the system."""
+    """Prepare an array for the op. The op would copy an unaligned array into memory that TensorFlow never frees. So
+    large arrays are copied here, without the GIL, into memory that is returned to the system."""
     if array.dtype.kind not in "fiubc":
         return tf.constant(array)
     return array if array.nbytes < _LARGE else alias(_aligned(array))

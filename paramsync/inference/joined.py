@@ -82,7 +82,7 @@ class Joiner:
         return self._joined(pair, plan)
 
     def joined(self, pair: Pair) -> Joined | None:
-        """The joined pair, the same object while it is referenced; None if the graphs were never joined."""
+        """The joined pair: the same object as long as it is referenced. None if the graphs were never joined."""
         plan = self._plans.get((pair[0].graph, pair[1].graph))
         return self._held.get((id(pair[0]), id(pair[1]))) if plan is None else self._joined(pair, plan)
 

@@ -17,7 +17,7 @@ Answer: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(eq=False, slots=True)
 class Question:
-    """Inputs for a signature of one version, whose names and dtypes were checked."""
+    """Inputs for a signature of one version. The names and dtypes of the inputs were checked."""
 
     model: str
     resident: Resident
@@ -29,5 +29,5 @@ class Question:
     fits: bool = True
     """Whether the inputs have the shapes of the signature; otherwise the request gets its own call."""
     latest: Callable[[], Resident] | None = None
-    """Gives the serving version, if the request named no version: a waiting request is answered by the version that
-    serves when its call begins, if the graph is the same."""
+    """Returns the serving version; None if the request named a version. A waiting request is answered by the version
+    that serves when its call begins, if the graph is the same."""

@@ -98,7 +98,7 @@ class Resident:
         return self.graph(self.parameters, tensors, signature=signature, outputs=outputs)
 
     def computing(self) -> AbstractContextManager[None]:
-        """Entered around each call of the graph, so that endless calls can be noticed."""
+        """A context to enter around each call of the graph, so that endless calls can be noticed."""
         return _UNSEEN
 
 

@@ -1,6 +1,6 @@
-"""Whether each row of a signature's outputs depends only on the same row of its inputs, by the rules of its ops.
+"""Finds out, by rules for ops, whether each row of a signature's outputs depends only on the same row of its inputs.
 
-Tests with numbers cannot show that: `x / max(1, reduce_max(x))` mixes rows only if a value is above 1. So each op must
+Tests with numbers cannot show this: `x / max(1, reduce_max(x))` mixes rows only if a value is above 1. So each op must
 be known to keep rows apart.
 """
 
@@ -89,7 +89,8 @@ _ALWAYS = """
     StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong
     StringToNumber StringUpper
 """
-# Ops that keep the rows of one argument apart under a condition, if the other arguments are the same for all rows
+# Ops that keep the rows of one argument apart, each with its condition. All other arguments must be the same for all
+# rows.
 _ONE_ARGUMENT: Mapping[str, Callable[[Any], bool]] = {
     _ALWAYS: lambda op: _rank(op.inputs[_ROWS_AT.get(op.type, 0)]) >= 1,
     "LogSoftmax Softmax TopKV2": lambda op: _rank(op.inputs[0]) >= 2,  # along the last dimension
@@ -270,10 +271,10 @@ def are_apart(graph: Graph, signature: str) -> bool:
 
 
 def is_elementwise(graph: Graph, signature: str) -> bool:
-    """True if each element of the only input is computed by itself, with scalars, so that any shape is safe.
+    """True if there is one input, and only elementwise ops and scalars are used, so that any shape is safe.
 
-    Other kernels rely on ranks, and some end the process for a wrong rank, even if only a control dependency runs them.
-    Broadcasting to a larger constant or parameter could take any amount of memory.
+    Other kernels rely on ranks. Some end the process for a wrong rank, even if only a control dependency runs them.
+    Scalars, because broadcasting to a larger constant or parameter could take any amount of memory.
     """
     message = graph.message()
     described = message.signatures[signature]

@@ -1,4 +1,4 @@
-"""Who may call what: which calls change something, which credentials they need, and a log line for each change."""
+"""Decides who may call what: which calls change something, and which credentials they need. Logs each change."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from paramsync.rpc.tokens import Tokens
 _audit = logging.getLogger("paramsync.audit")
 _HEADER = "authorization"
 _SCHEME = "bearer "
-_TOLD_EACH, _TOLD_ALL = 10, 60  # the most refusals in the log in an interval, for one host and for all
-_TOLD_SECONDS = 60.0
-_HOSTS = 64  # the most hosts whose further refusals are counted by name
+_TOLD_EACH, _TOLD_ALL = 10, 60  # most refusals that are logged in an interval, for one host and in total
+_TOLD_SECONDS = 60.0  # length of an interval
+_HOSTS = 64  # for this many hosts, refusals that are not logged are counted separately
 
 
 class Effect(enum.Enum):
@@ -97,15 +97,16 @@ def name_in(certificate: Mapping[str, Any] | None) -> str | None:
 
 
 class RefusalLimit:
-    """Decides which refusals of an interval get a log line, and counts the rest by host, so that logs stay small.
+    """Decides which refusals of an interval get a log line, and counts all others by host, so that logs stay small.
 
-    A host with too many refusals is only counted until it has had none for an interval. The caller takes the lock.
+    If a host has too many refusals, they are only counted until an interval passes without any. The caller takes the
+    lock.
     """
 
     def __init__(self) -> None:
-        self._told: Counter[str] = Counter()
-        self._more: Counter[str] = Counter()
-        self._counted: frozenset[str] = frozenset()  # hosts with too many in the interval before
+        self._told: Counter[str] = Counter()  # refusals of this interval that got a line, by host
+        self._more: Counter[str] = Counter()  # all other refusals of this interval, by host
+        self._counted: frozenset[str] = frozenset()  # hosts with too many refusals in the previous interval
 
     def is_told(self, host: str) -> bool:
         """Whether this refusal gets a line; if not, it is counted."""
@@ -123,11 +124,11 @@ class RefusalLimit:
 
 
 class Access:
-    """Who may call at one port. Any thread.
+    """Decides who may call at one port. Safe to use from any thread.
 
-    With tokens, or certificates of callers, each call that changes something needs a token or a certificate; with
-    `reads`, so do calls that only read. Without both, only a port on a loopback address takes calls that change
-    something.
+    If tokens or callers' certificates are configured, each call that changes something needs a token or a certificate;
+    with `reads`, each call that reads needs one as well. If neither is configured, only a port on a loopback address
+    takes calls that change something.
     """
 
     def __init__(
@@ -139,7 +140,7 @@ class Access:
         reads: bool = False,
         options: OptionNames = FLAGS,
     ) -> None:
-        """With `certificates` the port takes certificates of callers. `options` names credentials in advice."""
+        """With `certificates`, the port takes callers' certificates. Advice uses the names in `options`."""
         self.host = host
         self._tokens = tokens
         self._certificates = certificates
@@ -275,7 +276,7 @@ class Access:
 
 
 class AuditedChange:
-    """A change under way. `why` is the reason for a failure whose exception has no text."""
+    """A change in progress. `why` is the reason for a failure whose exception has no text."""
 
     def __init__(self) -> None:
         self.why = ""

@@ -20,7 +20,7 @@ CONTROL_PORT = 8502
 TRAINER_PORT = 8503
 
 LAST_PORT = 65535
-# a name may have addresses of other machines, or of a family that this machine has switched off
+# Errors of `bind` to skip: a name may have addresses of other machines, or of a family that is switched off here.
 ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 _DIGITS = re.compile(r"[0-9]{1,5}")  # isdecimal() and \d take digits of every script
 _ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[^\s\[\]]*:[^\s\[\]]*\]):([0-9]{1,5})")
@@ -102,9 +102,9 @@ def check_port(host: str, port: int, option: str) -> None:
 
 
 def bound(host: str, port: int, option: int) -> socket.socket:
-    """A socket with this option, bound at the first address of the host that this machine has.
+    """A socket with this option, bound to the first address of the host that this machine has.
 
-    Raises OSError, and UnicodeError for a name that cannot be one.
+    Raises OSError, and UnicodeError for a text that cannot be the name of a host.
     """
     absent: OSError | None = None
     for family, kind, protocol, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):

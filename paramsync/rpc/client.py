@@ -15,7 +15,7 @@ from paramsync.rpc.addresses import check_address
 from paramsync.v1 import sync_pb2 as pb
 
 if TYPE_CHECKING:
-    import numpy as np  # as slow to import as everything else here, and only predictions need it
+    import numpy as np  # slow to import, and only predictions need it
     from typing_extensions import Self
 
     from paramsync.rpc.tls import ClientTls
@@ -31,8 +31,8 @@ _OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),  # a program that was started again is found within a second
 )
-# gRPC says UNAVAILABLE if it cannot connect, and if the server says so; only the text tells which. A missing text
-# here costs only the advice in the message.
+# UNAVAILABLE may come from gRPC, which cannot connect, or from the server. Only the text shows which. If gRPC has other
+# texts, errors only lack our advice.
 _NO_CONNECTION = (
     "failed to connect", "errors resolving", "DNS resolution failed", "Socket closed", "GOAWAY received", "recvmsg",
 )  # fmt: skip
@@ -77,7 +77,7 @@ class _Client:
     """One channel to one program; threads may share it. Connects at the first call, and again after a failure."""
 
     program: str
-    mistaken: str  # the port that the address may belong to by mistake
+    mistaken: str  # advice: which port the caller may have addressed by mistake
 
     def __init__(self, address: str, credentials: Credentials = NO_CREDENTIALS) -> None:
         self.address = check_address(address)
@@ -143,7 +143,7 @@ class _Client:
         return errors.CallError(detail or f"{self.program} at {self.address} answered {code.name}", code.name)
 
     def _why_no_connection(self, detail: str) -> str | None:
-        """A reason that gRPC does not give: a bad certificate, or one side that does not speak TLS."""
+        """Find a reason that gRPC does not give: a bad certificate, or one side that does not speak TLS."""
         if any(words in detail for words in _NOBODY_THERE):
             return None
         from paramsync.rpc import tls  # here: most calls connect
@@ -165,7 +165,10 @@ class Trainer(_Client):
         return self._ask("/paramsync.v1.Publisher/Publish", pb.PublishRequest(), pb.Version, seconds=seconds)
 
     def watch(self, *, in_bucket: bool = False) -> Stream[pb.Version]:
-        """Every version committed from now on, until the stream is closed; with `in_bucket`, once it is there."""
+        """Every version from now on, once it is committed, or with `in_bucket` once it is in the bucket.
+
+        The stream ends when it is closed.
+        """
         request = pb.WatchPublisherRequest(in_bucket=in_bucket)
         return self._open("/paramsync.v1.Publisher/Watch", request, pb.Version)
 
@@ -212,7 +215,7 @@ class Inferencer(_Client):
         return self._open("/paramsync.v1.Sync/Watch", pb.WatchRequest(model=model), pb.Event)
 
     def pin(self, model: str, version: int, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
-        """Serve this version and stay there until unpinned."""
+        """Serve this version until it is unpinned."""
         return self._change("Pin", pb.PinRequest(model=model, version=version), seconds)
 
     def unpin(self, model: str, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
@@ -220,7 +223,7 @@ class Inferencer(_Client):
         return self._change("Unpin", pb.UnpinRequest(model=model), seconds)
 
     def rollback(self, model: str, version: int | None = None, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
-        """Serve the version that served before, or `version`, and stay there until unpinned."""
+        """Serve the version that served before, or `version`, until it is unpinned."""
         return self._change("Rollback", pb.RollbackRequest(model=model, version=version), seconds)
 
     def label(self, model: str, label: str, version: int, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
@@ -236,11 +239,11 @@ class Inferencer(_Client):
 
         Raises SyncError if a new process does not come up, or if a worker takes longer than `seconds` on average.
         """
-        most = seconds * max(1, len(self.report().workers))  # this call also fails fast if no server answers
+        most = seconds * max(1, len(self.report().workers))  # `report` also fails fast if no server answers
         yield from self._steps("ReplaceWorkers", pb.ReplaceWorkersRequest(), pb.ReplacedWorker, most)
 
     def _steps(self, method: str, request: Message, answer: type[_Answer], seconds: float) -> Iterator[_Answer]:
-        """The steps of a long change as they are done. Raises SyncError if the change fails."""
+        """Yield each step of a long change once it is done. Raises SyncError if the change fails."""
         try:
             yield from self._open(f"/paramsync.v1.Sync/{method}", request, answer, seconds=seconds)
         except errors.NotReachableError:
@@ -267,7 +270,7 @@ class Predictor(_Client):
     mistaken = "it may be the inferencer's other port, for control; expected its port for predictions"
 
     def predict(self, model: str, inputs: Mapping[str, np.ndarray], *, seconds: float = SECONDS) -> Prediction:
-        """Raises RequestError if the inputs do not fit, CallError if no version serves."""
+        """Send one request. Raises RequestError if the inputs do not fit, CallError if no version serves."""
         from paramsync.rpc import tensor_proto
         from paramsync.v1 import serving_pb2
 

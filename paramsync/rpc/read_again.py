@@ -12,13 +12,16 @@ from typing import Generic, TypeVar
 from paramsync.errors import SettingsError
 
 _log = logging.getLogger("paramsync.security")
-_LIMIT = 1 << 20  # bytes; a larger file is named by mistake
+_LIMIT = 1 << 20  # bytes; a larger file was named by mistake
 
 T = TypeVar("T")
 
 
 class ReadAgain(ABC, Generic[T]):
-    """Logs unusable files once, and keeps the previous value. Any thread; can be pickled."""
+    """Reads a value from files, and again when the files change. Safe to use from any thread; can be pickled.
+
+    If changed files cannot be used, this is logged once, and the previous value stays.
+    """
 
     def __init__(self, *paths: Path) -> None:
         """Raises SettingsError if the files cannot be used."""
@@ -40,7 +43,7 @@ class ReadAgain(ABC, Generic[T]):
             except SettingsError as error:
                 _log.error("%s; what was there before is still used", error)
             else:
-                if self._stamps == stamps:  # otherwise another thread has read newer files
+                if self._stamps == stamps:  # if not, another thread has read newer files
                     self._value = value
                 _log.info("read again: %s", ", ".join(map(str, self._paths)))
         return self._value
@@ -70,7 +73,7 @@ def read_file(option: str, path: Path) -> bytes:
 
 
 def _read(option: str, path: Path) -> tuple[bytes, os.stat_result]:
-    """Opens without blocking: a FIFO would wait for a writer."""
+    """Read a file, opened without blocking: otherwise a FIFO would wait for a writer."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

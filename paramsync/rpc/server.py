@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from paramsync.version import Version
 
 SILENT_SECONDS = 10  # a new connection has this long to speak HTTP/2
-IDLE_SECONDS = 60  # then a connection without calls is closed; callers reconnect unnoticed, as with HTTP
-ALIVE_SECONDS = 30  # then a silent connection with calls is pinged
-_AGE_SECONDS = 3600  # then a connection is closed, and its calls end; callers reconnect
+IDLE_SECONDS = 60  # after this time a connection without calls is closed; callers reconnect unnoticed, as with HTTP
+ALIVE_SECONDS = 30  # after this time a silent connection with calls is pinged
+_AGE_SECONDS = 3600  # after this time a connection is closed, and its calls end; callers reconnect
 _AGE_GRACE_SECONDS = 60  # the time for calls of an old connection to end by themselves
-_MOST_CONNECTIONS = 4096  # of a port, if there are enough descriptors
-_PORTS = 3  # ports of a process, which share the descriptors
-_MOST_CALLS_OF_ONE = 1 << 10  # on one connection; its caller waits before it sends more
+_MOST_CONNECTIONS = 4096  # of a port, if there are enough file descriptors
+_PORTS = 3  # ports of a process, which share the file descriptors
+_MOST_CALLS_OF_ONE = 1 << 10  # open calls of one connection; further calls wait at the client
 _MOST_PENDING = 1 << 12  # received calls of a port that no thread has started
 
 _MOST_TOLD = 1 << 12  # bytes; for a longer request the log has only the size
-_MOST_BYTES = 1000  # of a status text: headers have a limit, and a byte may take three there
+_MOST_BYTES = 1000  # of a status text: it travels in a header of limited size, in which a byte may take three
 
 UNFORESEEN = "internal error; the server's log has it"
 """The text, with INTERNAL, for an error that is not in a table."""

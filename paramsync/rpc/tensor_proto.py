@@ -23,7 +23,7 @@ Tensor = Any
 """A serving_pb2.Tensor or a tensorflow.TensorProto: they have the same fields."""
 
 MAX_BYTES = 64 << 20
-"""The limit for all arrays of a call that repeat a value; the message's size bounds other arrays."""
+"""Most bytes of all arrays of a call that repeat a value. All other arrays are limited by the message's size."""
 
 VALUE_FIELDS = {  # fields that list single values instead of bytes
     "float32": "float_val",
@@ -146,9 +146,9 @@ def check_rank(rank: int, what: str) -> None:
 
 
 def plain(tensor: Tensor, dtype: str, shape: Sequence[int | None]) -> np.ndarray | None:
-    """The array of a tensor with the expected dtype and shape and all values in one piece, as usual.
+    """Read the usual kind of tensor fast: expected dtype and shape, and all values in one piece.
 
-    None for any other tensor, right or wrong; `to_arrays` reads those.
+    Returns None for every other tensor, valid or not: `to_arrays` reads it.
     """
     known = _PLAIN.get(dtype)
     if known is None or tensor.dtype != known[0]:
@@ -184,7 +184,7 @@ def extend(values: Any, array: np.ndarray) -> None:
 
 
 def packed(number: int, content: bytes) -> bytes:
-    """The bytes of a packed repeated field of fixed-size values: far cheaper than a Python number per value."""
+    """The bytes of a packed repeated field of fixed-size values. Far cheaper than adding values as Python numbers."""
     return opening(number, len(content)) + content
 
 

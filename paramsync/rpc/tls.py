@@ -16,7 +16,7 @@ from paramsync.rpc.settings import FLAGS, OptionNames
 if TYPE_CHECKING:
     import grpc  # imported in functions: gRPC reads the environment when it is imported
 
-_LOOK_SECONDS = 2.0  # for a handshake only made to learn why it fails
+_LOOK_SECONDS = 2.0  # for a handshake that is made only to learn why handshakes fail
 _REMEDIES = {  # by X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
     10: "give it a new one",
     **dict.fromkeys((62, 64), "call it by a name that stands in its certificate"),
@@ -30,8 +30,8 @@ class TlsFiles:
     Args:
         certificate: The server's certificate, followed by its chain of issuers.
         key: The key of the certificate, without a password.
-        client_ca: The CA of callers' certificates. Callers by gRPC then must show a certificate, and so must callers
-            by HTTP that change something.
+        client_ca: The CA of callers' certificates. If it is given, callers by gRPC must show a certificate, and callers
+            by HTTP must show one to change something.
         options: The names of these files in errors.
     """
 
@@ -202,9 +202,9 @@ def advise_tls(address: str) -> str | None:
 
 
 def _shake(context: ssl.SSLContext, host: str, port: int) -> bool:
-    """Whether the server goes on after the handshake: only then does TLS 1.3 refuse a caller's certificate.
+    """Whether the connection stays open after the handshake. Raises OSError.
 
-    Raises OSError.
+    With TLS 1.3, a server that refuses the caller's certificate closes the connection only after the handshake.
     """
     with (
         socket.create_connection((host, port), timeout=_LOOK_SECONDS) as plain,

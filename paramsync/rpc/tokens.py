@@ -11,8 +11,8 @@ from pathlib import Path
 from paramsync.errors import SettingsError
 from paramsync.rpc.read_again import ReadAgain, read_secret
 
-LEAST = 16  # characters
-_MOST = 4096  # characters of a line, and lines: each call sends one token and compares all
+LEAST = 16  # characters of a secret
+_MOST = 4096  # most characters of a line, and most lines: a call sends one token, which is compared with all
 _LINE = re.compile(r"(?:(?P<name>[\w.@-]{1,100}):\s*)?(?P<secret>[A-Za-z0-9._~+/-]+=*)", re.ASCII)
 _HOW = "make one with: openssl rand -hex 32"
 
