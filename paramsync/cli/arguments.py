@@ -269,8 +269,8 @@ def _add_mirror(commands: _Commands[argparse.ArgumentParser]) -> None:
     mirror.add_argument("--once", action="store_true", help="copy the newest version, and end")
     text = "how many of the newest versions DST lists (default 5)"
     mirror.add_argument("--keep", type=_positive, default=5, metavar="N", help=text)
-    mirror.add_argument("--beside", metavar="NONCE", help=argparse.SUPPRESS)  # of a program: end when stdin ends
-    mirror.add_argument("--seen", nargs=2, metavar=("RUN", "EPOCH"), help=argparse.SUPPRESS)  # of the process before
+    mirror.add_argument("--beside", metavar="NONCE", help=argparse.SUPPRESS)  # for a parent program: end with stdin
+    mirror.add_argument("--seen", nargs=2, metavar=("RUN", "EPOCH"), help=argparse.SUPPRESS)  # from the last process
     _add_json(mirror, _JSON_LINES["mirror"])
 
     unneeded = _command(commands, "gc", "gc", "delete the objects of a bucket that no version needs")

@@ -31,9 +31,9 @@ _POLL_SECONDS = 2.0  # between two looks of --watch
 class RemoteRow:
     """One version in a bucket.
 
-    `bytes` is the size of its tensors, `whole_bytes` of the object with all of them, None if there is none. `bases` are
-    the versions from which deltas lead to this one, `delta_bytes` the size of these deltas. `marks` are "newest",
-    "pinned", and its labels.
+    `bytes` is the size of its tensors. `whole_bytes` is the size of the object with all its tensors; None without such
+    an object. `bases` are the versions from which deltas lead to this version; `delta_bytes` is the size of these
+    deltas. `marks` are "newest", "pinned", and its labels.
     """
 
     number: int
@@ -54,7 +54,7 @@ class RemoteRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a bucket holds. `broken` says what is wrong with manifests, `committed_at` when the newest came."""
+    """What a bucket holds. `broken` says what is wrong with manifests, `committed_at` when the newest version came."""
 
     state: State
     rows: list[RemoteRow]
@@ -66,7 +66,7 @@ class Contents:
 
 @dataclass(slots=True)
 class Look:
-    """Looks at a bucket. Manifests never change, and are read once."""
+    """Looks at a bucket. Reads each manifest only once, because manifests never change."""
 
     bucket: Bucket
     _manifests: dict[Listed, Manifest | str] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Look:
 
 
 def fetch(excerpt: Excerpt, bucket: Bucket, listed: Listed, manifest: Manifest | str) -> Transfer:
-    """Fetch a version with a progress bar. Raises RemoteError for damage, also that of the manifest."""
+    """Fetch a version with a progress bar. Raises RemoteError for damage, also of the manifest."""
     if isinstance(manifest, str):
         raise RemoteError(manifest)
     with progress(f"fetching version {listed.number}", manifest.whole.size) as bucket.received:
@@ -170,7 +170,7 @@ def status(arguments: Namespace) -> bool:
 
 @dataclass(slots=True)
 class Watch:
-    """The view of `--watch`. Lines and objects are new if anything in the bucket has changed, or it is lost or back."""
+    """The view of `--watch`. It adds lines and objects when the bucket has changed, or stops or starts to answer."""
 
     address: str
     polled: Polled[Contents]

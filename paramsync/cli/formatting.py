@@ -30,7 +30,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = ()) -> Table:
-    """A table without lines. Long texts go on below, except in `whole` columns. Numbers are aligned `right`."""
+    """A table without lines. Long texts are wrapped, except in `whole` columns. `right` columns are right-aligned."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -72,7 +72,7 @@ def ago(then: float, now: float) -> str:
 
 
 def size(count: int) -> str:
-    """Bytes, in thousands."""
+    """A number of bytes as text; a kilobyte is 1000 bytes."""
     value, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 999.5:
@@ -82,7 +82,7 @@ def size(count: int) -> str:
 
 
 def way(copied: Any) -> str:
-    """How a version came or went: `copied` has bytes, size, way and deltas."""
+    """How a version was copied to or from a bucket. `copied` has bytes, size, way and deltas."""
     deltas = f"{copied.deltas} delta{'' if copied.deltas == 1 else 's'}"
     by = f"as {deltas}" if copied.way == "delta" else f"whole, and {deltas}" if copied.deltas else "whole"
     return f"{by}, {size(copied.bytes)} of {size(copied.size)} ({share(copied.bytes / max(copied.size, 1))})"

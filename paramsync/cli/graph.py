@@ -30,7 +30,7 @@ from paramsync.tensorbundle.sstable import mask
 from paramsync.v1 import graph_def_pb2 as pb
 
 _NAME_LIMIT = 200  # characters of a name in a table
-_ENDS = 20  # how many ends of a graph without signatures are shown
+_ENDS = 20  # how many possible results of a graph without signatures are shown
 _EVENTS = "brain.Event:2"  # the version of event files
 _PUBLISH = "trainer.graph_publish"
 _WRONG_ARGUMENTS = 2

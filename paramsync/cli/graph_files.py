@@ -26,7 +26,7 @@ from paramsync.version import Version
 
 SAVED_MODEL = "saved_model.pb"
 
-_MOST_PARTS = 1 << 18  # parameters, tables or graphs; a checkpoint may have as many tensors
+_MOST_PARTS = 1 << 18  # most parameters, tables or graphs of a file: as many as a checkpoint may have tensors
 _SERVING = "serve"  # the tag of the graph that predicts
 _VALUE = "/.ATTRIBUTES/VARIABLE_VALUE"  # ends the keys of TensorFlow's object-based checkpoints
 _UNNAMED = re.compile(r"variable(_\d+)?", re.IGNORECASE)  # names that TensorFlow and Keras make up
@@ -91,8 +91,9 @@ class StoredGraph:
 def shown_names(names: Iterable[tuple[str, str | None]]) -> dict[str, str]:
     """The names to show for parameters, given as pairs of a name and the name of its variable, if known.
 
-    TensorFlow's key for a variable of a compiled Keras model leads through the optimizer and misleads. So a parameter
-    is shown by its variable's name, if a person gave that name and it is unique. Other keys lose their common ending.
+    For a variable of a compiled Keras model, TensorFlow's key is a path through the optimizer, which is confusing. So a
+    parameter is shown by its variable's name if a person gave that name and it is unique. Otherwise it is shown by its
+    key, without the ending that all keys have.
     """
     pairs = [
         (name, variable if variable and not _UNNAMED.fullmatch(variable) else name.removesuffix(_VALUE))
@@ -272,13 +273,13 @@ def _limited(parts: Sequence[bytes], what: str) -> Sequence[bytes]:
     return parts
 
 
-# The content of a GraphDef: its ops by count, its variables, its beginning and end. Nothing is trusted. -------------
+# What a GraphDef contains: counts of ops, variables, placeholders, possible results. The file may be malicious. -------
 
 EDGES = 5_000_000
 """The most inputs of all nodes together."""
 
 _VARIABLES = frozenset({"VarHandleOp", "Variable", "VariableV2"})
-# Variables and the ops that read them, which capturing replaces.
+# Ops that are variables or read variables. Capturing a graph replaces all of them.
 _LIFTED = _VARIABLES | {
     "IsVariableInitialized",
     "ReadVariableOp",
@@ -295,8 +296,8 @@ _EFFECTS = ("Apply", "Assign", "NoOp", "ResourceApply", "Save")  # prefixes of o
 def parse(kind: Any, content: bytes, what: str) -> Any:
     """Parse a message; `what` names its file in errors. Raises GraphError if the bytes are not such a message.
 
-    Messages of `graph_def.proto` have their repeated parts as bytes, which are counted before they are parsed: two
-    bytes in a file can stand for one more part that takes a hundred in memory.
+    Messages of `graph_def.proto` have each repeated part as unparsed bytes, so that parts can be counted first: a part
+    of two bytes in the file may take a hundred bytes in memory.
     """
     try:
         return kind.FromString(content)
@@ -319,7 +320,7 @@ class Node:
 
 
 class Outline:
-    """The ops, variables and ends of a graph and its functions."""
+    """The ops of a graph and its functions; the graph's variables, placeholders and possible results (`ends`)."""
 
     def __init__(self, content: bytes, what: str) -> None:
         """Raises GraphError if `content` is not a GraphDef; `what` names its file in errors."""
@@ -347,9 +348,9 @@ class Outline:
         return Counter(node.op for nodes in bodies for node in nodes if node.op not in self._functions)
 
     def ends(self) -> list[str]:
-        """The nodes that may be results: they depend on a placeholder, and no other such node reads them.
+        """The nodes that may be results: they depend on a placeholder, and no other node reads their outputs.
 
-        Nodes that training adds are left out.
+        Nodes that training adds do not count.
         """
         readers: dict[str, list[str]] = {}
         for name, node in self._nodes.items():
@@ -409,12 +410,12 @@ class Outline:
 
 
 def unsafe(ops: Iterable[str]) -> list[str]:
-    """The ops that a stranger's graph may use only if they are allowed by name."""
+    """The ops that are not known to be safe: a graph of others may use them only if they are allowed by name."""
     return sorted(set(ops) - SAFE - _LIFTED - _TABLES)
 
 
 def _spec(node: pb.NodeDef) -> Spec:
-    """The placeholder or variable of a node."""
+    """Describe a node that is a placeholder or a variable."""
     dtype = dtypes.name(node.attr["dtype"].type) if "dtype" in node.attr else None
     shape = sizes(node.attr["shape"].shape) if "shape" in node.attr else None
     return Spec(node.name, dtype, shape, f"{node.name}:0")

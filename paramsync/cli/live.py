@@ -1,6 +1,6 @@
 """The live view of `status --watch`, `top` and `up`: programs are polled, and the view is drawn in place or printed.
 
-Each program has a thread that asks it now and then. One more thread, the caller's, shows what all answered last.
+Each program has a thread that asks it now and then. The caller's thread shows the last answers of all programs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True, slots=True)
 class Last(Generic[_Answer]):
-    """The last answer of a program, None before the first, and why it does not answer now, if so.
+    """The last answer of a program, None before the first, and the error if it does not answer now.
 
     Times are on the monotonic clock, which nobody sets.
     """
@@ -57,7 +57,7 @@ class Polled(Generic[_Answer]):
         threading.Thread(target=self._run, daemon=True).start()
 
     def close(self) -> None:
-        """The thread ends with the call that it waits for, which closing the client ends."""
+        """Stop asking. The thread ends after its current call, which the caller can end by closing the client."""
         self._closing.set()
 
     def run_once(self) -> None:

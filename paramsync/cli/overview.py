@@ -1,6 +1,6 @@
 """The status of a trainer and of servers as rich draws it: lines about the trainer, one table of models, then notes.
 
-Knows nothing of calls: all functions turn answers and the time of day into text.
+This module makes no calls: its functions turn answers and the time of day into text.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ Answers = Mapping[str, Last[pb.GetStatusResponse]]
 """The last answer of each server, by its address."""
 
 _STATES = {pb.ModelStatus.SERVING: GOOD, pb.ModelStatus.WAITING: DOUBTFUL, pb.ModelStatus.DRAINING: DOUBTFUL}
-_LATE_SECONDS = 5.0  # more than the slow poll: the lag is not just a swap under way
+_LATE_SECONDS = 5.0  # longer than the slowest poll: a larger lag is more than a swap in progress
 _NAMED = 5  # versions that one sentence lists
 _WRAPPED = ("server", "model", "lag", "in memory")
 
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A table of named cells. On a narrow terminal it leaves out `dispensable` columns, in this order, then long names
-    go on below."""
+    """A table of named cells. On a narrow terminal it leaves out `dispensable` columns, in this order. If it is still
+    too wide, long names are wrapped."""
 
     rows: Sequence[Mapping[str, Text]]
     dispensable: Sequence[str] = ()
@@ -180,7 +180,10 @@ def publishing(model: pb.ModelStatus, now: float) -> str:
 
 
 def refusals(quarantined: Iterable[pb.Quarantine], now: float) -> list[str]:
-    """A sentence for each reason, with all versions that were refused for it: reasons may differ in the number."""
+    """A sentence for each reason, with all versions that were refused for it.
+
+    Reasons that differ only in the version's number count as the same.
+    """
     groups: dict[str, list[pb.Quarantine]] = {}
     for refused in quarantined:
         reason = re.sub(rf"(?<!\d){refused.number}(?!\d)", "N", refused.reason)
@@ -242,7 +245,7 @@ def _trainer(status: pb.PublisherStatus, now: float) -> Iterator[Text]:
         facts = [f"version {status.published.number} published {ago(status.published.committed_at, now)}"]
     else:
         facts = ["nothing published yet"]
-    # `duration` rounds to milliseconds, and a good stall is well below one
+    # not by `duration`, which rounds to milliseconds: a good stall is well below one millisecond
     facts += [f"training held {status.stall_seconds * 1000:.1f} ms"] if status.HasField("stall_seconds") else []
     facts += [f"{status.skipped} skipped"] if status.skipped else []
     facts += [f"{status.refused} refused"] if status.refused else []

@@ -54,7 +54,7 @@ def run(arguments: Namespace) -> bool:
 
 
 def _ask(predictor: Predictor, model: str, values: Mapping[str, Value]) -> Prediction:
-    """In JSON 1 may mean 1.0: inputs that the server refuses, naming float32, are sent again as float32."""
+    """Send the request. In JSON, 1 may mean 1.0: if the server refuses whole numbers and wants float32, send that."""
     values = dict(values)
     while True:
         try:
@@ -186,7 +186,7 @@ def _from_json(text: str) -> Value:
 
 
 def _decimal(text: str) -> float:
-    """Raises OverflowError for a number that becomes infinite; only the word Infinity may."""
+    """Convert a number in JSON. Raises OverflowError if it is too large for a float."""
     if math.isinf(number := float(text)):
         raise OverflowError(text)
     return number

@@ -80,7 +80,7 @@ def _nowhere() -> TextIO:
 
 
 def check_reader() -> None:
-    """Raises BrokenPipeError if the reader of our output has left. Otherwise only the next write would tell."""
+    """Raise BrokenPipeError if the reader of our output has left. Without this, only the next write would raise it."""
     with contextlib.suppress(io.UnsupportedOperation):  # the output is not a file
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)

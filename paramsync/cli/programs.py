@@ -33,8 +33,8 @@ if os.getppid() != int(parent):  # it ended before
     sys.exit(1)
 os.execv(command[0], command)
 """
-"""Becomes a command that ends with its parent. A preexec function would run Python between fork and exec, which may
-abort in a process with threads."""
+"""A program that becomes a command which ends with its parent. A preexec function would run Python between fork and
+exec, which may abort in a process with threads."""
 _ADDRESS = re.compile(r"(\w+) (\S+:\d+)")
 
 

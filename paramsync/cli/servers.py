@@ -23,7 +23,7 @@ from paramsync.rpc.client import Inferencer
 from paramsync.rpc.server import plain
 from paramsync.v1 import sync_pb2 as pb
 
-_SILENT_SECONDS = 60.0  # without an answer, after which a bucket is away
+_SILENT_SECONDS = 60.0  # after this time without an answer, a bucket counts as lost
 
 _Target = TypeVar("_Target")
 _Answer = TypeVar("_Answer")
@@ -48,9 +48,9 @@ def _read(texts: Sequence[str]) -> list[str]:
 
 
 def trainer(arguments: Namespace, servers: Sequence[str]) -> tuple[str, bool]:
-    """The trainer's address, and whether its absence is an error: if it is named, or if no server is named either.
+    """Return the trainer's address, and whether its absence is an error.
 
-    A host that only serves has no trainer.
+    It is an error if the trainer is named, or if no server is named either. A host that only serves has no trainer.
     """
     return arguments.trainer or TRAINER, arguments.trainer is not None or list(servers) == [INFERENCER]
 
@@ -85,7 +85,7 @@ def ask_all(targets: Sequence[_Target], ask: Callable[[_Target], _Answer]) -> li
 
 
 def short(error: ParamsyncError, server: str) -> str:
-    """The text of an error without the server's name, which stands beside it."""
+    """The text of an error without the server's name, which is shown next to it."""
     if isinstance(error, NotReachableError):
         return f"not reachable ({error.why})"
     return str(error).replace(f"{Inferencer.program} at {server} ", "")

@@ -17,12 +17,12 @@ _FOR_TERMINALS = {"FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
 
 
 def environment_for_logs() -> dict[str, str]:
-    """The environment of a child whose output a program reads: nothing makes the child draw, or keep quiet."""
+    """The environment for a child whose output a program reads, without variables that make it draw or keep quiet."""
     return {name: value for name, value in os.environ.items() if name not in {*_FOR_TERMINALS, _GRPC_VERBOSITY}}
 
 
 def silence_grpc() -> None:
-    """Call before gRPC is imported: its C library would log errors that its callers get too."""
+    """Keep gRPC's C library from logging errors that its callers get too. Call this before gRPC is imported."""
     os.environ.setdefault(_GRPC_VERBOSITY, "NONE")
 
 

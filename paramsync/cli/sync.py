@@ -50,7 +50,7 @@ def _of_all(inferencers: Sequence[Inferencer]) -> list[ServerChange]:
     for inferencer, models in zip(inferencers, ask_all(inferencers, Inferencer.status), strict=True):
         if isinstance(models, ParamsyncError):
             changes.append(ServerChange(inferencer, "", error=models))
-        else:  # a joined model is synced by its parts, which are models too
+        else:  # no change for a joined model: its parts are models too, and are synced
             changes += [ServerChange(inferencer, status.model) for status in models if not status.parts]
     return changes
 

@@ -42,7 +42,7 @@ class Rate:
 
 
 def rate(before: pb.ModelLoad, after: pb.ModelLoad, seconds: float) -> Rate:
-    """The difference of two counts. Counts fall when a worker ends; its part of the interval is lost."""
+    """The difference of two counts. When a worker ends, the counts fall, and its part of the interval is lost."""
     pairs = zip_longest(after.latencies, before.latencies, fillvalue=0)
     counts = [max(0, late - early) for late, early in pairs]
     return Rate(
@@ -80,7 +80,7 @@ class ServerSamples:
         self._at = 0.0
 
     def run_once(self) -> None:
-        """Take in the last answer, unless it was taken in before."""
+        """Add the last answer to the samples, unless it was added before."""
         last = self.polled.last
         if last.answer is None or last.at == self._at:
             return

@@ -38,14 +38,14 @@ _READY_SECONDS = 180.0  # a small machine takes its time to import TensorFlow
 _END_SECONDS = 15.0
 _SHOW_SECONDS = 0.25
 _LINE_SECONDS = 2.0
-_READY_LOOK_SECONDS = 0.05  # so that the first version is asked before the second comes
+_READY_LOOK_SECONDS = 0.05  # short: the first version is to answer before the second comes
 _SAMPLE, _BATCH = 500, 100  # held-out examples: for each version, and in one request
 _ASK_SECONDS = 0.05  # between two requests
 _BARS = 40  # accuracies that a sparkline shows
 
 
 class _EndedError(Exception):
-    """A signal came, or a child has ended, before there is anything to show."""
+    """A signal came, or a child ended, before there was anything to show."""
 
 
 def run(arguments: Namespace) -> bool:
@@ -194,7 +194,7 @@ class Prober:
         self._closed = False
 
     def run_once(self) -> None:
-        """Ask about the next batch; of a version that is new, about the whole sample before the next version comes."""
+        """Ask about the next batch. Ask a new version about the whole sample, before the next version comes."""
         while self._ask():
             pass
 
@@ -225,7 +225,7 @@ class Prober:
         return False
 
     def close(self) -> None:
-        """Calls that fail from now on were cancelled."""
+        """Do not count calls that fail from now on: they were cancelled."""
         self._closed = True
 
     def _freshness(self, number: int, answered_at: float) -> float | None:
