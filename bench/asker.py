@@ -27,8 +27,7 @@ _PAUSE = 0.001  # seconds between two calls: shorter pauses would load the serve
 
 
 class Lines:
-    """A process of `python -m PROGRAM` that answers each line with a line. For one thread. The end of a `with` block
-    ends the process."""
+    """A process of `python -m PROGRAM`, for one `with` block and one thread, that answers each line with a line."""
 
     def __init__(self, program: str, *arguments: object) -> None:
         self._process = subprocess.Popen(

@@ -103,11 +103,7 @@ def _serve(loop: Any) -> None:
     while True:
         try:
             loop.look()
-        except (
-            tf.errors.OpError,
-            OSError,
-            ValueError,
-        ) as error:  # the version was removed while it was read; a newer version exists
+        except (tf.errors.OpError, OSError, ValueError) as error:  # removed while it was read: a newer version exists
             sys.stderr.write(f"bench.loops looks again: {error}\n")
         bell.wait(_PAUSE)
 

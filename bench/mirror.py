@@ -57,10 +57,7 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
             version = publish(share)
             while Store(folder / "far").latest() != version:
                 _NEVER.wait(0.005)
-                for (
-                    name,
-                    child,
-                ) in mirrors.items():  # only a mirror's own memory: mapped and in-memory files do not count
+                for name, child in mirrors.items():  # a mirror's own memory, without its mapped files
                     kilobytes, _, _ = (conditions.line(f"/proc/{child.pid}/status", "RssAnon") or "0").partition(" ")
                     own[f"memory_{name}_mb"] = max(own.get(f"memory_{name}_mb", 0), float(kilobytes) / 1e3)
                 if time.time() > version.step_done_at + _PATIENCE:

@@ -81,8 +81,7 @@ def publisher(store: Path, kind: str, size: int, *, first: int, count: int) -> S
 
 
 def _publish(store: Path, kind: str, size: int, *, first: int, count: int) -> None:
-    """Publish versions like a `Publisher` with default settings, PAUSE seconds apart or as fast as possible. Every
-    answer of a version is its number."""
+    """Publish versions like a `Publisher` with default settings, PAUSE seconds apart or as fast as possible."""
     captured = capture(KINDS[kind](size))
     names = [spec.name for spec in captured.graph.parameters]
     values = {name: variable.numpy() for name, variable in zip(names, captured.variables, strict=True)}

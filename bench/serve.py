@@ -26,8 +26,7 @@ ENDS = ("floor", "ours", "grpcio")  # the bare grpcio server, an inferencer, an 
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
-    """Measure a case for each concurrency and number of rows. The figures begin with our share of the floor's rate, for
-    1 and for 64 callers."""
+    """Measure each concurrency and number of rows. The first figures are our shares of the floor's rate."""
     h2load.require()
     model = _network()
     captured = capture(model)

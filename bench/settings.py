@@ -96,8 +96,7 @@ def parse(argv: Sequence[str]) -> Settings:
 
 
 def folder(asked: Path | None, needed: int) -> Path:
-    """Return the requested folder; without a request, a folder in memory if it has room, else the temporary folder.
-    Raises SettingsError if there is no room."""
+    """Return the requested folder, or else a folder with room, in memory if possible. Raises SettingsError."""
     candidates = [asked] if asked else [_MEMORY, Path(tempfile.gettempdir())]
     rooms = {path: shutil.disk_usage(path).free for path in candidates if path.is_dir() and os.access(path, os.W_OK)}
     for path, room in rooms.items():

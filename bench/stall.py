@@ -25,8 +25,7 @@ _COPIES = 5
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
-    """In each round, every way of saving has one window of training, in random order. A window of training alone comes
-    before and after each of them."""
+    """In each round, each way of saving has a window of training between two windows of training alone."""
     device = _choose(settings.device)
     with Progress() as progress, ExitStack() as stack:
         progress.say("making the network")

@@ -60,8 +60,7 @@ class Traffic(Lines):
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts answers. Every output of a measured model is the number of the version that computed it, so that answers
-    mixed from two versions can be recognised."""
+    """Counts answers. Each output is the number of its version, so that mixed answers can be recognised."""
 
     open: set[asyncio.Task[None]] = field(default_factory=set)
     answers: Counter[bytes] = field(default_factory=Counter)
