@@ -1,4 +1,4 @@
-"""Graph work: capture, lift, call, copy and connect. Imports TensorFlow at the first use of a name."""
+"""Captures, calls, copies, joins and connects graphs. The first use of a name imports TensorFlow."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from paramsync.graphs.nodes import leading_to, with_functions
 from paramsync.graphs.safety import guard
 from paramsync.v1 import graph_pb2
 
-# Three passes of TensorFlow's graph optimiser merge, reorder or precompute operations. That changes the last bits of
-# results, differently for each kind of caller. Without them answers are the same for all, and small graphs faster.
+# Turn off three passes of TensorFlow's graph optimiser. They merge, reorder or precompute operations, which changes the
+# last bits of results, and not in the same way for every caller. Small graphs also run faster without the passes.
 _AS_WRITTEN = config_pb2.ConfigProto(
     graph_options=config_pb2.GraphOptions(
         rewrite_options=rewriter_config_pb2.RewriterConfig(
@@ -70,7 +70,7 @@ class Call:
         self._call = tf.raw_ops.StatefulPartitionedCall if stateful else tf.raw_ops.PartitionedCall
 
     def __call__(self, parameters: Sequence[tf.Tensor], inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        """Raises KeyError for other inputs, ParameterError for more or fewer parameters."""
+        """Compute all outputs. Raises KeyError for wrong inputs, ParameterError for a wrong number of parameters."""
         arguments = [*(inputs[name] for name in self._inputs), *parameters, *self._tables]
         if len(inputs) != len(self._inputs):
             raise KeyError
@@ -81,28 +81,31 @@ class Call:
 
 
 def _own(graph_def: Any, signature: graph_pb2.Signature, placeholders: Collection[str]) -> Any:
-    """Cut the graph to one signature and its arguments: nodes of other signatures would waste time, or lack inputs."""
+    """Return the part of the graph that one signature and its arguments need.
+
+    Nodes of other signatures would take time, or would have no inputs.
+    """
     nodes = {node.name: node for node in graph_def.node}
     needed = leading_to(nodes, [*(end.tensor for end in signature.outputs), *placeholders])
     own = with_functions(graph_def, needed)
     guard(own)
     waits = {f"^{node}" for node in placeholders}
     for node in own.node:
-        if not waits.isdisjoint(node.input):  # an argument needs no waiting, and its placeholder is never fed
+        if not waits.isdisjoint(node.input):  # arguments are always ready, and their placeholders never run
             node.input[:] = [tensor for tensor in node.input if tensor not in waits]
     return own
 
 
 def _arguments(signature: graph_pb2.Signature, message: graph_pb2.Graph) -> list[str]:
-    """The placeholders of a signature's inputs, of the parameters and of the tables."""
+    """Return the names of the placeholders: those of a signature's inputs, then of the parameters and of the tables."""
     inputs = (node_of(end.tensor) for end in signature.inputs)
     return [*inputs, *(value.node for value in message.parameters), *(table.node for table in message.tables)]
 
 
 def check_placeholders(graph_def: Any, message: graph_pb2.Graph) -> None:
-    """Raise GraphError for an argument without a placeholder of its own, or with one of another dtype or shape.
+    """Raise GraphError unless each argument has its own placeholder, which takes the argument's dtype and shape.
 
-    Kernels rely on shapes that were inferred from placeholders.
+    Kernels rely on shapes that TensorFlow inferred from placeholders.
     """
     placeholders = {node.name: node.attr for node in graph_def.node if node.op == "Placeholder"}
     handle = graph_pb2.Parameter(dtype=tf.resource.as_datatype_enum)
@@ -113,7 +116,7 @@ def check_placeholders(graph_def: Any, message: graph_pb2.Graph) -> None:
         if len(set(arguments)) != len(arguments):
             raise GraphError("the graph cannot be built: expected a placeholder for each argument, found shared ones")
         callers: list[graph_pb2.Parameter | graph_pb2.Endpoint] = [*signature.inputs, *message.parameters]
-        for node, argument in zip(arguments, callers, strict=False):  # the tables come last
+        for node, argument in zip(arguments, callers, strict=False):  # zip stops before the tables, which come last
             if dtypes.to_numpy(argument.dtype) is None:
                 kind = dtypes.name(argument.dtype)
                 raise GraphError(f"the graph cannot be built: nobody can give {argument.name!r}, a {kind}")

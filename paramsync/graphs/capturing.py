@@ -46,16 +46,20 @@ class Capture:
 
     @property
     def object_graph(self) -> bytes:
-        """The object graph with which TensorFlow reads checkpoints into the source; empty if checkpoints go by name."""
+        """The object graph that TensorFlow needs to restore a checkpoint into the source.
+
+        Empty if the checkpoints of the source are restored by the names of variables.
+        """
         return self.graph.object_graph
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The captured object, which may get other variables later: layers, adapters, a quantized kernel.
+    """The captured object. It may get other variables later, for example by new layers, adapters or quantization.
 
-    `parts` are its variables and layers at its capture, `kept` are their other values. `again` captures the
-    object anew from its code. It raises StructureError if the object has other parts, and a trace instead of code.
+    `parts` are its variables and layers at the time of the capture, `kept` the other values that its layers keep.
+    `again(other_parts)` captures the object again. With `other_parts` it traces the code again, and raises
+    StructureError for a source without code, such as a ConcreteFunction.
     """
 
     root: Any
@@ -83,15 +87,16 @@ def capture(
             - the path of a SavedModel: captures all signatures that can be served (`graph.refused` has the others);
             - the path of a `.meta` file, or a MetaGraphDef;
             - `(inputs, outputs)`: tensors of a v1 graph.
-        inputs: The specs of a model that was never built, nested as its arguments, or of a function without an
-            input_signature, in order or by name. For a `.meta` file or MetaGraphDef, names of tensors.
+        inputs: Specs of the inputs. A model that was never built needs them, nested like its arguments; a function
+            without an input_signature needs them in order or by name. For a `.meta` file or MetaGraphDef, names of
+            tensors.
         outputs: The names of the outputs to capture; by default all. A `.meta` file or MetaGraphDef needs them.
         signatures: Functions, or models that share the source's variables, by name. For a SavedModel, the names of the
             signatures to capture.
-        root: The object whose checkpoint has the parameters, and so their keys; by default the model or module. For a
-            v1 graph, a Saver. Parameters of a function without a root go by the names of its variables.
-        allowed: Ops that a file may have although they are not known to be safe.
-        compare: Call a Keras model once on made up inputs, and refuse a graph with other results.
+        root: The object whose checkpoints contain the parameters, which determines their keys. By default the model or
+            module; for a v1 graph, a Saver. Without a root, parameters of a function have the names of its variables.
+        allowed: Ops to accept in a file although they are not on the list of safe ops.
+        compare: Call a Keras model once on made-up inputs, and raise GraphError if its graph gives other results.
 
     Raises GraphError, which says what is missing or cannot be served.
     """

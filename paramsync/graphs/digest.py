@@ -20,8 +20,8 @@ def digest(
 ) -> str:
     """The digest, in hex, of the nodes that compute `results`, pairs of name and tensor.
 
-    `named` describes the input, parameter or table behind each placeholder. `ends` describes the inputs and outputs,
-    used or not.
+    `named` describes the input, parameter or table behind each placeholder. `ends` describes all inputs, outputs,
+    parameters and tables, including those that no node uses.
     """
     nodes = _Nodes(graph_def.node, named, _Functions(graph_def.library.function))
     whole = hashlib.sha256()
@@ -32,7 +32,7 @@ def digest(
     return whole.hexdigest()[:32]
 
 
-# Attributes that distinguish loops, stacks and arrays of one graph; TensorFlow makes them up when it traces.
+# Attributes whose values TensorFlow makes up when it traces, to tell loops, stacks and arrays of one graph apart.
 _LABELS = frozenset({"frame_name", "stack_name", "tensor_array_name"})
 
 
@@ -70,7 +70,7 @@ class _Nodes:
         data, control = [], []
         for tensor in node.input:
             name = node_of(tensor)
-            # an input without a digest leads back here: a v1 loop, represented by the op that closes it
+            # An input without a digest closes a loop of a v1 graph. Use the input's op in place of its digest.
             before = self._done.get(name) or _hash(b"back", self._nodes[name].op.encode())
             if tensor.startswith("^"):
                 control.append(before)
@@ -134,9 +134,9 @@ _MADE_UP = re.compile(r"(__)?(inference|forward|backward|lifted)_|_(lifted|\d+)(
 def name_by_content(graph_def: Any) -> None:
     """Rename every function after its content, also in its callers, and drop duplicates.
 
-    TensorFlow keeps the functions of all graphs of a process by name, and refuses two functions of one name. But it
-    makes up names when it traces, and two models, or two versions of a model, often get the same names. Raises
-    GraphError for a function that calls itself.
+    TensorFlow keeps the functions of all graphs of a process by name, and rejects a different function under a known
+    name. But the names that it makes up when it traces are often the same for two models, or two versions of a model.
+    Raises GraphError for a function that calls itself.
     """
     functions = {function.signature.name: function for function in graph_def.library.function}
     calls = {name: [each for node in body.node_def for each in called(node)] for name, body in functions.items()}

@@ -1,4 +1,4 @@
-"""Draft: a graph as its source has it, with variables as handles; finish() lifts it to a Graph."""
+"""Draft: a graph as read from its source, still with variables. finish() makes a pure function of it, a Graph."""
 
 from __future__ import annotations
 
@@ -47,14 +47,15 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A graph as its source has it. Nodes that lead to no output of a signature are ignored.
+    """A graph as read from its source, before it becomes a pure function.
 
-    - `tables` are packed, each under the node of its handle; `seeds` are the nodes of Keras SeedGenerators' states.
-    - An input of a signature may be any tensor. Some output must depend on it, unless `unused_inputs` is set. Dtypes of
-      outputs may be left out.
-    - `called` is the framework's name for the variable of a parameter. `object_graph(names)` makes the object
-      graph for a checkpoint of the parameters with these names.
-    - `refused` has the reason for each signature that was left out because it cannot be served.
+    - `graph_def` may have nodes that no output of a signature needs. They are ignored.
+    - `tables` are lookup tables with their contents. `seeds` are the states of Keras SeedGenerators, by node.
+    - An input of a signature may be any tensor. Some output must depend on it, unless `unused_inputs` is set. Missing
+      dtypes of outputs are inferred.
+    - `called` maps a parameter to the framework's name of its variable. `object_graph(names)` makes the object graph
+      for a checkpoint of the parameters with these names.
+    - `refused` maps each signature that was left out, because it cannot be served, to the reason.
     """
 
     graph_def: Any
@@ -69,7 +70,7 @@ class Draft:
 
 
 def finish(draft: Draft) -> Graph:
-    """Lift a draft to a pure function. Raises GraphError, which names the op that cannot be lifted, and why."""
+    """Turn a draft into a pure function. Raises GraphError, which names an op that prevents this, and the reason."""
     ends = {variable.node for variable in draft.parameters} | {table.node for table in draft.tables} | {*draft.seeds}
     graph_def, signatures = cut(draft.graph_def, draft.signatures, ends=ends, unused_inputs=draft.unused_inputs)
     reached = {node.name for node in graph_def.node}
@@ -113,7 +114,7 @@ def finish(draft: Draft) -> Graph:
 
 
 def _describe_outputs(graph_def: Any, signatures: Mapping[str, graph_pb2.Signature]) -> None:
-    """Infer the dtypes and shapes of outputs, if the source does not say them. Raises GraphError."""
+    """Infer the missing dtypes and shapes of outputs. Raises GraphError if the graph cannot be imported."""
     ends = [end for signature in signatures.values() for end in signature.outputs if not end.dtype]
     if not ends:
         return
@@ -134,16 +135,18 @@ def _shape(shape: tf.TensorShape) -> bundle_pb2.TensorShape:
     return bundle_pb2.TensorShape.FromString(shape.as_proto().SerializeToString())
 
 
-# Partitioned variables: the checkpoint has the whole, so the whole is the parameter, and its parts are slices of it ---
+# Partitioned variables ------------------------------------------------------------------------------------------------
+# A checkpoint contains the whole variable. So the whole becomes the parameter, and its parts become slices of it.
 
 _Part = tuple[str, PartRange, list[int]]  # the node of a part, its place in the whole, and its shape
 
 
 def join_parts(graph_def: Any, parameters: Iterable[Parameter]) -> tuple[dict[str, str], dict[str, tf.TensorSpec]]:
-    """The node and the spec of each parameter, by name, after joining the parts of each partitioned variable.
+    """Join the parts of each partitioned variable. Returns the node and the spec of each parameter, by name.
 
-    A whole is a new placeholder, and the placeholders of its parts become slices of it. A node that concatenates all
-    parts takes the whole instead. Raises GraphError for parts of different wholes.
+    The whole variable gets a new placeholder, and the placeholders of the parts become slices of the whole. A node that
+    concatenates all parts reads the whole instead. Raises GraphError if variables of one name are not parts of one
+    whole.
     """
     nodes: dict[str, str] = {}
     specs: dict[str, tf.TensorSpec] = {}
@@ -162,7 +165,7 @@ def join_parts(graph_def: Any, parameters: Iterable[Parameter]) -> tuple[dict[st
 
 
 def _shape_of_part(parameter: Parameter, part: PartRange) -> list[int]:
-    """The shape of a part. Raises GraphError if it is unknown, or if the part lies outside of the whole."""
+    """Return the shape of a part. Raises GraphError if the shape is unknown, or the part is not within the whole."""
     if not parameter.spec.shape.is_fully_defined():
         raise GraphError(f"variable {parameter.node!r} is a part of {parameter.name!r}, and its shape is not known")
     shape = list(parameter.spec.shape)
@@ -182,7 +185,7 @@ def _slice(
 ) -> None:
     """Make a placeholder for each whole, and slices of it for its parts."""
     nodes = {node.name: node for node in graph_def.node}
-    owners: dict[str, str] = {}  # by the node of a part, the name of the whole
+    owners: dict[str, str] = {}  # the whole variable's name, by the node of a part
 
     def added(name: str) -> Any:
         name = fresh(name, nodes)

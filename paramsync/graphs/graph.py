@@ -35,10 +35,10 @@ class Graph:
     """A pure function. Immutable; any number of threads may call it at once, with any parameters, without a lock."""
 
     def __init__(self, message: graph_pb2.Graph, *, refused: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Build the functions that a trusted graph file describes. Raises GraphError if they cannot be built.
+        """Build the functions that a graph file describes. The message must be trusted, or come from `check_file`.
 
-        Its lookup tables are filled here once, and shared by all calls. `refused` has the reason for each signature of
-        the source that is missing here.
+        The lookup tables are filled once, here, and shared by all calls. `refused` maps each signature of the source
+        that is missing from the graph to the reason. Raises GraphError if the functions cannot be built.
         """
         self.refused = refused
         graph_def = _parsed(tf.compat.v1.GraphDef, message.graph_def, "graph_def")
@@ -53,20 +53,20 @@ class Graph:
             for name, signature in sorted(message.signatures.items())
         }
         self.stochastic = tuple(sorted({node.op for node in every_node(graph_def)} & STOCHASTIC))
-        """Ops that make two calls with the same arguments differ."""
+        """The random ops of the graph. If there are any, two calls with the same arguments give different results."""
         self.object_graph = message.object_graph
-        """The object graph with which TensorFlow reads checkpoints into the source; may be empty."""
+        """The object graph that TensorFlow needs to restore a checkpoint into the source; may be empty."""
         self.called: Mapping[str, str] = {
             parameter.name: parameter.variable for parameter in message.parameters if parameter.variable
         }
-        """The framework's name for the variable of a parameter, if known."""
+        """The framework's name of a parameter's variable, by parameter, if the name is known."""
         check_placeholders(graph_def, message)
         tables = list(map(Contents, message.tables))
         try:
             self.digest = _digest(graph_def, message, tables)
         except (ValueError, TypeError, KeyError) as error:
             raise GraphError(f"the graph cannot be built: {error}") from error
-        if message.digest and message.digest != self.digest:  # a damaged file: build nothing from it
+        if message.digest and message.digest != self.digest:  # the file is damaged
             raise GraphError(f"the graph is not the one it says it is: expected {message.digest}, found {self.digest}")
         try:
             handles = fill(tables)
@@ -80,12 +80,12 @@ class Graph:
 
     @classmethod
     def from_bytes(cls, content: bytes, *, allowed: Collection[str] = ()) -> Graph:
-        """The graph of a stranger's file. Raises as `check_file` does, and GraphError if it cannot be built."""
+        """Check and build the graph of an untrusted file. Raises as `check_file` and the constructor do."""
         return cls(cls.check_file(content, allowed=allowed))
 
     @staticmethod
     def check_file(content: bytes, *, allowed: Collection[str] = ()) -> graph_pb2.Graph:
-        """Check a graph file, as a publisher and its followers do, and return its message.
+        """Check a graph file, and return its message. The publisher and its followers make the same checks.
 
         Raises UnsafeGraphError for ops that are neither known to be safe nor `allowed`, or a graph that would take too
         much memory, and GraphError for a file that is not readable.
@@ -104,7 +104,10 @@ class Graph:
 
     @classmethod
     def load(cls, path: str | Path, *, allowed: Collection[str] = ()) -> Graph:
-        """The graph in a file. Raises as `from_bytes` does, OSError, CorruptCheckpointError for a device or pipe."""
+        """Read the graph in a file.
+
+        Raises as `from_bytes` does, OSError, and CorruptCheckpointError if the file is not regular or too large.
+        """
         try:
             return cls.from_bytes(files.content(Path(path), limit=files.MAX_MESSAGE), allowed=allowed)
         except GraphError as error:
@@ -119,11 +122,11 @@ class Graph:
         return add_checksum(self.message().SerializeToString(deterministic=True))
 
     def message(self) -> graph_pb2.Graph:
-        """The message in the graph's file."""
+        """Return the content of the graph's file as a message, with the digest and without a checksum."""
         message = graph_pb2.Graph()
         message.CopyFrom(self._message)
         message.digest = self.digest
-        message.ClearField("checksum")  # the checksum of the previous file
+        message.ClearField("checksum")  # that of the file from which the graph was read
         return message
 
     def __call__(
@@ -137,7 +140,7 @@ class Graph:
         """Compute the named outputs, or all. `parameters` come in the order of `self.parameters`.
 
         Raises UnknownSignatureError, InputError and ParameterError for unknown names and a wrong number of parameters.
-        Dtypes and shapes are not checked: for inputs of strangers, call `check_inputs` first.
+        Dtypes and shapes are not checked: call `check_inputs` first for untrusted inputs.
         """
         try:
             results = self._functions[signature](parameters, inputs)
@@ -233,10 +236,10 @@ _LOOKED_UP = frozenset(("Gather", "GatherNd", "SparseSegmentMean", "SparseSegmen
 
 
 def _embeddings(graph_def: Any, message: graph_pb2.Graph) -> frozenset[str]:
-    """The names of parameters of which calls only look up rows, so that a call reads few of their bytes.
+    """Return the names of parameters of which calls only look up rows, so that a call reads few of their bytes.
 
-    A parameter that is passed to a function, or is not certain, counts as read whole. Visits each node that leads to
-    an output once.
+    A parameter that is passed to a function, or whose use is unclear, counts as read whole. Visits each node that leads
+    to an output once.
     """
     nodes = {node.name: node for node in graph_def.node}
     returned = [end.tensor for signature in message.signatures.values() for end in signature.outputs]
@@ -259,7 +262,7 @@ def _embeddings(graph_def: Any, message: graph_pb2.Graph) -> frozenset[str]:
 
 
 def _looks_up_rows(node: Any, inputs: Sequence[str], nodes: Mapping[str, Any]) -> bool:
-    """True if the node takes whole rows of its first argument. Along another axis it would touch all rows."""
+    """True if the node takes whole rows of its first argument. A lookup along another axis reads all rows."""
     if node.op != "GatherV2":
         return node.op in _LOOKED_UP
     axis = nodes.get(inputs[2])

@@ -32,14 +32,15 @@ def join(
     Args:
         first: The Graph that is computed first.
         second: The Graph that is computed with its outputs.
-        inputs: The name of an output of `first` by the name of the input of `second` that takes it. The other inputs of
-            `second` and all inputs of `first` are inputs of the joint Graph.
-        prefixes: A prefix and a slash come before each parameter, and each input or output whose name both have.
+        inputs: Maps an input of `second` to the output of `first` that it reads. The other inputs of `second` and all
+            inputs of `first` are inputs of the joint Graph.
+        prefixes: A prefix for each Graph. A prefix and a slash are put before the name of each parameter, and before
+            the name of an input or output that both Graphs have.
         signatures: The signature of each Graph.
-        outputs: Outputs of `first` that the joint Graph has too, beside all outputs of `second`.
+        outputs: Outputs of `first` that the joint Graph returns, in addition to all outputs of `second`.
 
-    Raises GraphError for unknown names, which lists the known ones, and for tensors that do not fit;
-    UnknownSignatureError.
+    Raises GraphError for an unknown name (the text lists the known names) and for tensors that do not fit,
+    UnknownSignatureError for an unknown signature.
     """
     if len(set(prefixes)) != 2 or not all(re.fullmatch(r"[A-Za-z0-9.][\w.-]*", prefix) for prefix in prefixes):
         raise GraphError(f"prefixes: expected two different words, such as encoder and head, found {list(prefixes)}")
@@ -78,7 +79,7 @@ def join(
 
 
 class _Half:
-    """One of the graphs, with a prefix before all names except its inputs and outputs."""
+    """One of the two graphs, with a prefix before all its names except those of inputs and outputs."""
 
     def __init__(self, graph: Graph, prefix: str, signature: str) -> None:
         if signature not in graph.signatures:
@@ -103,7 +104,7 @@ class _Half:
 def _rename(graph_def: Any, prefix: str) -> None:
     for node in every_node(graph_def):
         node.attr.pop("_gradient_op_type", None)
-    name_by_content(graph_def)  # the content has changed: TensorFlow refuses another function under a known name
+    name_by_content(graph_def)  # the content has changed, and TensorFlow rejects a changed function under a known name
     for node in graph_def.node:
         node.name = f"{prefix}/{node.name}"
         prefix_frame(node, f"{prefix}/")
@@ -111,7 +112,7 @@ def _rename(graph_def: Any, prefix: str) -> None:
 
 
 def _connect(graph_def: Any, sources: Mapping[str, str]) -> None:
-    """Make every node that reads a placeholder's tensor in `sources` read the other tensor."""
+    """Make nodes that read a placeholder in `sources` read the tensor that `sources` maps it to."""
     spelled: dict[str, str] = {}
     for tensor, source in sources.items():
         spelled |= {tensor: source, node_of(tensor): source, f"^{node_of(tensor)}": f"^{node_of(source)}"}
@@ -141,7 +142,7 @@ def _check(first: _Half, second: _Half, inputs: Mapping[str, str], outputs: Coll
 
 
 def _disambiguate(halves: list[_Half], *ends: list[Any]) -> list[graph_pb2.Endpoint]:
-    """The endpoints of both halves, with a prefix before names that both have."""
+    """Return the endpoints of both halves. Names that both halves have get a prefix."""
     shared = {end.name for end in ends[0]} & {end.name for end in ends[1]}
     for half, ends_of_half in zip(halves, ends, strict=True):
         for end in ends_of_half:

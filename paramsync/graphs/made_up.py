@@ -1,4 +1,4 @@
-"""Made-up inputs for trial calls, and whether two results differ by more than rounding."""
+"""Makes up inputs for trial calls, and tells whether two results differ by more than rounding."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_MOST = 1 << 22  # elements
+_MOST = 1 << 22  # elements of one made-up tensor
 _WORDS = np.array([b"", b"a", b"bc", b"0", b"1"], object)
 
 
 def made_up(dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:
-    """Values that differ, the same at every call. Whole numbers are small: they may be indices of a table.
+    """Return a tensor with varied values, the same at every call. Integers are 0 or 1: they may be indices of a table.
 
     Raises ValueError for a shape that is too large.
     """
@@ -28,7 +28,7 @@ def made_up(dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:
 
 
 def difference(found: Any, expected: Any, rounding: float) -> str:
-    """How two arrays of one dtype differ by more than this part of the largest value, or ""."""
+    """Say how two arrays of one dtype differ; "" if by at most `rounding` times the largest expected value."""
     if found.shape != expected.shape or found.dtype.kind not in "fcV":  # bfloat16 is of kind V
         return "" if np.array_equal(found, expected) else "in value"
     wide = np.complex128 if found.dtype.kind == "c" else np.float64

@@ -1,4 +1,4 @@
-"""Nodes of GraphDefs: finds the nodes before a tensor, counts tensors, rewrites nodes, inlines calls for analysis."""
+"""Nodes of GraphDefs: finds the nodes that a tensor needs, counts tensors, rewrites nodes, inlines calls to analyse."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
 """Placeholders without a default value."""
 
 REFERENCES = frozenset({"Variable", "VariableV2"})
-"""Variables that give a reference, which reads like a value already."""
+"""Ops of TensorFlow 1's reference variables. Other ops read their output as a value, without an op between."""
 
 VARIABLES = REFERENCES | {"VarHandleOp"}
 
@@ -25,9 +25,9 @@ PLAIN_CALLS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 
 
 def leading_to(nodes: Mapping[str, Any], tensors: Iterable[str], *, fed: Collection[str] = ()) -> list[Any]:
-    """The nodes that these tensors ("x", "x:0", "^x") need, in the order of `nodes`, up to the tensors `fed` ("x:0").
+    """Return the nodes that these tensors ("x", "x:0", "^x") need, in the order of `nodes`.
 
-    Raises GraphError for an unknown node.
+    Leaves out nodes that only the tensors in `fed` ("x:0") need. Raises GraphError for an unknown node.
     """
 
     def names_of(tensors: Iterable[str]) -> Iterator[str]:
@@ -43,7 +43,7 @@ def leading_to(nodes: Mapping[str, Any], tensors: Iterable[str], *, fed: Collect
 
 
 def with_functions(graph_def: Any, nodes: Iterable[Any]) -> Any:
-    """A new GraphDef of these nodes of `graph_def` and the functions that they call."""
+    """Return a new GraphDef with these nodes of `graph_def` and the functions that they call."""
     result = tf.compat.v1.GraphDef(versions=graph_def.versions)
     result.node.extend(nodes)
     result.library.function.extend(functions_called(graph_def.library.function, result.node))
@@ -64,7 +64,7 @@ def _known_ops() -> tf.Graph:
 
 
 def argument_counts(node: Any, arguments: Iterable[Any]) -> Iterator[tuple[Any, int]]:
-    """Each of `arguments`, an op's `input_arg` or `output_arg`, with its number of tensors in the node."""
+    """Yield each argument of an op (its `input_arg` or `output_arg`) with the number of its tensors in this node."""
     for argument in arguments:
         if argument.number_attr:
             yield argument, node.attr[argument.number_attr].i
@@ -73,7 +73,7 @@ def argument_counts(node: Any, arguments: Iterable[Any]) -> Iterator[tuple[Any, 
 
 
 def argument_at(node: Any, arguments: Iterable[Any], place: int) -> tuple[Any, int] | None:
-    """The argument of the tensor at this place among all, and the tensor's place within the argument."""
+    """For tensor number `place` of a node, return its argument, and its place within the argument."""
     for argument, count in argument_counts(node, arguments):
         if place < count:
             return argument, place
@@ -82,7 +82,7 @@ def argument_at(node: Any, arguments: Iterable[Any], place: int) -> tuple[Any, i
 
 
 def port_of(node: Any, result: str, functions: Mapping[str, Any]) -> int:
-    """The place of "result:position", a function's spelling, among all results of a node. Raises LookupError."""
+    """Return the output number of the tensor that a function spells "result:position". Raises LookupError."""
     name, _, position = result.partition(":")
     op = functions[node.op].signature if node.op in functions else definition(node.op)
     port = int(position or 0)
@@ -94,7 +94,7 @@ def port_of(node: Any, result: str, functions: Mapping[str, Any]) -> int:
 
 
 def become(node: Any, op: str, inputs: Iterable[str] = ()) -> Any:
-    """Turn a node into another op of the same name, without attributes yet."""
+    """Replace the op and the inputs of a node. Clears its attributes, and keeps its name."""
     kept = list(inputs)
     name = node.name
     node.Clear()
@@ -120,7 +120,7 @@ def become_placeholder(node: Any, spec: tf.TensorSpec) -> Any:
 
 
 def prefix_frame(node: Any, prefix: str) -> None:
-    """Rename the loop that a node enters: two loops of one name would run as one."""
+    """Put a prefix before the name of the loop that a node enters: two loops of one name would run as one."""
     if "frame_name" in node.attr:
         node.attr["frame_name"].s = prefix.encode() + node.attr["frame_name"].s
 
@@ -128,15 +128,15 @@ def prefix_frame(node: Any, prefix: str) -> None:
 # Inlining -------------------------------------------------------------------------------------------------------------
 
 MOST = 50_000
-"""Nodes of a graph that does not take too long to analyse."""
+"""The most nodes of a graph for which an analysis stays fast."""
 
-_DEPTH = 100  # functions that call one another in a row
+_DEPTH = 100  # nested calls that are inlined; deeper calls stay
 
 
 @dataclass
 class Inlined:
     graph_def: Any
-    _results: dict[str, str] = field(default_factory=dict)  # of inlined calls
+    _results: dict[str, str] = field(default_factory=dict)  # by the result of an inlined call
 
     def tensor(self, name: str) -> str:
         """The name of a tensor of the graph after inlining."""
@@ -149,11 +149,11 @@ class Inlined:
 
 
 def inline(graph_def: Any, *, most: int = MOST) -> Inlined:
-    """Inline the plain calls of a graph, except calls of functions with attributes of the call.
+    """Inline the plain calls of a graph, except calls of functions whose nodes take attributes from the call.
 
     The result is for analysis only: it has no control dependencies, and must not run.
 
-    Raises ValueError for more than `most` nodes, LookupError and ValueError for a graph that contradicts itself.
+    Raises ValueError for more than `most` nodes, LookupError or ValueError for a graph that contradicts itself.
     """
     functions = {function.signature.name: function for function in graph_def.library.function}
     whole = Inlined(tf.compat.v1.GraphDef(versions=graph_def.versions))
@@ -214,7 +214,7 @@ class _Scope:
 
 
 def _is_open(function: Any) -> bool:
-    """True if the call sets attributes of the function's nodes."""
+    """True if nodes of the function take attributes from the call."""
     return bool(function.signature.attr) or any(
         value.WhichOneof("value") == "placeholder" for node in function.node_def for value in node.attr.values()
     )

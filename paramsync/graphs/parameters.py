@@ -1,7 +1,8 @@
-"""Puts parameters, given by name or in a checkpoint, in the order of a graph, after checking that they fit.
+"""Checks that parameters fit a graph, and puts them in its order. They come by name or from a checkpoint.
 
-A checkpoint's objects may be nested differently than the graph's: the key of a variable is the shortest path to it, an
-optimizer adds shorter paths, a Checkpoint around the model makes longer ones, and an export has paths of its own.
+The key of a variable in a checkpoint is the shortest path to it from the saved object. So the key can differ between
+checkpoints: an optimizer may add a shorter path, a Checkpoint that contains the model makes the path longer, and an
+export has other paths.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from paramsync.tensorbundle.index import OBJECT_GRAPH
 
 
 def arrange(graph: Graph, values: Mapping[str, Any], *, where: str = "the graph") -> tuple[tf.Tensor, ...]:
-    """The values in the order of `graph.parameters`. Arrays are copied, tensors are not.
+    """Return the values in the order of `graph.parameters`. Arrays are copied, tensors are not.
 
-    Raises ParameterError, which begins with `where` and lists missing and unneeded names, and other dtypes or shapes.
+    Raises ParameterError, which names `where`, and lists missing names, unneeded names, and wrong dtypes or shapes.
     """
     wanted = {spec.name for spec in graph.parameters}
     extra = [name for name in values if name not in wanted]
@@ -43,11 +44,11 @@ def arrange(graph: Graph, values: Mapping[str, Any], *, where: str = "the graph"
 
 
 def read(graph: Graph, checkpoint: Path | Bundle, *, where: str | None = None) -> tuple[tf.Tensor, ...]:
-    """Read the parameters of a graph from a checkpoint, ours or TensorFlow's, whatever else it has.
+    """Read the parameters of a graph from a checkpoint of ours or of TensorFlow. Other tensors in it are ignored.
 
-    Checks their checksums, and that they are finite. `checkpoint` is a prefix or a bundle, whose memory the tensors
-    share if that is safe. Raises ParameterError for a parameter that is missing or does not fit,
-    CorruptCheckpointError for a damaged checkpoint.
+    Checks the checksums of the parameters, and that all values are finite. `checkpoint` is a prefix or a bundle. The
+    tensors share the bundle's memory if that is safe. Raises ParameterError for a parameter that is missing or does not
+    fit, CorruptCheckpointError for a damaged checkpoint.
     """
     bundle = checkpoint if isinstance(checkpoint, Bundle) else Bundle.open(Path(checkpoint), mapped=False)
     keys = located(graph, bundle, where=where)
@@ -56,17 +57,17 @@ def read(graph: Graph, checkpoint: Path | Bundle, *, where: str | None = None) -
 
 
 def located(graph: Graph, bundle: Bundle, *, where: str | None = None) -> tuple[str, ...]:
-    """As `specs.located`, for names that may be other paths through TensorFlow's objects."""
+    """Like `specs.located`, but also finds a parameter that the checkpoint has under another path of its objects."""
     return _located(graph, bundle, where=where, keys_of=keys_of)
 
 
 def shared(bundle: Bundle, keys: Iterable[str]) -> tuple[tf.Tensor, ...]:
-    """The values of a bundle whose entries were checked, sharing its memory. Raises as `Bundle.array` does."""
+    """Return checked entries of a bundle as tensors; see `alias`. Raises as `Bundle.array` does."""
     return tuple(alias(bundle.array(key)) for key in keys)
 
 
 def _tensor(value: Any) -> tf.Tensor:
-    """Arrays are copied to the CPU: the caller may go on writing to them."""
+    """Return the value as a tensor. An array is copied to the CPU, because the caller may write to it later."""
     if isinstance(value, tf.Tensor):
         return value
     if isinstance(value, np.ndarray):
@@ -79,16 +80,16 @@ _BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def alias(array: npt.NDArray[np.generic]) -> tf.Tensor:
-    """The array as a tensor on the CPU: the same memory if that is safe, else a copy.
+    """Return the array as a tensor on the CPU, which shares the array's memory if that is safe.
 
-    Copied are arrays that are not aligned, not contiguous or read-only, and dtypes that dlpack does not have: strings,
-    floats of one byte, quantized and other small integers. A tensor that shares memory keeps the array alive. Nobody
-    may write to the array as long as the tensor lives.
+    An array is copied if it is unaligned, not contiguous or read-only, or if dlpack lacks its dtype (strings, floats of
+    one byte, quantized and other small integers). A tensor that shares memory keeps the array alive. Nobody may write
+    to the array as long as the tensor lives.
     """
     if _can_share(array):
         if array.dtype == _BFLOAT16:
             with tf.device("CPU:0"):
-                return tf.bitcast(_shared(array.view(np.uint16)), tf.bfloat16)  # the same memory by another name
+                return tf.bitcast(_shared(array.view(np.uint16)), tf.bfloat16)  # the same memory, as bfloat16
         tensor = _shared(array)
         if array.dtype.kind != "b" or tensor.dtype == tf.bool:  # older versions of numpy export bool as bytes
             return tensor
@@ -97,7 +98,7 @@ def alias(array: npt.NDArray[np.generic]) -> tf.Tensor:
 
 
 def _shared(array: npt.NDArray[np.generic]) -> tf.Tensor:
-    exporter: Any = array  # numpy types the method for numbers only, which these are
+    exporter: Any = array  # numpy's stubs declare the method only for arrays of numbers, such as this array
     return tf.experimental.dlpack.from_dlpack(exporter.__dlpack__())
 
 
@@ -115,17 +116,18 @@ def _can_share(array: npt.NDArray[np.generic]) -> bool:
 
 _ATTRIBUTES = "/.ATTRIBUTES/"
 _UNNAMED = re.compile(r"(Variable(_\d+)?)?")  # TensorFlow's names for variables without one
-_TRIED = 2_000_000  # paths, from objects other than the root
+_TRIED = 2_000_000  # the most paths to try from objects other than the root
 
 
 def keys_of(bundle: Bundle, names: Iterable[str], called: Mapping[str, str] | None = None) -> dict[str, str]:
     """Find the checkpoint's keys for these names, which are keys of another checkpoint.
 
-    1. The name itself, or the key of the variable at the end of its path from the root.
-    2. Unless these find all: the keys at the ends of all paths from another object, if exactly one object has all.
-    3. Else the keys of the variables with the same framework names, given in `called`, if these are unique.
+    1. Look up the name itself as a key, then the variable at the end of its path from the root.
+    2. If a name is still missing, look for another object from which all paths exist. If there is exactly one, use the
+       keys of the variables at the ends of its paths.
+    3. Otherwise look up the framework's names of the variables, given in `called`, if the names are unique.
 
-    Raises ParameterError if several objects have all paths, CorruptCheckpointError.
+    Raises ParameterError if several objects have all paths, CorruptCheckpointError for a damaged object graph.
     """
     names = list(names)
     keys = {name: name for name in names if name in bundle.entries}
@@ -147,10 +149,10 @@ class Ways:
 
     def __init__(self, nodes: Sequence[Any]) -> None:
         self.nodes = nodes
-        self._children: dict[int, Mapping[str, int]] = {}  # of visited nodes
+        self._children: dict[int, Mapping[str, int]] = {}  # by visited node
 
     def node(self, name: str, start: int = 0) -> int | None:
-        """The number of the node at the end of the path in a key."""
+        """Follow the path in a key from node `start`. Returns the number of the last node, or None."""
         at = start
         for step in name.partition(_ATTRIBUTES)[0].split("/"):
             following = self.children(at).get(_local(step))
@@ -185,7 +187,7 @@ def _nodes(bundle: Bundle) -> Sequence[Any] | None:
 
 
 def _from_elsewhere(bundle: Bundle, ways: Ways, names: Sequence[str]) -> dict[str, str]:
-    """The keys of all names, with paths from one object other than the root; none without such an object."""
+    """Find the one object other than the root that has all paths. Returns the keys of all names, or an empty dict."""
     candidates: dict[tuple[str, ...], int] = {}
     left = _TRIED
     for start in _starts(ways, names):

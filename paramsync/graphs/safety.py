@@ -1,7 +1,7 @@
-"""Whether a stranger's graph may be built: only ops that compute, and no more of anything than memory can hold.
+"""Checks a stranger's graph before TensorFlow builds it: it may only have ops that compute, and must fit into memory.
 
-A graph is code, and building it costs memory. So the checks read its bytes and its definition, before TensorFlow does.
-Where TensorFlow itself would end the process, `guard` puts checks into the graph.
+A graph is code, and building it costs memory. So the checks read its bytes and its definition before TensorFlow does.
+TensorFlow ends the process for some values of tensors; `guard` adds checks of these values to the graph.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from paramsync.rpc import tensor_proto
 from paramsync.rpc.wire_fields import Fields
 from paramsync.v1 import graph_pb2
 
-# What a graph may cost. Real graphs have a tenth of that, or less.
-EXPANDED = 1_000_000  # nodes once every call is inlined, as TensorFlow does
+# Limits for a graph. Real graphs stay below a tenth of each limit.
+EXPANDED = 1_000_000  # nodes after every call is inlined, as TensorFlow does
 BUILT = 2_000_000  # nodes and parameters of all signatures together: each signature is built with all of them
 ENDS = 1 << 18  # parameters, tables, inputs and outputs: as many as a checkpoint may have tensors
-DEPTH = 100  # functions that call one another in a row
-REPEATED = 256 << 20  # bytes of constants in memory beyond their bytes in the file
-TENSORS = 1_000_000  # tensors that nodes take and give in numbers set by attributes
-SMALL = 32 << 20  # bytes of a message that is always parsed
-STRUCTURE = 128 << 20  # bytes of parsed structure, constants aside
+DEPTH = 100  # nested calls of functions
+REPEATED = 256 << 20  # bytes that constants take in memory in addition to their bytes in the file
+TENSORS = 1_000_000  # inputs and outputs of nodes whose number an attribute sets
+SMALL = 32 << 20  # bytes of a message that is parsed without an estimate of its memory
+STRUCTURE = 128 << 20  # estimated bytes of a parsed message, without its constants' values
 
 # The attributes of safe ops that set how many tensors they take or give.
 _COUNTS = """
@@ -42,14 +42,14 @@ _COUNTS = """
 """
 _COUNTED = frozenset(_COUNTS.split())
 
-# Numbers that TensorFlow trusts unchecked, and the most that an honest graph has.
+# Attributes that TensorFlow uses without a check, and the largest value that is accepted.
 _MOST = {"batch_dims": 8, "parallel_iterations": 100_000, "_parallel_iterations": 100_000}
 
-_STRING = 24  # bytes that TensorFlow takes for a string, however short
-_FIELD = 64  # bytes that a parsed field takes at least, roughly
-_DEEP = 4096  # bytes of a message whose fields are weighed one by one
+_STRING = 24  # bytes of memory for each string, however short
+_FIELD = 64  # roughly the fewest bytes of memory for a parsed field
+_DEEP = 4096  # bytes: the fields of a larger inner message are weighed one by one
 
-# The fields in which constants have their values, by number; None for a field that holds nothing but values.
+# The fields that lead to the values of constants, by number. None marks a field that contains nothing but values.
 _TENSOR: dict[int, Any] = {4: None}
 _NODE = {5: {2: {8: _TENSOR}}}
 GRAPH_DEF = {1: _NODE, 2: {1: {3: _NODE}}}
@@ -63,9 +63,9 @@ def _unsafe(reason: str) -> UnsafeGraphError:
 
 
 def check_weight(content: bytes, kind: dict[int, Any]) -> None:
-    """Raise UnsafeGraphError for a large message of this kind, unless constants make it large.
+    """Raise UnsafeGraphError for a message that would take too much memory once parsed. Constants' values do not count.
 
-    Two bytes of a file can be one more node in memory. A malformed message is left to its parser.
+    Two bytes of a file can become a whole node in memory. A malformed message raises nothing: its parser rejects it.
     """
     if len(content) > SMALL:
         with suppress(DecodeError):
@@ -73,7 +73,7 @@ def check_weight(content: bytes, kind: dict[int, Any]) -> None:
 
 
 def _weigh(fields: Fields, at: int, end: int, inner: dict[int, Any], weight: int) -> int:
-    """Add the weight of one message to `weight`; `inner` has the kinds of the messages in its fields."""
+    """Return `weight` plus the estimated memory of one message. `inner` has the kinds of the messages in its fields."""
     while at < end:
         number, body, at = fields.field(at, end)
         size = at - body if fields.sized else 0
@@ -89,13 +89,13 @@ def _weigh(fields: Fields, at: int, end: int, inner: dict[int, Any], weight: int
 
 
 def check(graph_def: Any, *, allowed: Collection[str] = ()) -> None:
-    """Raise UnsafeGraphError for a graph that costs too much, or has an op neither safe nor `allowed`."""
+    """Raise UnsafeGraphError if the graph is too large, or has an op that is neither known as safe nor `allowed`."""
     _check_size(graph_def)
     _check_ops(graph_def, allowed)
 
 
 def check_signatures(message: graph_pb2.Graph, graph_def: Any) -> None:
-    """Raise UnsafeGraphError for more parameters or signatures than can be built."""
+    """Raise UnsafeGraphError for too many parameters or signatures."""
     arguments = len(message.parameters) + len(message.tables)
     ends = sum(len(signature.inputs) + len(signature.outputs) for signature in message.signatures.values())
     _check_at_most("parameters, tables, inputs and outputs", arguments + ends, ENDS)
@@ -125,7 +125,7 @@ def _check_ops(graph_def: Any, allowed: Collection[str]) -> None:
 
 
 def _check_size(graph_def: Any) -> None:
-    """Refuse recursion, more nodes than can be built, and constants that unfold in memory."""
+    """Refuse recursion, too many nodes, and constants that take far more bytes in memory than in the file."""
     sizes: dict[str, int] = {}
     calls: dict[str, list[str]] = {}
     repeated, tensors = 0, 0
@@ -149,7 +149,7 @@ def _check_size(graph_def: Any) -> None:
 
 
 def _check_merges(nodes: Any) -> None:
-    """Refuse a loop that two tensors enter: TensorFlow aborts on it."""
+    """Refuse a loop in which two tensors enter one Merge, because TensorFlow aborts on it."""
     back = {node.name for node in nodes if node.op in ("NextIteration", "RefNextIteration")}
     for node in nodes:
         if back and node.op in ("Merge", "RefMerge"):
@@ -160,7 +160,7 @@ def _check_merges(nodes: Any) -> None:
 
 
 def _check_calls(sizes: Mapping[str, int], calls: Mapping[str, Collection[str]]) -> None:
-    """Refuse recursion, calls nested too deep, and too many nodes once calls are inlined."""
+    """Refuse recursion, calls nested too deep, and too many nodes after inlining."""
     expanded: dict[str, int] = {}
     depth: dict[str, int] = {}
     try:
@@ -179,7 +179,7 @@ def _check_at_most(what: str, found: int, limit: int) -> None:
 
 
 def _tensors(node: Any) -> int:
-    """How many tensors a node says that it takes and gives. Raises UnsafeGraphError for impossible numbers."""
+    """Return the number of inputs and outputs that a node's attributes set. Raises UnsafeGraphError if it is absurd."""
     numbers = {name: value.i for name, value in node.attr.items() if value.WhichOneof("value") == "i"}
     for name, most in _MOST.items():
         if abs(numbers.get(name, 0)) > most:
@@ -197,7 +197,7 @@ def _constants(node: Any) -> Iterable[Any]:
 
 
 def _unfolding(node: Any, tensor: Any) -> int:
-    """The bytes that a constant takes in memory beyond its definition's. Raises UnsafeGraphError."""
+    """Return how many bytes more a constant takes in memory than in its definition. Raises UnsafeGraphError."""
     try:
         head = tensor_proto.header(tensor, f"constant {shown(node.name)}")
     except InputError as error:
@@ -211,10 +211,11 @@ def _unfolding(node: Any, tensor: Any) -> int:
 
 
 def guard(graph_def: Any) -> None:
-    """Make batched gathers fail like any other op if a tensor has fewer dimensions than the batch.
+    """Make a batched gather raise an error, instead of ending the process, for tensors with too few dimensions.
 
-    TensorFlow subtracts the two for the rank of the result, and aborts on a negative rank, even while the graph is
-    built. An ExpandDims that the gather waits for refuses the same tensors, and costs nothing.
+    TensorFlow subtracts `batch_dims` to compute the rank of the result, and aborts on a negative rank, even while the
+    graph is built. So each gather gets to wait for an ExpandDims, which raises an error for the same tensors and costs
+    nothing.
     """
     for body, nodes in bodies(graph_def):
         names = {node.name for node in nodes}

@@ -1,4 +1,4 @@
-"""Specs of tensors, signatures, and the check of a checkpoint against the parameters of a graph.
+"""Specs of tensors and signatures, and the check that a checkpoint fits the parameters of a graph.
 
 Needs no TensorFlow.
 """
@@ -50,11 +50,11 @@ class Signature:
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
     method_name: str = ""
-    """A SavedModel's word for its purpose, such as tensorflow/serving/classify; no part of the digest."""
+    """The purpose that a SavedModel declares, such as tensorflow/serving/classify; not part of the digest."""
 
 
 def described(dtype: str, shape: Shape | Sequence[int]) -> str:
-    """A dtype and shape as people write them: float32 [?, 784]."""
+    """Write a dtype and shape for people: float32 [?, 784]."""
     dimensions = "?" if shape is None else ", ".join("?" if size is None else str(size) for size in shape)
     return f"{dtype} [{dimensions}]" if shape is not None else f"{dtype} of any shape"
 
@@ -71,24 +71,24 @@ def from_proto(shape: bundle_pb2.TensorShape) -> Shape:
 # Parameters in a checkpoint ------------------------------------------------------------------------------------------
 
 KeysOf = Callable[[Bundle, list[str], Mapping[str, str]], dict[str, str]]
-"""Finds the keys for names that are not keys."""
+"""Finds the keys of a bundle for names that are not keys. The last argument is `Wanting.called`."""
 
 
 class Wanting(Protocol):
-    """The part of a graph that says what a checkpoint must have."""
+    """The attributes of a graph that determine which tensors a checkpoint must contain."""
 
     @property
     def parameters(self) -> Sequence[TensorSpec]: ...
 
     @property
     def called(self) -> Mapping[str, str]:
-        """The framework's name for the variable of a parameter, if known."""
+        """The framework's name of a parameter's variable, by parameter, if the name is known."""
 
 
 def located(
     graph: Wanting, bundle: Bundle, *, where: str | None = None, keys_of: KeysOf = lambda *_: {}
 ) -> tuple[str, ...]:
-    """The keys of all parameters in a checkpoint, in the order of `graph.parameters`. Reads no data.
+    """Return the keys of all parameters in a checkpoint, in the order of `graph.parameters`. Reads no data.
 
     Raises ParameterError for a parameter that is missing, ambiguous, or of another dtype or shape.
     """
@@ -110,7 +110,10 @@ def check(
     where: str,
     extra: Iterable[str] = (),
 ) -> None:
-    """Raise ParameterError unless `found` has all parameters, with the dtypes and shapes that `kind` gives for them."""
+    """Raise ParameterError unless `found` has all parameters with the right dtypes and shapes, and `extra` is empty.
+
+    `kind` returns the dtype and shape of a value in `found`.
+    """
     missing = [spec.name for spec in parameters if spec.name not in found]
     if missing:
         there = listed([*found, *extra])
@@ -137,6 +140,6 @@ def _readable(name: str) -> str:
 
 
 def listed(names: Iterable[str]) -> str:
-    """The first few names, sorted, for a message."""
+    """List the first few names, sorted, for a message."""
     ordered = sorted(names)
     return f"{', '.join(map(_readable, ordered[:_SHOWN])) or 'nothing'}{' and more' if len(ordered) > _SHOWN else ''}"

@@ -1,4 +1,4 @@
-"""Lookup tables in a graph file: packs their keys and values, and fills new tables with them."""
+"""Lookup tables of graph files: packs keys and values into a file, and fills new tables from it."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ MAX_BYTES = 512 << 20
 
 
 def pack(node: str, keys: tf.Tensor, values: tf.Tensor) -> graph_pb2.Table:
-    """A table for a graph file: `node` is the placeholder that takes its handle.
+    """Return a table for a graph file. `node` is the placeholder for the table's handle.
 
-    Each key has one value, a scalar or a tensor. Entries are sorted by key, so that a table has the same bytes however
-    it was read.
+    Each key has one value, a scalar or a tensor. Entries are sorted by key, so that equal tables have equal bytes.
     """
     at = np.argsort(np.asarray(keys), kind="stable")  # without eager execution, keys are arrays already
     packed = [
@@ -37,7 +36,7 @@ class Contents:
     """The keys and values of a table of a graph file."""
 
     def __init__(self, table: graph_pb2.Table) -> None:
-        """Raises GraphError for contents that no table can have."""
+        """Raises GraphError if no table can have these contents."""
         try:
             tensors = {name: serving_pb2.Tensor.FromString(getattr(table, name)) for name in ("keys", "values")}
             arrays = tensor_proto.to_arrays(tensors, f"table {table.node!r},")
@@ -74,7 +73,7 @@ class Contents:
         return whole.hexdigest()
 
     def fill(self) -> tf.Tensor:
-        """Make a table with these contents. It lives as long as the handle that is returned. Raises GraphError."""
+        """Make a table with these contents. The table lives as long as the returned handle. Raises GraphError."""
         try:
             with tf.device("CPU:0"):
                 if self.values.ndim > 1:
@@ -92,9 +91,10 @@ class Contents:
 
 
 def fill(tables: Sequence[Contents]) -> list[tf.Tensor]:
-    """Make tables with these contents; none in a program without eager execution, which cannot call a graph anyway.
+    """Make tables with these contents, and return their handles.
 
-    The caller may be building a graph, in which no op runs at once. So a new thread makes the tables.
+    If the caller is building a graph, ops would not run on its thread, so a new thread makes the tables. Returns an
+    empty list in a program without eager execution, which cannot call a graph anyway.
     """
     if tf.executing_eagerly() or not tables:
         return [contents.fill() for contents in tables]

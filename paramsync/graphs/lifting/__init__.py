@@ -1,1 +1,1 @@
-"""From a Draft to a pure function: cuts it to its outputs, makes variables and tables arguments, and refuses state."""
+"""Turns a Draft into a pure function: cuts it to its outputs, makes variables and tables arguments, refuses state."""

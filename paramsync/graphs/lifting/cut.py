@@ -18,11 +18,11 @@ from paramsync.v1 import graph_pb2
 def cut(
     graph_def: Any, signatures: Mapping[str, graph_pb2.Signature], *, ends: Collection[str], unused_inputs: bool
 ) -> tuple[Any, dict[str, graph_pb2.Signature]]:
-    """A copy of the nodes that the outputs need, and the signatures, whose inputs are now all placeholders.
+    """Copy the nodes that the outputs need. Returns them, and the signatures, whose inputs are now all placeholders.
 
-    An input may be any tensor; the nodes before it are left out, and so are the nodes before `ends`, such as variables.
-    A signature that computes the input of another signature gets nodes of its own. Raises GraphError for a placeholder
-    that is needed but no input, and, unless `unused_inputs`, for an input on which no output depends.
+    An input may be any tensor. Nodes that only inputs or `ends`, such as variables, need are left out. If a signature
+    computes an input of another signature, it gets its own copy of its nodes. Raises GraphError for a placeholder that
+    is needed but is not an input, and, unless `unused_inputs`, for an input on which no output depends.
     """
     nodes = {node.name: node for node in graph_def.node}
     taken = set(nodes)
@@ -52,7 +52,7 @@ def cut(
 def _placeholders(
     nodes: Mapping[str, Any], signatures: Mapping[str, graph_pb2.Signature], taken: set[str]
 ) -> dict[str, tuple[str, tf.TensorSpec]]:
-    """The name and spec of the placeholder for each tensor that is an input. Adds the names to `taken`."""
+    """Return the name and spec of a placeholder for each tensor that is an input. Adds new names to `taken`."""
     placeholders: dict[str, tuple[str, tf.TensorSpec]] = {}
     for signature in signatures.values():
         for end in signature.inputs:
@@ -75,9 +75,9 @@ class _Walk:
     """The tensors and nodes that the outputs of one signature need."""
 
     fed: Mapping[str, str]  # the signature's own inputs, and their placeholders
-    met: Collection[str]  # used inputs
-    reached: set[str]  # nodes
-    computes_inputs: bool  # whether it computes inputs of another signature
+    met: Collection[str]  # the inputs on which an output depends
+    reached: set[str]  # the nodes that the outputs need
+    computes_inputs: bool  # whether these nodes compute inputs of another signature
 
 
 def _walk(
@@ -123,7 +123,7 @@ def _require_use(name: str, signature: graph_pb2.Signature, met: Collection[str]
 def _copy(
     source: Any, target: Any, names: Collection[str], prefix: str, fed: Mapping[str, str], ends: Collection[str]
 ) -> None:
-    """Add the nodes of these names to the target, with a prefix."""
+    """Copy the nodes with these names to the target. Their copies have a prefix."""
     for node in source.node:
         if node.name in names:
             copy = target.node.add()

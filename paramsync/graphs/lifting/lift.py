@@ -1,9 +1,8 @@
 """Makes variables arguments: rewrites a GraphDef and its functions so that every read of a variable takes a value.
 
-A *parameter node* stands for a variable: it gives a handle or, in v1 graphs, a reference. Lifting makes it a
-placeholder that gives the value. All reads of the variable then use the value, also inside functions and
-inside loops and branches, whether of v1 (Enter, Switch) or of v2 (While, If). An op that cannot use a value with the
-same result is refused by name.
+A *parameter node* stands for a variable: its output is a handle or, in v1 graphs, a reference. Lifting turns the node
+into a placeholder for the value. All reads of the variable then use the value, also in functions, loops and branches,
+whether of v1 (Enter, Switch) or of v2 (While, If). GraphError names an op that cannot compute the same from a value.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from paramsync.graphs.nodes import (
     definition,
 )
 
-_PLACES = ("_class", "_output_shapes")  # no longer true after lifting: the node's colocation, its former output shapes
+_PLACES = ("_class", "_output_shapes")  # wrong after lifting: the node's colocation and output shapes
 _ALTERNATIVES = ("api_implements", "api_preferred_device")  # make TensorFlow call another function, which is not lifted
 _ABOUT_HANDLES = ("_read_only_resource_inputs", "_gradient_op_type")
 _SEED = 2  # numbers in the state of a Keras SeedGenerator
@@ -47,7 +46,7 @@ _STATE = 3  # numbers that RngReadAndSkip gives, for any algorithm
 class _Value:
     """The value that takes the place of a variable's handle or reference.
 
-    A `seed` has no value: each read gives fresh numbers, and a change does nothing.
+    A `seed` has no value: reads of it become draws of fresh random numbers, and assignments are removed.
     """
 
     dtype: tf.DType
@@ -62,12 +61,12 @@ def lift(
     tables: Iterable[str] = (),
     seeds: Mapping[str, tf.TensorSpec] = MappingProxyType({}),
 ) -> Any:
-    """A copy of `graph_def` in which the nodes named in `parameters` are placeholders of these specs.
+    """Return a copy of `graph_def` in which the nodes named in `parameters` are placeholders with these specs.
 
-    The nodes named in `tables` become placeholders of their handles. The nodes in `seeds` are states of Keras
-    SeedGenerators, from which each draw gets fresh numbers. Devices and colocations are cleared, and functions that
-    nothing calls any more are left out. Raises GraphError, which names the op and the variable, if an op does
-    more than read a variable; IndexError or KeyError for a graph that contradicts itself.
+    The nodes named in `tables` become placeholders for the tables' handles. The nodes in `seeds` are states of Keras
+    SeedGenerators; random ops that use them draw fresh numbers at each call. Devices and colocations are cleared, and
+    functions that nothing calls any more are left out. Raises GraphError, which names the op and the variable, if an op
+    does more than read a variable; IndexError or KeyError for a graph that contradicts itself.
     """
     lifted = tf.compat.v1.GraphDef()
     lifted.CopyFrom(graph_def)
@@ -105,7 +104,7 @@ class _Library:
         self._lifted: dict[object, tuple[str, dict[int, _Value]]] = {}
 
     def lift(self, name: str, arguments: Mapping[int, _Value]) -> tuple[str, dict[int, _Value]]:
-        """The name of a copy of this function that takes values at these positions, and its results that are values."""
+        """Lift a function to take values at these positions. Returns its new name, and the results that are values."""
         key = (name, *sorted((position, value.dtype.name, value.seed) for position, value in arguments.items()))
         if key not in self._lifted:
             copy = type(self.functions[name])()
@@ -152,7 +151,7 @@ class _Body:
         self._in_function = in_function
         self._names = {node.name for node in nodes}
         self._has_frames = any(node.op == "Enter" for node in nodes)
-        self._taken: dict[str, tuple[Any, dict[int, _Value]]] = {}  # by node: its inputs that are values
+        self._taken: dict[str, tuple[Any, dict[int, _Value]]] = {}  # by name: a node and its inputs that are values
         self.renamed: dict[str, str] = {}
         """The new names of renamed tensors."""
 
@@ -167,7 +166,7 @@ class _Body:
         return reached
 
     def _follow(self, values: Mapping[str, _Value]) -> dict[str, _Value]:
-        """Find all tensors that carry variables. v1 loops pass variables in circles, and nodes come in no order."""
+        """Find all tensors that carry variables. Loops of v1 graphs are cycles, and nodes may come in any order."""
         consumers: dict[str, list[tuple[Any, int]]] = defaultdict(list)
         for node in self._nodes:
             for position, tensor in enumerate(node.input):
@@ -175,7 +174,7 @@ class _Body:
                     consumers[tensor if self._in_function else full(tensor)].append((node, position))
         reached = dict(values)
         waiting = list(reached)
-        calls: dict[str, None] = {}  # calls that take more values than when last seen
+        calls: dict[str, None] = {}  # calls that got more values since they were last followed
         while waiting or calls:
             passed: list[tuple[str, _Value]] = []
             if waiting:
@@ -188,7 +187,7 @@ class _Body:
                         calls[node.name] = None
                     else:
                         passed += self._passed(node, position, reached[tensor])
-            else:  # calls come last: first find all values that reach them by other ways
+            else:  # calls come last, when all other ways to reach them were followed
                 name = next(iter(calls))
                 del calls[name]
                 passed += self._call_results(*self._taken[name])
@@ -273,7 +272,7 @@ class _Body:
         self._rename_result(before, node)
 
     def _rewrite_draw(self, node: Any, data: list[str], dtype: tf.DType, size: int) -> None:
-        """Draw numbers from the machine in place of a generator's state: no two calls share any."""
+        """Replace a read of a generator's state by fresh random numbers, which no two calls share."""
         before = self._result(node.name, "value", 0, 0)
         shape = self._add_constant(f"{node.name}/shape", [size], tf.int64, data[0])
         become(node, "NonDeterministicInts", [shape, *control_inputs(node)])
@@ -303,14 +302,14 @@ class _Body:
                     _forget_shape(shapes[position])
 
     def _add_constant(self, name: str, value: object, dtype: tf.DType, beside: str) -> str:
-        """Add a constant in the frame of the tensor `beside`. Returns the spelling of its value."""
+        """Add a constant in the loop frame of the tensor `beside`. Returns the name of the constant's tensor."""
         node = self._nodes.add(name=fresh(name, self._names))
         self._names.add(node.name)
         become_constant(node, value, dtype, self._same_frame(beside))
         return self._result(node.name, "output", 0, 0)
 
     def _same_frame(self, tensor: str) -> list[str]:
-        """Control inputs that make a constant run in the frame of this tensor, if the graph has frames."""
+        """Return control inputs that make a constant run in the loop frame of this tensor, if the graph has frames."""
         node = node_of(tensor)
         return [f"^{node}"] if self._has_frames and node in self._names else []
 
@@ -320,7 +319,10 @@ class _Body:
             self.renamed[before] = after
 
     def _result(self, node: str, name: str, within: int, position: int) -> str:
-        """Spell a result: in a function by its name and the place within, in a graph by its place among all results."""
+        """Return the name of a tensor. In a function it has the name of the op's result, and the place within it.
+
+        In a graph it has the place among all results.
+        """
         return f"{node}:{name}:{within}" if self._in_function else f"{node}:{position}"
 
 
@@ -344,6 +346,6 @@ def _impure(node: Any, reason: str) -> GraphError:
 
 
 def _takes_reference(node: Any, position: int) -> bool:
-    op = definition(node.op)  # None if unknown: TensorFlow refuses the op later
+    op = definition(node.op)  # None for an unknown op, which TensorFlow rejects later
     taken = argument_at(node, () if op is None else op.input_arg, position)
     return taken is not None and bool(taken[0].is_ref)

@@ -1,4 +1,4 @@
-"""How ops use a variable: read it, pass it on, hand it to functions or change it; and which ops keep a state."""
+"""Which ops read a variable, pass it on, give it to functions or change it, and which ops keep a state."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ READS = {
     "VariableShape": Read("Shape", {"T": "", "out_type": "out_type"}),
 }
 
-ALWAYS_TRUE = frozenset({"VarIsInitializedOp", "IsVariableInitialized"})  # true of any value
+ALWAYS_TRUE = frozenset({"VarIsInitializedOp", "IsVariableInitialized"})  # true of every value
 
-# The names of the results of ops that pass a variable on. The ops for references have the same names after "Ref".
+# Ops that pass a variable on, and the names of their results. The same ops for references have the prefix "Ref".
 _PASSES = dict.fromkeys(
     ("Identity", "StopGradient", "PreventGradient", "Enter", "Exit", "NextIteration", "Merge"), ("output",)
 ) | {"Switch": ("output_false", "output_true")}
 
-_SEEDS = (tf.int64, tf.uint32)  # depends on the version of Keras
+_SEEDS = (tf.int64, tf.uint32)  # dtypes of the state, in different versions of Keras
 
 
 def is_seed(name: str, spec: tf.TensorSpec) -> bool:
-    """True for the state of a Keras SeedGenerator, which each draw counts up."""
+    """True for the state of a Keras SeedGenerator, a counter that each draw increments."""
     last = name.rpartition("/")[2]
     return last.startswith("seed_generator_state") and spec.dtype in _SEEDS and spec.shape == [2]
 
@@ -57,9 +57,9 @@ def results_of_pass(op: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class CallingOp:
-    """An op that calls functions, with its attributes for the functions and for the types of arguments and results.
+    """An op that calls functions, and the names of its attributes for the functions and for their dtypes.
 
-    The arguments begin at input `first`. In a loop, the results of the function are its next arguments.
+    The arguments of the functions begin at input `first`. In a loop, results become the next arguments.
     """
 
     functions: tuple[str, ...]
@@ -89,7 +89,7 @@ _DRAWS = re.compile(r"^Stateful|^Rng|NonDeterministicInts")
 
 
 def refusal(op: str, variable: str) -> str:
-    """Why an op that takes a variable cannot be lifted, if it does not read it or pass it on."""
+    """Say why an op cannot be lifted that takes a variable, but neither reads it nor passes it on."""
     if _CHANGES.search(op):
         return (
             f"changes variable {variable!r} whenever it predicts; leave it out of what the outputs need"
@@ -149,7 +149,7 @@ def purify(graph_def: Any) -> None:
             if reason := refusals.get(node.op):
                 where = f" in function {function!r}" if function else ""
                 raise GraphError(f"the graph cannot be made pure: {node.op} {node.name!r}{where} {reason}")
-    stateful: dict[str, bool] = {}  # by op or function
+    stateful: dict[str, bool] = {}  # by the name of an op or function
 
     def is_stateful(node: Any) -> bool:
         names = called(node)
@@ -161,7 +161,7 @@ def purify(graph_def: Any) -> None:
                 stateful[name] = any(map(is_stateful, library[name]))
             else:
                 op = definition(name)
-                stateful[name] = op is None or op.is_stateful  # unknown: TensorFlow refuses it later
+                stateful[name] = op is None or op.is_stateful  # None for an unknown op, which TensorFlow rejects later
         return stateful[name]
 
     for node in every_node(graph_def):
@@ -170,7 +170,7 @@ def purify(graph_def: Any) -> None:
 
 
 def _silence(node: Any) -> None:
-    """Replace a printing node by one that passes its input on, or waits for its inputs, in the same round of a loop."""
+    """Replace a node that prints by an Identity of its input, or by a NoOp that waits for the same inputs."""
     node.op = PRINTS[node.op]
     passes = node.op == "Identity"
     read, waits = data_inputs(node), control_inputs(node)
@@ -180,5 +180,5 @@ def _silence(node: Any) -> None:
 
 
 def _refusal(op: str) -> str:
-    """Why a graph with this op cannot be pure, or ""."""
+    """Say why a graph with this op cannot be pure; "" if it can."""
     return next((reason for pattern, reason in _REFUSALS.items() if pattern.fullmatch(op)), "")

@@ -21,7 +21,7 @@ def is_function(source: Any) -> bool:
 
 
 def trace(function: Any, inputs: Any = None, *, what: str = "the function") -> Trace:
-    """Trace a function. `inputs` are specs of its arguments, in order or by name, if it has no input_signature."""
+    """Trace a function. Without an input_signature, it needs `inputs`: specs of its arguments, in order or by name."""
     if isinstance(function, tf.types.experimental.ConcreteFunction):
         if inputs is not None:
             raise GraphError(f"{what} has its inputs already: leave inputs= out")
@@ -41,9 +41,10 @@ def trace(function: Any, inputs: Any = None, *, what: str = "the function") -> T
 
 
 def trace_anew(function: Any, inputs: Any = None, *, what: str = "the function", from_code: bool = True) -> Trace:
-    """Trace a function from its code as it is now: a tf.function keeps its old traces.
+    """Trace the current code of a function again, because a tf.function keeps its old traces.
 
-    Without code, raises StructureError, or traces the function itself unless it must be `from_code`.
+    A function without code, such as a ConcreteFunction, raises StructureError if `from_code`; otherwise its existing
+    trace is used.
     """
     code = getattr(function, "python_function", None)
     if code is None or isinstance(function, tf.types.experimental.ConcreteFunction):
@@ -57,7 +58,7 @@ def trace_anew(function: Any, inputs: Any = None, *, what: str = "the function",
 
 
 def _name_ends(function: Any) -> Trace:
-    """The trace of a ConcreteFunction: inputs have the names of its arguments, outputs the keys of its result."""
+    """Make a Trace of a ConcreteFunction. Inputs get the names of its arguments, outputs the keys of its result."""
     count = len(function.inputs) - len(function.captured_inputs)
     inputs = [name for path, spec in _arguments(function) for name in components(path, spec)]
     if len(inputs) != count:  # a pruned function: use the names of its placeholders
@@ -66,7 +67,7 @@ def _name_ends(function: Any) -> Trace:
 
 
 def result_names(function: Any, names: Sequence[str] = ()) -> list[str]:
-    """The names of the outputs: the joined keys of the result, or else `names`, or else positions."""
+    """Name the outputs: by the joined keys of the result, or else by `names`, or else by position."""
     results = [(path, value) for path, value in leaves(function.structured_outputs) if value is not None]
     if len(results) != len(names):
         names = ["outputs" if len(results) == 1 else f"outputs_{position}" for position in range(len(results))]
@@ -76,7 +77,7 @@ def result_names(function: Any, names: Sequence[str] = ()) -> list[str]:
 
 
 def reason(error: Exception) -> str:
-    """The message of an error in one line, without autograph's traceback and Keras' colours and list of arguments."""
+    """Return the message of an error in one line, without autograph's traceback, and Keras' colours and arguments."""
     text = _COLOURS.sub("", str(error)).partition("\n\nArguments received by ")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines[:1] == ["in user code:"]:
@@ -86,7 +87,7 @@ def reason(error: Exception) -> str:
 
 
 def _arguments(function: Any) -> Iterator[tuple[str, tf.TypeSpec]]:
-    """Every tensor argument, by the name in its spec or the name of the argument."""
+    """Yield the name and spec of every tensor argument. The name in the spec counts before the argument's name."""
     if function.structured_input_signature is None:  # a pruned function
         return
     positional, keywords = function.structured_input_signature

@@ -1,4 +1,4 @@
-"""Traces Keras models as they predict, with the names that people gave to inputs and outputs."""
+"""Traces the predictions of Keras models. Inputs and outputs keep the names that people gave them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class _Input:
 def trace(model: keras.layers.Layer, inputs: Any = None) -> Trace:
     """Trace the prediction of a model.
 
-    `inputs` are specs of its first argument, nested like the argument, or specs by the names of its arguments. The
-    default are the specs that the model was built with. Raises GraphError.
+    `inputs` are specs of its first argument, nested like the argument, or specs by the names of its arguments. By
+    default they are the specs with which the model was built. Raises GraphError.
     """
     _refuse_state(model)
     if inputs is not None:
@@ -43,7 +43,7 @@ def trace(model: keras.layers.Layer, inputs: Any = None) -> Trace:
         return _trace_symbolically(model)
     arguments = _built(model)
     traced = _trace_call(model, arguments)
-    corrected = _misread(traced)  # Keras does not record the dtypes
+    corrected = _misread(traced)  # Keras does not record the dtypes of these arguments
     if not corrected:
         return traced
     return _trace_call(model, tf.nest.map_structure(lambda leaf: corrected.get(leaf.name, leaf), arguments))
@@ -73,9 +73,9 @@ def _trace_call(model: keras.layers.Layer, arguments: tuple[Sequence[Any], Mappi
 
 @contextmanager
 def _as_recorded(model: keras.layers.Layer) -> Iterator[None]:
-    """Make layers train that were called with `training=True` when their functional model was built.
+    """Within the block, call layers with `training=True` that were called so when their functional model was built.
 
-    A functional model that is called with False passes False to all layers, even to layers built with True.
+    Without this, a functional model that is called with training=False passes False to these layers too.
     """
     training = {id(layer): layer for item in objects(model) for layer in _called_with_training(item)}
     before = [(layer, vars(layer).get("call")) for layer in training.values()]
@@ -96,13 +96,13 @@ def _training(call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
 
 
 def _called_with_training(model: Any) -> Iterator[keras.Operation]:
-    """The layers of a functional model that were called with `training=True`.
+    """Yield the layers of a functional model that were called with `training=True`.
 
-    Leaves out layers with that default, such as augmentation: Keras records a default as if it was given, and predicts
-    without augmentation.
+    Leaves out layers whose own default is True, such as augmentation: Keras records the default as if it had been
+    given, but predicts without augmentation.
     """
     if isinstance(model, keras.Model) and hasattr(model, "operations"):
-        # only the config has it publicly, and not every layer has a config
+        # The public source of these arguments is the config, but not every layer has a config.
         for node in chain.from_iterable(model._nodes_by_depth.values()):
             if node.arguments.kwargs.get("training") is True:
                 parameter = inspect.signature(node.operation.call).parameters.get("training")
@@ -113,12 +113,13 @@ def _called_with_training(model: Any) -> Iterator[keras.Operation]:
 def _trace_symbolically(model: keras.Model) -> Trace:
     """Trace a functional or sequential model.
 
-    A sequential model that was built by its first call has the size of that batch in its input.
+    The input spec of a sequential model that was built by its first call has the batch size of this call. So batches of
+    any size are tried first.
     """
     inputs = _symbolic(model)
     if isinstance(model, keras.Sequential) and isinstance(inputs.spec, tf.TensorSpec) and inputs.spec.shape.rank:
         of_any_size = tf.TensorSpec((None, *inputs.spec.shape[1:]), inputs.spec.dtype)
-        with suppress(GraphError):  # the model computes with this size
+        with suppress(GraphError):  # the model works only with this size
             return _trace_call(model, ([_Input(inputs.name, of_any_size)], {}))
     return _trace_call(model, ([inputs], {}))
 
@@ -153,13 +154,13 @@ def _first_argument(model: keras.layers.Layer, specs: Any) -> tuple[list[Any], d
 
 
 def _named(specs: Any, prefix: str) -> Any:
-    """Each spec, named by its own name or else its path."""
+    """Turn each spec into an _Input, with the spec's own name or else its path."""
     named = (_Input(getattr(spec, "name", None) or path, spec) for path, spec in leaves(specs, prefix))
     return tf.nest.map_structure(lambda _: next(named), specs)
 
 
 def _built(model: keras.layers.Layer) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments that a model without declared inputs was built with. Keras keeps their shapes only."""
+    """Return the arguments with which a model without declared inputs was built. Keras keeps only their shapes."""
     config = model.get_build_config() if model.built else None
     if not config:
         raise GraphError(
@@ -189,7 +190,7 @@ def _parameters(model: keras.layers.Layer) -> list[str]:
 
 
 def _misread(traced: Trace) -> dict[str, _Input]:
-    """Float inputs that are only cast to integers or strings, so that floats were not meant."""
+    """Find float inputs that are only cast to integers or strings. Returns inputs of these dtypes in their place."""
     inputs = {}
     for name, tensor in zip(traced.inputs, traced.function.inputs, strict=False):
         readers = tensor.consumers()
@@ -202,7 +203,7 @@ def _misread(traced: Trace) -> dict[str, _Input]:
 
 
 def _output_names(model: keras.layers.Layer) -> list[str]:
-    """The names that people gave the outputs, or else plain ones."""
+    """Return the names that people gave the outputs, or else plain names, such as outputs_0."""
     if isinstance(model, keras.Sequential):
         names, made_by = [model.layers[-1].name], {layer.name: layer for layer in model.layers}
     else:
@@ -214,12 +215,12 @@ def _output_names(model: keras.layers.Layer) -> list[str]:
 
 
 def _readable(names: Sequence[str], made_up: str) -> list[str]:
-    """The names, with "" for names that Keras made up, which differ from run to run."""
+    """Replace names that Keras made up by "", because they differ from run to run."""
     return ["" if re.fullmatch(made_up, name) else name for name in names]
 
 
 def _snake_case(name: str) -> str:
-    """Spell a class as Keras does in names that it makes up: Conv2DTranspose is conv2d_transpose."""
+    """Spell a class name as in the names that Keras makes up: conv2d_transpose for Conv2DTranspose."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=.)(?=[A-Z][a-z])", "_", name).lower()
 
 

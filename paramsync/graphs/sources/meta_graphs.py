@@ -25,13 +25,13 @@ from paramsync.host import files
 from paramsync.v1 import graph_pb2
 
 Ends = Sequence[str] | Mapping[str, str]
-"""Names of tensors ("x" or "x:0"), or a mapping to them from the names that callers use."""
+"""Names of tensors ("x" or "x:0") in a sequence, or by the names that callers use."""
 
 
 def capture_meta(content: bytes, *, path: Path, inputs: Ends, outputs: Ends, allowed: Collection[str] = ()) -> Graph:
-    """The graph between these tensors of a `.meta` file. Its parameters have the names in the file's Saver.
+    """Capture the graph between these tensors of a `.meta` file. Its parameters have the names in the file's Saver.
 
-    `path` is the origin of the content; `allowed` are ops that may run although they are not known to be safe. Raises
+    `content` was read from `path`. `allowed` are ops to accept although they are not on the list of safe ops. Raises
     UnfinishedMetaError for an unreadable file, and GraphError, which lists the known names, for an unknown name or a
     missing input.
     """
@@ -90,7 +90,7 @@ def v1_graph(meta: Any, where: str, foreign: Foreign) -> V1Graph:
 
 
 def _named(tensors: Ends, what: str) -> dict[str, str]:
-    """Tensors by the names that callers use; by default the tensors' own. Raises GraphError."""
+    """Return the tensors by the names that callers use. In a sequence, tensors have their own names."""
     if isinstance(tensors, Mapping):
         return dict(tensors)
     named = {tensor.removesuffix(":0"): tensor for tensor in tensors}
@@ -100,7 +100,7 @@ def _named(tensors: Ends, what: str) -> dict[str, str]:
 
 
 def _input(graph: V1Graph, meta: Any, name: str, tensor: str) -> graph_pb2.Endpoint:
-    """The endpoint of any tensor. The dtype is read, not inferred: the ops before the tensor may be unknown here."""
+    """Describe any tensor as an input. Its dtype is read, not inferred: TensorFlow may not know the ops before it."""
     node = graph.node(tensor)
     port = full(tensor).partition(":")[2]
     dtype = _dtype(meta, node, int(port)) if port.isdecimal() else None
@@ -118,7 +118,7 @@ def _shape(meta: Any, node: Any, port: int) -> Any:
 
 
 def _dtype(meta: Any, node: Any, port: int) -> int | None:
-    """The dtype of a result, by the op definitions in the meta graph; None for an unknown port."""
+    """Return the dtype of an output, from the op definitions in the meta graph; None for an unknown output number."""
     if node.op.startswith("Placeholder"):
         return int(node.attr["dtype"].type) if port == 0 else None
     functions = (function.signature for function in meta.graph_def.library.function)

@@ -1,4 +1,4 @@
-"""The objects under a root: their graph in a checkpoint of TensorFlow 2, their variables, and their other values."""
+"""Walks the objects under a root: finds variables with their checkpoint keys, the object graph, and other values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TRACKED = tf.Module.__base__  # the base of modules, checkpoints, and results o
 _OWNERS = (keras.layers.Layer, keras.Variable, tf.Variable, _TRACKED, *_CONTAINERS)
 
 Place: TypeAlias = tuple[int, str]
-"""The identity of a holder, and the name of its attribute."""
+"""The `id` of an object, and the name of one of its attributes."""
 
 _LARGEST = 1 << 20  # bytes of the largest array that is compared by value; a larger array is compared by identity
 _NUMBERS = (bool, int, float, complex, str, bytes, np.generic)
@@ -57,15 +57,15 @@ def variable_keys(root: Any) -> dict[str, tf.Variable]:
 
 
 def variable_names(root: Any) -> dict[str, str]:
-    """The name that Keras or TensorFlow gives every variable under `root`, by the same keys."""
+    """The name that Keras or TensorFlow gives every variable under `root`, by the keys of `variable_keys`."""
     variables = [tracked for tracked in _walk(root) if tracked.variable is not None]
     return {tracked.key: getattr(tracked.item, "path", tracked.item.name).removesuffix(":0") for tracked in variables}
 
 
 def parts(root: Any) -> tuple[Any, ...]:
-    """The variables and layers under `root`, without optimizers. Different tuples mean different structures.
+    """Return the variables and layers under `root`, without optimizers. The tuple differs if the structure has changed.
 
-    Takes microseconds a variable, since it needs no names.
+    Takes microseconds a variable, because it needs no names.
     """
     members: dict[int, Any] = {}
     waiting = [root]
@@ -109,10 +109,10 @@ def object_graph(root: Any, keys: Collection[str]) -> bytes:
 
 
 def _walk(root: Any) -> list[_Tracked]:
-    """All objects under `root`, breadth first.
+    """Find all objects under `root`, breadth first.
 
-    TensorFlow does not see objects in lists and dicts of Keras layers. These come last, under the keys that they would
-    have.
+    TensorFlow does not see objects in lists and dicts of Keras layers. They come last, under the keys that TensorFlow
+    would give them.
     """
     view = tf.train.TrackableView(root)
     every = [_Tracked(root, "")]
@@ -135,7 +135,7 @@ def _walk(root: Any) -> list[_Tracked]:
             followed += 1
 
     follow()
-    for is_keras in (False, True):  # Keras' own lists come second: their names are worse
+    for is_keras in (False, True):  # Keras' own lists come second, because their names are less telling
         for tracked in every:  # grows while we walk
             layer = tracked.item if isinstance(tracked.item, keras.layers.Layer) else None
             for name, value in list(vars(layer).items()) if layer is not None else ():
@@ -153,22 +153,22 @@ def _has_more(container: Any, known: Container[int]) -> bool:
 
 
 def _contents(container: Any) -> dict[str, Any]:
-    """The members of a list or dict that have variables, or may contain some."""
+    """Return the members of a list or dict that may have variables."""
     named = container.items() if isinstance(container, dict) else enumerate(container)
     return {str(name): item for name, item in named if isinstance(item, _OWNERS)}
 
 
 class KeptValues:
-    """Values besides variables that layers keep and graphs have as constants, such as the results of `adapt`.
+    """Values other than variables that layers keep, such as the results of `adapt`. A graph has them as constants.
 
-    They are tensors, arrays, lookup tables and lists of numbers that are attributes of the objects under a root. Made
-    once for a set of objects: a new layer with such values has variables, or is another layer, too.
+    They are tensors, arrays, lookup tables and lists of numbers in attributes of the objects under a root. An instance
+    covers only objects that exist when it is made; `parts` finds new layers.
     """
 
     def __init__(self, root: Any) -> None:
         self._holders = [item for item in objects(root) if _may_hold(item)]
         self._sizes = [len(vars(holder)) for holder in self._holders]
-        # by place: the holder's attributes, the value, and a copy to compare
+        # by place: the attributes of the object, the value, and a copy to compare
         self._kept: dict[Place, tuple[dict[str, Any], Any, Any]] = {}
         for holder in self._holders:
             for name, held in _attributes(holder):
@@ -177,11 +177,14 @@ class KeptValues:
                     self._kept[id(holder), name] = vars(holder), held, value
 
     def changed(self, unless: Collection[Place] = ()) -> set[Place]:
-        """The places of changed values, without `unless`. Takes a microsecond a layer, and exports mutable tables."""
+        """Return the places whose values have changed, except those in `unless`.
+
+        Takes a microsecond a layer, and exports mutable tables.
+        """
         places = set()
         for place, (attributes, held, value) in self._kept.items():
             now = attributes.get(place[1])
-            is_fixed = held is None or value is held  # a list, an array or a table can be written to
+            is_fixed = held is None or value is held  # not a list, array or table, which can be written to
             if (now is held and is_fixed) or place in unless:
                 continue
             if not _same(_value(now), value):
@@ -194,7 +197,7 @@ class KeptValues:
         return places
 
     def shown(self, places: Collection[Place]) -> str:
-        """The names of these attributes, for a message."""
+        """List the names of these attributes, for a message."""
         holders = {id(holder): getattr(holder, "name", None) or type(holder).__name__ for holder in self._holders}
         return ", ".join(sorted(f"{holders[holder]}.{name}" for holder, name in places))
 
@@ -212,7 +215,7 @@ def _attributes(holder: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _value(held: Any) -> Any:
-    """A value to compare later, copied if it can be written to; _NOTHING for a value that no graph has."""
+    """Return a value to compare later: a copy if the value can be written to, _NOTHING if graphs never contain it."""
     kind = type(held)
     if kind in _UNKEPT:
         return _NOTHING
@@ -237,7 +240,7 @@ def _value(held: Any) -> Any:
 
 
 _UNKEPT: set[type] = {type(None), bool, int, float, str}
-"""The types met so far whose values are never in a graph."""
+"""Types whose values are never in a graph. `_value` adds the types that it meets."""
 
 
 def _same(one: Any, other: Any) -> bool:

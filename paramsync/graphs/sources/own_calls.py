@@ -1,4 +1,4 @@
-"""Calls a model once on made up inputs, and compares its results with those of its graph.
+"""Calls a model once on made-up inputs, and compares its results with those of its graph.
 
 A trace may differ from a call, because of the model's own code or Keras' code.
 """
@@ -23,15 +23,15 @@ _log = logging.getLogger("paramsync.graphs")
 
 _SIZES = ((2, 3, 5, 7), (2, 64, 64, 64))
 """Sizes for unknown dimensions, by position: all different first, then powers of two for strides and pools."""
-_ROUNDING = {"float16": 0.02, "bfloat16": 0.1}  # of the largest value, if any op computes in this dtype
+_ROUNDING = {"float16": 0.02, "bfloat16": 0.1}  # as a part of the largest value, if any op computes in this dtype
 _OTHER_ROUNDING = 1e-3
 
 
 def compare(graph: Graph, signature: str, trace: Trace, values: Sequence[tf.Tensor]) -> None:
     """Raise GraphError if the graph gives other shapes than the model, or values that differ by more than rounding.
 
-    `values` are the graph's parameters. Leaves out graphs that draw random numbers, and models that cannot compute
-    the made up inputs.
+    `values` are the graph's parameters. Compares nothing if the graph draws random numbers, or the model fails for the
+    made-up inputs.
     """
     if trace.own is None or graph.stochastic or not tf.executing_eagerly():
         return
@@ -51,14 +51,14 @@ def compare(graph: Graph, signature: str, trace: Trace, values: Sequence[tf.Tens
 
 
 def _called(own: Own, signature: str) -> tuple[list[tf.Tensor], list[tf.Tensor] | None]:
-    """The tensors of made up inputs, and the model's results; None if it cannot compute them."""
+    """Call the model on made-up inputs. Returns the input tensors and the results; None for results if it fails."""
     why = ""
     for sizes in _SIZES if any(None in (spec.shape or ()) for spec in own.specs) else _SIZES[:1]:
         try:
             inputs = [_argument(spec, sizes) for spec in own.specs]
             results = tf.nest.flatten(own.call(*inputs), expand_composites=True)
             tensors = [tf.convert_to_tensor(result) for result in results if result is not None]
-        except Exception as error:  # noqa: BLE001, the model may well compute real inputs
+        except Exception as error:  # noqa: BLE001, the model may still compute real inputs
             why = reason(error)
         else:
             return tf.nest.flatten(inputs, expand_composites=True), tensors

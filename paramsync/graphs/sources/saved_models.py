@@ -1,7 +1,7 @@
-"""Drafts of SavedModels. A SavedModel of TensorFlow 2 is first rewritten into the form of TensorFlow 1.
+"""Drafts SavedModels. A SavedModel of TensorFlow 2 is first rewritten into the form of TensorFlow 1.
 
-A SavedModel of TensorFlow 2 has its signatures, variables and tables in its graph too, but functions restore the
-variables and fill the tables. These functions are read, not run.
+In both forms the graph contains the signatures, variables and tables. In TensorFlow 2 functions restore the variables
+and fill the tables. These functions are read, not run.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from paramsync.v1 import graph_pb2
 _SERVE = "serve"  # the tag of the graph that predicts
 _INTERNAL = "__saved_model_"  # prefix of internal signatures, which restore variables
 _MAIN = "__saved_model_init_op"
-_MOST = 200_000  # operations that restore and initialise
-_TRIED = 64  # signatures that are built one by one to find those that can be served
+_MOST = 200_000  # the most operations of functions that restore or initialise
+_TRIED = 64  # the most signatures that are built one by one, to find which can be served
 
 
 class SavedModel:
     """The SavedModel in a directory, without its weights."""
 
     def __init__(self, directory: Path, *, allowed: Collection[str] = ()) -> None:
-        """`allowed` are ops that the graph may have although they are not known to be safe. Raises GraphError."""
+        """`allowed` are ops to accept although they are not on the list of safe ops. Raises GraphError."""
         self._directory = directory
         self._allowed = allowed
         saved = parsed_saved_model(directory)
@@ -64,7 +64,7 @@ class SavedModel:
         self.signatures = sorted(self._signatures)
 
     def draft(self, signatures: Collection[str] | None = None) -> Draft:
-        """Draft all signatures, or the named ones. Parameters go by their keys in the `variables` checkpoint.
+        """Draft all signatures, or the named ones. Parameters have their keys in the `variables` checkpoint.
 
         Raises GraphError, UnsafeGraphError for ops that are not safe.
         """
@@ -90,9 +90,10 @@ class SavedModel:
         return replace(draft, parameters=named, called=self._called)
 
     def graph(self) -> Graph:
-        """The graph of all signatures that can be served. Signatures are built one by one only if they must be.
+        """Build the graph of all signatures that can be served.
 
-        Raises GraphError if none can be served, UnfinishedError while files are missing.
+        If a graph of all signatures cannot be built, each signature is tried alone. Raises GraphError if none can be
+        served, UnfinishedError while files are missing.
         """
         try:
             return finish(self.draft())
@@ -106,7 +107,7 @@ class SavedModel:
         return finish(replace(self.draft(served), refused=refused))
 
     def _refusal(self, signature: str) -> str:
-        """Why this signature cannot be served, or ""."""
+        """Say why this signature cannot be served; "" if it can."""
         try:
             finish(self.draft([signature]))
         except UnfinishedError:
@@ -145,7 +146,7 @@ def _endpoints(tensors: Mapping[str, Any], where: str) -> list[graph_pb2.Endpoin
 
 
 def _parts(name: str, info: Any, where: str) -> Iterator[graph_pb2.Endpoint]:
-    """The endpoints of one input or output; a sparse or ragged tensor has several."""
+    """Yield the endpoints of one input or output. A sparse or ragged tensor has several."""
     try:
         if info.WhichOneof("encoding") == "coo_sparse":
             spec = tf.SparseTensorSpec(tf.TensorShape(info.tensor_shape), tf.as_dtype(info.dtype))
@@ -188,8 +189,8 @@ class _Rewrite:
     """Changes a meta graph in place to one that fills its tables without functions; finds the `keys` of its variables.
 
     1. Calls of functions that only create a table are replaced by the table.
-    2. The restoring function is inlined: it has the key of each variable, and the tables in the checkpoint.
-    3. The initialising function is inlined: it has the operations that fill the other tables.
+    2. The restoring function is inlined: it contains the key of each variable, and the tables in the checkpoint.
+    3. The initialising function is inlined: it contains the operations that fill the other tables.
     4. Variables that hold the path of an asset are replaced by the path.
     """
 
@@ -288,7 +289,7 @@ class _Rewrite:
 
 
 def _restored(nodes: Mapping[str, Any], tensor: str) -> str:
-    """The key from which a tensor is restored."""
+    """Return the checkpoint key from which a tensor is restored."""
     for _ in nodes:  # at most as many Identities as nodes
         if nodes[node_of(tensor)].op == "Identity":
             tensor = nodes[node_of(tensor)].input[0]

@@ -1,4 +1,4 @@
-"""Names the tensors in nested structures as people would, and describes them as Endpoints of a signature."""
+"""Gives tensors in nested structures readable names, and describes them as Endpoints of a signature."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from paramsync.v1 import bundle_pb2, graph_pb2
 
 
 def leaves(structure: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Every leaf and its path: `name`, keys and positions. In the order of tf.nest, which sorts a mapping's keys."""
+    """Yield the path and value of every leaf. A path joins `name`, keys and positions. The order is that of tf.nest."""
     children: Iterable[tuple[Any, Any]]
     if isinstance(structure, Mapping):
         children = ((key, structure[key]) for key in sorted(structure))
@@ -28,7 +28,7 @@ def leaves(structure: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def components(name: str, spec: Any) -> list[str]:
-    """The names of the tensors that make up a value, given itself or as its spec."""
+    """Return a name for each tensor of which a value consists. `spec` is the value, or its TypeSpec."""
     if not isinstance(spec, tf.TypeSpec):
         spec = tf.type_spec_from_value(spec)
     count = len(tf.nest.flatten(spec, expand_composites=True))
@@ -44,7 +44,7 @@ def components(name: str, spec: Any) -> list[str]:
 
 
 def unique(names: Sequence[str]) -> list[str]:
-    """The names, with numbers after repeated ones."""
+    """Return the names, with a number after each repeated name."""
     taken: list[str] = []
     for name in names:
         taken.append(fresh(name, taken))

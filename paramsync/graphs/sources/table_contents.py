@@ -1,7 +1,7 @@
 """Reads the contents of a source's lookup tables.
 
-A table of this program may be known only by the handle that a function captured. For a table of a v1 graph, the
-operations that fill it are run once, in a graph and session of their own.
+A table of this program is read through the handle that a function captured. For a table of a v1 graph, the operations
+that fill it run once, in a graph and session of their own.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _LOOPS = frozenset({"For", "NextIteration", "RefNextIteration", "StatelessWhile"
 
 
 def live_table(handle: Any, node: str, graph_def: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """The keys and values of the table whose handle `node` gives. Raises GraphError if it is no table.
+    """Return the keys and values of the table that `node` stands for. Raises GraphError if it is not a table.
 
-    Reading a table with wrong types ends the process. Only the ops that use the table know its types.
+    Reading a table with wrong dtypes ends the process. So the dtypes are taken from the ops that use the table.
     """
     types = _types_looked_up(graph_def, node)
     if len(types) != 1:
@@ -49,7 +49,7 @@ def live_table(handle: Any, node: str, graph_def: Any) -> tuple[tf.Tensor, tf.Te
         keys, values = tf.raw_ops.LookupTableExportV2(table_handle=handle, Tkeys=key_type, Tvalues=value_type)
     except (tf.errors.OpError, TypeError) as error:
         raise GraphError(f"the contents of the table {node!r} cannot be read: {error}") from error
-    if keys.shape.rank != 1:  # empty places, which look like entries
+    if keys.shape.rank != 1:  # a dense table, which exports its empty places too
         raise _dense(node)
     return keys, values
 
@@ -63,7 +63,7 @@ def _dense(node: str) -> GraphError:
 
 
 def _types_looked_up(graph_def: Any, table: str) -> set[tuple[int, int]]:
-    """The types of keys and values of all lookups in this table, in the graph and its functions."""
+    """Find the dtypes of keys and values of all lookups in this table, in the graph and its functions."""
     arguments = {
         function.signature.name: [argument.name for argument in function.signature.input_arg]
         for function in graph_def.library.function
@@ -75,7 +75,7 @@ def _types_looked_up(graph_def: Any, table: str) -> set[tuple[int, int]]:
                 readers[body, tensor if body else tensor.removesuffix(":0")].append((node, position))
 
     def passed_on(body: str, reader: Any, position: int) -> list[tuple[str, str]]:
-        """The tensors by which this op passes the handle on."""
+        """Return the tensors by which this op passes the handle on."""
         if reader.op in arguments:
             return [(reader.op, arguments[reader.op][position])]
         if reader.op in CALLS:
@@ -96,7 +96,7 @@ def _types_looked_up(graph_def: Any, table: str) -> set[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file in the folder `assets` of a SavedModel, with no link on the way to it."""
+    """A file in the folder `assets` of a SavedModel. Symbolic links below the SavedModel are refused."""
 
     directory: Path
     name: str
@@ -114,7 +114,7 @@ class Asset:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """The permissions of a stranger's graph: files that may fill its tables, by tensor, and additional ops."""
+    """What a stranger's graph may use: files that fill its tables, by tensor, and ops besides the safe ops."""
 
     files: Mapping[str, Asset]
     allowed: Collection[str] = ()
@@ -123,10 +123,10 @@ class Foreign:
 def v1_tables(
     graph_def: Any, wanted: Iterable[Any], *, fillers: Collection[str] = (), foreign: Foreign | None = None
 ) -> list[graph_pb2.Table]:
-    """The tables among the nodes `wanted`, with their contents after `fillers`, or else any op that fills them, ran.
+    """Return the tables among the nodes `wanted`, with their contents.
 
-    Raises GraphError for a table that nothing in the graph fills. Of a foreign graph only safe ops run, and only its
-    own files are read.
+    The operations that fill a table are run: those that `fillers` need, or else all. Raises GraphError for a table that
+    nothing in the graph fills. In a foreign graph only safe ops run, and only its own files are read.
     """
     tables = [node for node in wanted if node.op in TABLES]
     if not tables:
@@ -151,7 +151,7 @@ def v1_tables(
 
 
 def _fillers_of(tables: Sequence[Any], nodes: Mapping[str, Any], fillers: Collection[str]) -> list[str]:
-    """The operations that fill these tables: `fillers` and the nodes before them, or else any others."""
+    """Return the operations that fill these tables: for each table those that `fillers` need, or else all."""
     restored = _restored(nodes)
     filling: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in nodes.values():
@@ -173,14 +173,14 @@ def _fillers_of(tables: Sequence[Any], nodes: Mapping[str, Any], fillers: Collec
 
 
 def _restored(nodes: Mapping[str, Any]) -> set[str]:
-    """The nodes that need a checkpoint, such as a Saver's that fill tables."""
+    """Return the nodes that need a checkpoint, such as nodes of a Saver that fill tables."""
     readers = readers_of(nodes.values())
     restores = [node.name for node in nodes.values() if node.op == "RestoreV2"]
     return set(reach(restores, lambda name: readers.get(name, ())))
 
 
 def _shared_name(table: Any) -> tuple[str, str]:
-    """The container and name of a table. Nodes with the same ones are handles of one table."""
+    """Return the container and name of a table. Nodes that agree in both are handles of the same table."""
     container, name = (
         table.attr[key].s.decode(errors="backslashreplace") if key in table.attr else ""
         for key in ("container", "shared_name")
@@ -191,7 +191,7 @@ def _shared_name(table: Any) -> tuple[str, str]:
 def _use_files(graph_def: Any, assets: Mapping[str, Asset], copies: ExitStack) -> None:
     """Make the graph read copies of its assets, and refuse every other file. Raises GraphError.
 
-    A file in a function is refused too: its path comes from the caller, and is not known here.
+    A function that reads a file is refused too, because its caller may choose the path.
     """
     nodes = {node.name: node for node in graph_def.node}
     own = {node_of(tensor): asset for tensor, asset in assets.items()}
@@ -213,7 +213,7 @@ def _use_files(graph_def: Any, assets: Mapping[str, Asset], copies: ExitStack) -
 
 @contextmanager
 def _copy(content: bytes) -> Iterator[str]:
-    """The path of a file in memory with this content, which no other program can change or remove."""
+    """Make a file in memory with this content, and yield its path. No other program can change or remove the file."""
     with open(os.memfd_create("asset"), "wb") as file:  # noqa: PTH123, a file without a name
         file.write(content)
         file.flush()

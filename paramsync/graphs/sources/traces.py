@@ -45,10 +45,10 @@ class Trace:
 def draft_of_traces(
     traces: Mapping[str, Trace], keys: Mapping[str, tf.Variable] | None
 ) -> tuple[Draft, Mapping[str, tf.Variable]]:
-    """Draft a graph with the functions as signatures over one set of parameters. Returns each parameter's variable too.
+    """Draft a graph of functions that share their parameters, each a signature. Also returns each parameter's variable.
 
-    `keys` names the variables; by default each has its own name. Raises GraphError for a capture that can be neither a
-    parameter nor a table or constant.
+    `keys` names the variables; by default each has its own name. Raises GraphError for a captured tensor that can
+    become neither a parameter nor a table nor a constant.
     """
     merged = _Merged(keys)
     for position, (name, trace) in enumerate(traces.items()):
@@ -59,7 +59,7 @@ def draft_of_traces(
 
 
 def only(draft: Draft, outputs: Collection[str]) -> Draft:
-    """The draft with these outputs alone. Raises GraphError for an unknown output, or a signature without any."""
+    """Return the draft with only these outputs. Raises GraphError for an unknown output, or if a signature has none."""
     signatures = {}
     for name, signature in draft.signatures.items():
         kept = [end for end in signature.outputs if end.name in outputs]
@@ -138,7 +138,7 @@ class _Merged:
         copy = self.graph_def.node.add()
         copy.CopyFrom(node)
         copy.name = names[node.name]
-        copy.attr.pop("_class", None)  # a colocation with old names
+        copy.attr.pop("_class", None)  # a colocation, which has the old names
         # TensorFlow makes a function wait for all its reads
         waits = [name[1:] for name in control_inputs(node) if name[1:] not in reads]
         data = [names[node_of(tensor)] + tensor[len(node_of(tensor)) :] for tensor in data_inputs(node)]

@@ -35,11 +35,11 @@ _VARIABLE_OPS = """
 
 
 def draft_of_tensors(inputs: Any, outputs: Any, *, saver: Any = None) -> Draft:
-    """Draft the graph between these tensors: single ones, sequences, or mappings by the names that callers use.
+    """Draft the graph between these tensors. The graph is not changed. Raises GraphError.
 
-    Parameters have their names in `saver`, a tf.compat.v1.train.Saver of the graph, or else their own, as in a Saver
-    without arguments. A tensor in a sequence has its own name; a sparse or ragged tensor is several. The graph is not
-    changed. Raises GraphError.
+    `inputs` and `outputs` are single tensors, sequences, or tensors by the names that callers use. A tensor in a
+    sequence has its own name; a sparse or ragged tensor counts as several. Parameters have their names in `saver`, a
+    tf.compat.v1.train.Saver of the graph. Without a Saver they have the names that a Saver gives by default.
     """
     starts, ends = dict(_named(inputs, "inputs")), dict(_named(outputs, "outputs"))
     if not ends:
@@ -59,9 +59,9 @@ def draft_of_tensors(inputs: Any, outputs: Any, *, saver: Any = None) -> Draft:
 class V1Graph:
     """The nodes of a graph, with its Saver, variables and tables.
 
-    `saver` is the tensor that makes its Saver save ("" for any Saver of the graph, None for no Saver), `variables` are
-    the VariableDefs of its collections, `fillers` the operations that fill its tables. `foreign` is None for a graph of
-    this program; a foreign graph is checked before any part of it runs.
+    - `saver` is the tensor that triggers a save of the graph's Saver: "" for any Saver, None for no Saver.
+    - `variables` are the VariableDefs in the graph's collections, `fillers` the operations that fill its tables.
+    - `foreign` is None for a graph of this program. A foreign graph is checked before any part of it runs.
     """
 
     where: str
@@ -141,7 +141,7 @@ def _of_live(graph: tf.Graph, saver: Any) -> V1Graph:
     except ValueError as error:
         raise GraphError(f"the graph is too large, make variables of its constants: {error}") from error
     variables = [*graph.get_collection(keys.GLOBAL_VARIABLES), *graph.get_collection(keys.LOCAL_VARIABLES)]
-    with graph.as_default():  # outside of a graph, variables make no protos
+    with graph.as_default():  # only within their graph can variables be described as protos
         definitions = [variable.to_proto() for variable in variables if hasattr(variable, "to_proto")]
     return V1Graph(
         "the graph",
@@ -153,7 +153,7 @@ def _of_live(graph: tf.Graph, saver: Any) -> V1Graph:
 
 
 def _named(tensors: Any, what: str) -> Iterator[tuple[str, tf.Tensor]]:
-    """Every tensor with the name that callers use. Raises GraphError."""
+    """Yield every tensor, with the name that callers use. Raises GraphError."""
     seen = set()
     if isinstance(tensors, Mapping):
         pairs = list(tensors.items())
@@ -184,10 +184,10 @@ _Saved = tuple[str, PartRange | None]
 def parameters(
     nodes: Mapping[str, Any], wanted: Iterable[Any], *, saver: str | None, variables: Iterable[Any] = ()
 ) -> list[Parameter]:
-    """The variables among the nodes `wanted`, by their keys in the checkpoint.
+    """Return the variables among the nodes `wanted`, with their keys in the checkpoint. Raises GraphError.
 
-    `saver` is the tensor that makes a Saver save ("" for any Saver of the graph, None for no Saver). Other variables
-    have the name and place in their VariableDef in `variables`, or else the name of their node. Raises GraphError.
+    The keys are those of the Saver whose save the tensor `saver` triggers ("" for any Saver of the graph, None for no
+    Saver). A variable that it does not save has the name in its VariableDef in `variables`, or else that of its node.
     """
     saved = {variable.variable_name.removesuffix(":0"): _defined(variable) for variable in variables}
     saved |= {} if saver is None else _saved(nodes, saver)
@@ -195,7 +195,7 @@ def parameters(
 
 
 def saved_by(nodes: Mapping[str, Any], saver: str) -> list[Parameter]:
-    """All variables that a Saver saves, by their keys; `saver` is the tensor that makes it save. Raises GraphError."""
+    """Return all variables that a Saver saves, with their keys. `saver` is as in `parameters`. Raises GraphError."""
     return parameters(nodes, [nodes[name] for name in _saved(nodes, saver)], saver=saver)
 
 
@@ -218,7 +218,7 @@ def _defined(variable: Any) -> _Saved:
 
 
 def _saved(nodes: Mapping[str, Any], saver: str) -> dict[str, _Saved]:
-    """The key and place by which SaveV2 writes each variable, by node; the first SaveV2 counts."""
+    """Return the key and the part under which a SaveV2 writes each variable, by node. The first SaveV2 counts."""
     saved: dict[str, _Saved] = {}
     for node in _saving(nodes, saver):
         _, names, places, *tensors = node.input
@@ -242,7 +242,7 @@ def _saving(nodes: Mapping[str, Any], saver: str) -> list[Any]:
 
 
 def _words(nodes: Mapping[str, Any], tensor: str, count: int) -> Sequence[str]:
-    """The strings of a constant; the last string stands for missing strings, as in any TensorProto."""
+    """Return the strings of a constant. As in any TensorProto, the last string also stands for missing strings."""
     node = nodes.get(node_of(tensor))
     words = list(node.attr["value"].tensor.string_val) if node is not None and node.op == "Const" else []
     if not 0 < len(words) <= count:
@@ -251,7 +251,10 @@ def _words(nodes: Mapping[str, Any], tensor: str, count: int) -> Sequence[str]:
 
 
 def _part(place: str) -> PartRange:
-    """Parse SaveV2's shape and slice: the sizes of the whole, then offset and size by dimension, "6 2 0,3:0,2"."""
+    """Parse SaveV2's shape and slice, such as "6 2 0,3:0,2".
+
+    The sizes of the whole come first, then the offset and size of the part in each dimension.
+    """
     *sizes, extents = place.split(" ")
     try:
         starts = [0 if extent == "-" else int(extent.split(",")[0]) for extent in extents.split(":")]
