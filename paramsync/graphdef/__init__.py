@@ -1,1 +1,1 @@
-"""GraphDefs without TensorFlow: which ops a graph may use, and how its names are read."""
+"""Reads GraphDefs without TensorFlow, and lists the ops that a graph may use."""

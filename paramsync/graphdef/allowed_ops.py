@@ -1,7 +1,7 @@
-"""The ops that a stranger's graph may use, the random ones among them, and the most nodes that it may have.
+"""The ops that a stranger's graph may use, which of them are random, and the most nodes of a graph.
 
-The lists have the ops that predictions need. Any other op can touch files, the network or processes, keeps a state,
-trusts its arguments too much, or has not been requested yet. This module needs no TensorFlow.
+The lists contain the ops that predictions need. Any other op can access files, the network or processes, keeps a state,
+checks its arguments too little, or has not been requested yet. This module needs no TensorFlow.
 """
 
 from __future__ import annotations
@@ -105,10 +105,10 @@ _RANDOM = """
 """
 
 STOCHASTIC = frozenset(_RANDOM.split())
-"""Ops of the list whose results differ from call to call."""
+"""Safe ops whose results differ from call to call."""
 
 SAFE = STOCHASTIC.union(_REPEATABLE.split())
-"""Ops that compute their results from their arguments, and touch nothing else."""
+"""Ops that compute results from their arguments, and have no other effect."""
 
 NODES = 500_000
 """The most nodes that a graph and its functions may have together."""

@@ -9,7 +9,7 @@ _Place = TypeVar("_Place", bound=Hashable)
 
 
 def reach(start: Iterable[_Place], following: Callable[[_Place], Iterable[_Place]]) -> dict[_Place, None]:
-    """All places that can be reached from `start` by `following`, including the start."""
+    """Return all places that can be reached from `start`, including it. `following` returns a place's successors."""
     reached: dict[_Place, None] = {}
     waiting = list(start)
     while waiting:
@@ -30,12 +30,12 @@ def readers_of(nodes: Iterable[Any]) -> dict[str, list[str]]:
 
 
 def node_of(tensor: str) -> str:
-    """The node of an input. Inputs are spelled "x", "x:1", in functions "x:output:0", and "^x" for a control input."""
+    """Return the node of an input: x for "x", "x:1", "x:output:0" (in a function) and "^x" (a control input)."""
     return tensor.removeprefix("^").partition(":")[0]
 
 
 def full(tensor: str) -> str:
-    """The name of a tensor of a graph (not of a function) with its port, which GraphDefs leave out if it is 0."""
+    """Add ":0" to the name of a tensor of a graph (not of a function): GraphDefs may leave out output number 0."""
     return tensor if ":" in tensor or tensor.startswith("^") else f"{tensor}:0"
 
 
@@ -45,29 +45,29 @@ def prefixed(tensor: str, prefix: str) -> str:
 
 
 def data_inputs(node: Any) -> list[str]:
-    """The inputs of a node, leaving out control inputs."""
+    """Return the inputs of a node, without control inputs."""
     return [tensor for tensor in node.input if not tensor.startswith("^")]
 
 
 def control_inputs(node: Any) -> list[str]:
-    """The control inputs of a node, spelled "^x"."""
+    """Return the control inputs of a node, spelled "^x"."""
     return [tensor for tensor in node.input if tensor.startswith("^")]
 
 
 def bodies(graph_def: Any) -> Iterator[tuple[str, Any]]:
-    """The nodes of the graph, under the name "", and of each function."""
+    """Yield the nodes of the graph, with the name "", and of each function, with its name."""
     yield "", graph_def.node
     for function in graph_def.library.function:
         yield function.signature.name, function.node_def
 
 
 def every_node(graph_def: Any) -> Iterator[Any]:
-    """The nodes of the graph and of its functions."""
+    """Return the nodes of the graph and of its functions."""
     return (node for _, nodes in bodies(graph_def) for node in nodes)
 
 
 def origin(nodes: Mapping[str, Any], tensor: str, passing: Collection[str] = ("Identity",)) -> str:
-    """The node that a tensor comes from. Skips nodes of the ops `passing`, which only pass their first input on."""
+    """Return the node from which a tensor comes. Skips nodes of the ops `passing`, which only pass an input on."""
     name, seen = node_of(tensor), set[str]()
     while name in nodes and nodes[name].op in passing and nodes[name].input and name not in seen:
         seen.add(name)
@@ -76,7 +76,7 @@ def origin(nodes: Mapping[str, Any], tensor: str, passing: Collection[str] = ("I
 
 
 def fresh(name: str, taken: Collection[str]) -> str:
-    """This name, or a similar one that is not taken."""
+    """Return this name, or the name with a number if it is taken."""
     candidate, count = name, 0
     while candidate in taken:
         count += 1
@@ -94,12 +94,12 @@ def functions_of(attributes: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def called(node: Any) -> list[str]:
-    """The names of functions that a node may call: its op, which may be a function, and functions in its attributes."""
+    """Return the names that a node may call: its op, which may be a function, and the functions in its attributes."""
     return [node.op, *(function.name for function in functions_of(node.attr) if function.name)]
 
 
 def rename_calls(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
-    """Rename these functions in the nodes that call them."""
+    """Replace the names of functions in the nodes that call them. `names` maps old to new names."""
     for node in nodes:
         node.op = names.get(node.op, node.op)
         for function in functions_of(node.attr):
@@ -107,7 +107,7 @@ def rename_calls(nodes: Iterable[Any], names: Mapping[str, str]) -> None:
 
 
 def functions_called(library: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:
-    """The functions of a library that these nodes call, directly or not."""
+    """Return the functions of a library that these nodes call, directly or indirectly."""
     known = {function.signature.name: function for function in library}
     start = (name for node in nodes for name in called(node) if name in known)
     names = reach(start, lambda name: (each for node in known[name].node_def for each in called(node) if each in known))
@@ -115,9 +115,9 @@ def functions_called(library: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:
 
 
 def callees_first(calls: Mapping[str, Collection[str]]) -> Iterator[str]:
-    """Every function after the functions that it calls. Raises RecursionError with the name of a recursive function.
+    """Yield each function after the functions that it calls. Raises RecursionError with a recursive function's name.
 
-    A hostile graph is deep, so the walk is not recursive.
+    The walk itself is not recursive, because functions of a hostile graph may be nested deep.
     """
     done: set[str] = set()
     entered: set[str] = set()

@@ -23,7 +23,7 @@ def check_scope(name: str, what: str = "scope") -> None:
 
 
 def normalise_device(device: str | None) -> str | None:
-    """The device as TensorFlow spells it; "" means none, None the source's. Raises GraphError."""
+    """Spell the device as TensorFlow does. "" means no device, None the source's devices. Raises GraphError."""
     try:
         return None if device is None else str(tf.DeviceSpec.from_string(device).to_string())
     except ValueError as error:
@@ -48,18 +48,18 @@ def check_graph(graph: tf.Graph, what: str = "graph") -> None:
 
 
 def check_session(session: tf.compat.v1.Session, graph: tf.Graph, what: str) -> None:
-    """Raise GraphError unless it is a session of this graph."""
+    """Raise GraphError unless the session is of this graph."""
     if session.graph is not graph:
         raise GraphError(f"{what}: expected a session of the graph to run in, found one of another graph")
 
 
 def flatten(structure: Any) -> list[Any]:
-    """The tensors in lists, tuples and dicts, or a single tensor; a sparse or ragged tensor gives its parts."""
+    """List the tensors of a structure of lists, tuples and dicts. A sparse or ragged tensor becomes its parts."""
     return [part for value in tf.nest.flatten(structure) for part in _parts(value)]
 
 
 def pack_like(structure: Any, values: Iterable[Any]) -> Any:
-    """Pack the values into `structure`; into a tuple if the structure is a single tensor."""
+    """Pack the values like `structure`, the inverse of `flatten`. A single tensor becomes a tuple."""
     left = iter(values)
     whole = []
     for value in tf.nest.flatten(structure):
@@ -79,7 +79,7 @@ def _is_composite(value: Any) -> bool:
 
 
 def graph_of(roles: Mapping[str, Iterable[Any]]) -> tf.Graph:
-    """The one graph of all these tensors; the default graph if all are names. Raises GraphError for several graphs."""
+    """Return the graph of all these tensors; the default graph if all are names. Raises GraphError if graphs differ."""
     common: tf.Graph | None = None
     for what, values in roles.items():
         for value in map(plain, values):
@@ -93,7 +93,7 @@ def graph_of(roles: Mapping[str, Iterable[Any]]) -> tf.Graph:
 
 
 def element(graph: tf.Graph, value: Any, what: str) -> Any:
-    """The tensor, operation or variable of the graph that `value` is or names. Raises GraphError about `what`."""
+    """Return the tensor, operation or variable that `value` is or names. `what` begins the text of a GraphError."""
     value = plain(value)
     if isinstance(value, str):
         return _named(graph, value, what)
@@ -114,7 +114,7 @@ def _named(graph: tf.Graph, name: str, what: str) -> Any:
 
 
 def hint(graph: tf.Graph, name: str) -> str:
-    """The end of a message about an unknown name: the graph's placeholders, and names like it."""
+    """Return the end of a message about an unknown name: the graph's placeholders, and similar names."""
     operations = graph.get_operations()
     placeholders = [operation.name for operation in operations if operation.type in PLACEHOLDERS]
     names = [operation.name for operation in operations if operation.outputs]
@@ -123,12 +123,12 @@ def hint(graph: tf.Graph, name: str) -> str:
 
 
 def operation_of(item: Any) -> tf.Operation | None:
-    """The operation of a tensor or variable, of another member of a collection, or an operation itself; else None."""
+    """Return the operation of a member of a collection, such as a tensor or variable; None if it has none."""
     operation = item if isinstance(item, tf.Operation) else getattr(item, "op", None)
     return operation if isinstance(operation, tf.Operation) else None
 
 
 def plain(value: Any) -> Any:
-    """The tensor of a `tensor.ref()`, which callers use as a key; TensorFlow's variable of a Keras variable."""
+    """Unwrap a `tensor.ref()`, which callers use as a key, or a Keras variable. Returns other values unchanged."""
     value = value.deref() if hasattr(value, "deref") else value
     return value.value if isinstance(value, keras.Variable) else value

@@ -1,4 +1,4 @@
-"""Makes the nodes of a copy, and rehearses the import in an empty graph: a failure adds nothing to the target."""
+"""Makes the nodes of a copy, and first imports them into an empty graph: a failure leaves the target unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Names:
         return self.replaced[name] if name in self.replaced else self.own(name)
 
     def own(self, name: str) -> str | None:
-        """The name of the copied node, even if other nodes read a replacement instead."""
+        """Translate a name like `__call__`, but ignore replacements."""
         operation = node_of(name)
         if operation in self.copied:
             return f"{self.scope}/{name}"
@@ -49,7 +49,7 @@ class Aside:
     replacements: Replacements
     scope: str
     graph_def: Any
-    gradients: Mapping[str, str]  # names of written gradients, by operation
+    gradients: Mapping[str, str]  # names of user-written gradients, by operation
     device: str | None
     keep_seeds: bool
 
@@ -58,7 +58,8 @@ class Aside:
     ) -> tuple[Names, dict[str, tf.Variable]]:
         """Import the nodes into the default graph, where they read the replacements and the kept operations.
 
-        A GraphDef has no declared shapes, Variable objects and contexts of loops and branches: these are restored.
+        Declared shapes, Variable objects, and contexts of loops and branches are not part of a GraphDef. They are
+        restored after the import.
         """
         tensors = {**made} | {tensor.name: tensor for operation in kept.values() for tensor in operation.outputs}
         read = {full(tensor) for node in self.graph_def.node for tensor in node.input}
@@ -122,9 +123,9 @@ def _nodes_of_copy(
     scope: str,
     device: str | None,
 ) -> Any:
-    """A GraphDef of the selected operations. An import under `scope` maps the tensors of other operations.
+    """Return a GraphDef of the selected operations, to be imported under `scope`.
 
-    `values` replace variables, by operation. The copy reads the `kept` operations.
+    `values` replace variables, by operation. Copied nodes may read the `kept` operations, which are not copied.
     """
     operations = selection.operations.values()
     graph_def = tf.compat.v1.GraphDef()
@@ -133,17 +134,17 @@ def _nodes_of_copy(
     if values:
         graph_def = _lifted(graph_def, values)
     names = frozenset(node.name for node in graph_def.node)
-    for node in graph_def.node:  # a copied node does not wait for a node that is replaced or kept
+    for node in graph_def.node:  # a copied node waits only for copied nodes
         node.input[:] = [tensor for tensor in node.input if not tensor.startswith("^") or tensor[1:] in names]
         prefix_frame(node, f"{scope}/")
-        if node.op in VARIABLES and node.attr["shared_name"].s:  # two variables of one name would be one at run time
+        if node.op in VARIABLES and node.attr["shared_name"].s:  # variables with equal names would share their value
             node.attr["shared_name"].s = f"{scope}/".encode() + node.attr["shared_name"].s
         if "var_name" in node.attr and node.attr["var_name"].s:  # the same for a TemporaryVariable
             node.attr["var_name"].s = f"{scope}/".encode() + node.attr["var_name"].s
         if "_class" in node.attr:
             beside = [place.removeprefix(_COLOCATED).decode() for place in node.attr["_class"].list.s]
             for name in beside:
-                if device is None and name in kept:  # an import cannot be colocated with a node outside
+                if device is None and name in kept:  # an imported node cannot be colocated with other nodes
                     node.device = kept[name].device
             node.attr["_class"].list.s[:] = [_COLOCATED + name.encode() for name in beside if name in names]
             if not node.attr["_class"].list.s:
@@ -152,11 +153,11 @@ def _nodes_of_copy(
 
 
 def _lifted(graph_def: Any, values: Mapping[str, tf.Tensor]) -> Any:
-    """Make every use of these variables use a value instead, and leave the variables' nodes out."""
+    """Replace every use of these variables by a use of a value, and leave the variables' nodes out."""
     lifted = lift(graph_def, {name: tf.TensorSpec(value.shape, value.dtype) for name, value in values.items()})
     places = {node.name: node for node in graph_def.node}
     nodes = [node for node in lifted.node if node.name not in values]
-    for node in nodes:  # lifting forgets where nodes run
+    for node in nodes:  # lifting removes devices and colocations
         if node.name in places:
             node.device = places[node.name].device
             if "_class" in places[node.name].attr:
@@ -165,7 +166,7 @@ def _lifted(graph_def: Any, values: Mapping[str, tf.Tensor]) -> Any:
 
 
 def free_scope(graph: tf.Graph, scope: str) -> str:
-    """The name of an empty scope: `scope` itself, or `scope` and a number."""
+    """Return the name of an empty scope: `scope` itself, or `scope` and a number."""
     used = [f"{operation.name.lower()}/" for operation in graph.get_operations()]
     free, number = scope, 0
     with graph.as_default(), tf.compat.v1.name_scope(None):

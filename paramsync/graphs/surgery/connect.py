@@ -1,4 +1,4 @@
-"""connect(): imports several pre-trained graphs into one, each in its scope, with its own checkpoint."""
+"""connect(): imports several pre-trained graphs into one graph, each into its own scope with its own checkpoint."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from paramsync.graphs.surgery.sources import ImportedGraph, source_of
 from paramsync.graphs.surgery.variables import for_saver, saved, sizes
 
 Named = tuple[int, tf.Tensor]
-"""The number of a source, and a tensor of it."""
+"""The position of a source, and one of its tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """Several graphs in one. The names of inputs and outputs are scope/name; `copies` and `savers` go by scope."""
+    """Several graphs in one. Keys of inputs and outputs are scope/name; keys of `copies` and `savers` are scopes."""
 
     graph: tf.Graph
     inputs: Mapping[str, tf.Tensor]
@@ -64,17 +64,17 @@ def connect(
     Args:
         sources: Pairs of a source and its checkpoint, or None. A source is a `.meta` file, a MetaGraphDef, a tf.Graph
             or a Graph.
-        inputs: By the name of an input: the name of an output of an earlier source, a tensor of a live source or of the
-            target graph, or an array. Names may begin with a scope and a slash, to say which source is meant.
+        inputs: Maps the name of an input to what it reads: the name of an output of an earlier source, a tensor of a
+            live source or of the target graph, or an array. A scope and a slash before a name select a source.
         scopes: The scope of each source; by default graph1, graph2 and so on.
         outputs: Names of the outputs; by default all outputs of signatures that no other source reads.
-            Only operations that lead to them are imported. The placeholders among these become inputs.
+            Only operations that the outputs need are imported. The placeholders among them become inputs.
         placeholders: Names of tensors that become inputs too, such as the tensors of an input pipeline.
         graph: The target graph; by default the default graph.
         device: Where everything runs, "" for anywhere; by default the devices of the sources.
 
     Raises GraphError for an unknown or ambiguous name, and ParameterError for a checkpoint that lacks a variable, or
-    has it with another shape or dtype. Nothing is added to a graph then.
+    has it with another shape or dtype. An error leaves the target graph unchanged.
     """
     if not sources:
         raise GraphError("sources: expected a list of pairs of a graph and its checkpoint, found none")
@@ -115,7 +115,7 @@ def connect(
             )
         return _put_together(graph, names, copies, checkpoints, ends, [fed for _, fed in cuts])
 
-    with tf.Graph().as_default() as aside:  # a failure there adds nothing to the target
+    with tf.Graph().as_default() as aside:  # a rehearsal: a failure adds nothing to the target
         stand_ins = [
             (taker, stand_in(value, "given") if getattr(value, "graph", None) is target else value)
             for taker, value in fixed
@@ -173,12 +173,12 @@ class _Names:
         return tensors[0]
 
     def is_giver(self, value: Any) -> bool:
-        """True for a tensor of a source, or a name."""
+        """True if an input can read this value from a source: a tensor of a source, or a name."""
         graph = getattr(value, "graph", None) if isinstance(value, tf.Tensor) else None
         return isinstance(value, str) or any(source.graph is graph for source in self.sources)
 
     def joint(self, taker: str, giver: str | tf.Tensor) -> tuple[Named, Named]:
-        """An input, and the output of an earlier source that it reads."""
+        """Find an input, and the output of an earlier source that it is to read."""
         if isinstance(giver, str):
             givers = self._all(giver, "inputs")
         else:

@@ -1,8 +1,8 @@
 """Copies the contexts of control flow v1: without its context, a loop or branch has no gradients.
 
-A graph keeps contexts in two collections. A serialised context names its nodes. Renaming the nodes makes it the
-context of the copy, which names copied nodes only: unused loop variables are left out. A loop variable that the loop
-itself needs keeps its exit, since TensorFlow's gradient enters a loop through all exits.
+A graph keeps contexts in two collections. A serialised context lists the names of its nodes. The context of the copy
+is made by renaming these nodes. It lists only copied nodes, so that unused loop variables are left out. A loop variable
+that the loop itself needs keeps its exit, because TensorFlow's gradient enters a loop through all exits.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import tensorflow as tf
 from paramsync.graphdef.reading import node_of
 
 _KEYS = (tf.compat.v1.GraphKeys.WHILE_CONTEXT, tf.compat.v1.GraphKeys.COND_CONTEXT)
-# The fields with the tensors that a context requires
+# The fields that name tensors which a context needs.
 _NEEDED = ("pred_name", "pivot_name", "pivot_for_pred_name", "pivot_for_body_name", "maximum_iterations_name")
 _SWITCHES, _EXITS = frozenset({"Switch", "RefSwitch"}), frozenset({"Exit", "RefExit"})
 
 Rename = Callable[[str], str | None]
-"""Gives a tensor's name in the copy; None if it was not copied."""
+"""Returns a tensor's name in the copy, or None if the tensor was not copied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Context:
     def copy_to(self, graph: tf.Graph, read: Rename, own: Rename, scope: str) -> None:
         """Add the context to `graph`, if any of its nodes were copied.
 
-        `own` gives the names of copied tensors, `read` also those of replacements.
+        `own` translates the names of copied tensors, `read` also those of replaced tensors.
         """
         if not _is_copied(self.proto, own):
             return
@@ -51,7 +51,7 @@ def contexts_of(graph: tf.Graph) -> list[Context]:
 
 
 def inside(contexts: Iterable[Context]) -> frozenset[str]:
-    """All nodes in a loop or branch, without the exits of outermost loops."""
+    """Return all nodes in a loop or branch, except the exits of outermost loops."""
     return frozenset(
         node
         for context in contexts
@@ -61,7 +61,7 @@ def inside(contexts: Iterable[Context]) -> frozenset[str]:
 
 
 def needed(contexts: Iterable[Context], taken: Collection[str]) -> list[str]:
-    """The tensors that the contexts of these nodes need."""
+    """Return the tensors that the contexts of these nodes need."""
     return [
         tensor
         for context in contexts
@@ -73,7 +73,7 @@ def needed(contexts: Iterable[Context], taken: Collection[str]) -> list[str]:
 
 
 def exits(operation: tf.Operation) -> list[tf.Operation]:
-    """The exits of the loop variable whose switch this operation is; none for another operation."""
+    """If this operation is the Switch of a loop variable, return the variable's Exits; otherwise nothing."""
     if operation.type not in _SWITCHES:
         return []
     return [reader for reader in operation.outputs[0].consumers() if reader.type in _EXITS]

@@ -1,7 +1,7 @@
-"""Adds a copy to its target, and copies user-written gradients (tf.custom_gradient) when it is differentiated.
+"""Adds a copy to its target. Copies user-written gradients (tf.custom_gradient) when the copy is differentiated.
 
-The gradient of the original is made in the source, from placeholders, and copied to the target. In the target the
-copied gradient reads the copy's tensors in place of the original's.
+The gradient of the original is first built in the source, with placeholders for the incoming gradients. Then it is
+copied to the target, where it reads the copy's tensors in place of the original's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class _Brought:
         return frozenset(tensors | self.names.replaced.keys()) - valued
 
     def counterpart(self, name: str) -> Any:
-        """The copy's tensor for a tensor of the source; for a variable's handle or reference, the variable."""
+        """Return the copy's tensor for a tensor of the source, or the copy's variable for a handle or reference."""
         operation = node_of(name)
         if operation in self.variables:
             return self.variables[operation]
@@ -50,7 +50,7 @@ class _Brought:
         return known(self.target)[tensor.op.name] if is_variable(tensor.op) else tensor
 
     def more(self, ends: list[tf.Tensor], given: Mapping[str, tf.Tensor], scope: str) -> list[tf.Tensor]:
-        """Copy more tensors of the source. Their copies read the first copy, and the tensors `given` by name."""
+        """Copy more tensors of the source. Their copies read the first copy, and the tensors in `given`, by name."""
         source = self.names.source
         valued = self.aside.replacements.valued
         available = self.read | given.keys()
@@ -89,7 +89,7 @@ class _Brought:
 
 
 def bring(aside: Aside, target: tf.Graph) -> tuple[Names, dict[str, tf.Variable]]:
-    """Add a copy to its target, and register the written gradients of its nodes.
+    """Add a copy to its target, and register the user-written gradients of its nodes.
 
     Returns the names of the copied nodes, and the copy's variables by the names of the originals.
     """
@@ -113,7 +113,7 @@ def _register(name: str, original: tf.Operation, brought: _Brought) -> None:
             return refuse_gradient(operation)  # the copy was imported elsewhere
         try:
             return _of_original(original, incoming, brought)
-        except (GraphError, LookupError) as error:  # LookupError: the source was imported too
+        except (GraphError, LookupError) as error:  # LookupError: a source that was itself imported has no gradient
             raise GraphError(
                 f"the gradient of {copy!r}, which somebody wrote (tf.custom_gradient), cannot be copied: {error}"
             ) from error

@@ -1,4 +1,4 @@
-"""duplicate() copies part of a live graph into its own scope; synchronise() copies variables' values to others."""
+"""duplicate() copies part of a live graph into a scope; synchronise() gives variables the values of others."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ from paramsync.host.files import shown
 class Copy:
     """A copy in a live graph. `copy[x]` is the counterpart of a tensor, operation or variable of the source.
 
-    `inputs` and `outputs` have the structure of the arguments; a single tensor becomes a tuple of one. `variables` maps
-    the name of each original to the copy's own variable, `originals` maps the name to the original.
+    `inputs` and `outputs` have the structure of duplicate()'s arguments; a single tensor becomes a tuple of one.
+    `variables` maps the name of each original to the copy's own variable, `originals` maps it to the original.
     """
 
     scope: str
@@ -58,10 +58,10 @@ class Copy:
         return self.graph.as_graph_element(name)
 
     def saver(self, **arguments: Any) -> tf.compat.v1.train.Saver:
-        """A Saver of the copy's variables under the names of the originals: it restores checkpoints of the source.
+        """Return a Saver that restores checkpoints of the source into the copy: its keys are the originals' names.
 
-        Like tf.train.Saver() it leaves local variables out; it takes the same `arguments`, without `var_list`. Raises
-        GraphError for a copy with no variables to save.
+        Like tf.train.Saver() it leaves local variables out. `arguments` are those of tf.train.Saver, without
+        `var_list`. Raises GraphError for a copy with no variables to save.
         """
         variables = saved(self.graph, self.variables)
         if not variables:
@@ -85,18 +85,19 @@ def duplicate(
     """Copy the operations between `inputs` and `outputs`, tensors or their names, into `scope`.
 
     Args:
-        outputs: One tensor, or several in any structure of lists, tuples and dicts, which the copy's outputs have too.
-        inputs: Tensors in such a structure. Each becomes a placeholder.
+        outputs: One tensor, or several in any structure of lists, tuples and dicts. The copy's outputs have the same
+            structure.
+        inputs: One tensor or a structure of tensors. Each becomes a placeholder.
         scope: The name scope of the copy; a number is added if it is taken.
         variables: "own" for independent variables, in the collections of their originals and to be initialised;
             "shared" for the originals.
-        replace: Tensors, arrays or variables by the tensor or variable of the source whose place they take.
+        replace: Maps a tensor or variable of the source to the tensor, array or variable that takes its place.
         keep_seeds: Keep the seeds of random ops and initial values. By default each gets a fresh one.
         graph: The graph that the copy is added to; by default the source's graph.
         device: The device of all copied operations, "" for any; by default each has the device of its original.
 
     Raises GraphError if a name is unknown, no output depends on an input, a placeholder would be left unfed, or a
-    replacement does not fit. Nothing is added to a graph then.
+    replacement does not fit. An error leaves all graphs unchanged.
     """
     wanted, fed, replaced = flatten(outputs), flatten(inputs), replace or {}
     if not wanted:
@@ -144,7 +145,7 @@ def _select(source: tf.Graph, target: tf.Graph, replacements: Replacements, ends
 
 
 _KEYS = tf.compat.v1.GraphKeys
-# Collections whose first member alone TensorFlow reads: a second member would be ignored, or hide the first.
+# TensorFlow reads only the first member of these collections, so a copy's member is added only to an empty collection.
 _SINGLE = frozenset(
     {
         _KEYS.GLOBAL_STEP,
@@ -178,14 +179,14 @@ def _collect(
 
 @dataclass(frozen=True, slots=True)
 class Synchronisation:
-    """Running `op` gives the target the source's values. Between two graphs, feed `feeds` the values of `reads`."""
+    """Running `op` assigns the source's values to the target. Between graphs, feed the values of `reads` to `feeds`."""
 
     op: tf.Operation
     reads: tuple[tf.Tensor, ...]
     feeds: tuple[tf.Tensor, ...]
 
     def run(self, session: tf.compat.v1.Session, target_session: tf.compat.v1.Session | None = None) -> None:
-        """Synchronise once. A single run of `session`, the source's session, reads all values."""
+        """Synchronise once. `session` is the source's session; one run of it reads all values."""
         check_session(session, self.reads[0].graph, "session")
         if not self.feeds:
             if target_session is not None and target_session is not session:
@@ -207,9 +208,9 @@ def synchronise(
 ) -> Synchronisation:
     """Build the assignments that give the target's variables the values of the source's.
 
-    Source and target are each a Copy, variables by name, or variables in a sequence, paired by position. A tf.Graph as
-    source stands for those of its variables that the target has a name for: the originals of a Copy. Raises
-    ParameterError if a variable lacks a counterpart of the same dtype and shape, GraphError for no variables.
+    Source and target are each a Copy, variables by name, or a sequence of variables, which are paired by position. If
+    the source is a tf.Graph, those of its variables are read that have a name of the target's: the originals of a Copy.
+    Raises ParameterError if a variable lacks a counterpart of the same dtype and shape, GraphError for no variables.
     """
     takers, givers = _by_name(target), _by_name(source)
     if not takers:

@@ -1,17 +1,17 @@
-"""Makes the functions, seeds and written gradients of a copy its own.
+"""Gives a copy its own functions, seeds and user-written gradients.
 
 - TensorFlow keeps the functions of all graphs of a process by name, and changes functions that it differentiates. So
   the functions of a copy get names that no other graph uses.
 - TensorFlow finds the gradient of a plain call through the Python object that made the call. For an imported call it
   uses gradients of whole functions, which lack many ops and are silently zero for a loop. So plain calls are replaced
-  by the nodes of their functions, and an IdentityN of the call's name gives the results.
+  by the nodes of their functions, and by an IdentityN with the call's name for the results.
 - The dtype and shape behind a variable's handle are kept on the Python object that passed the handle to a loop or
   branch. Without them, a copied loop with a branch inside has no gradients. So the arguments of copied functions carry
   dtype and shape themselves.
-- A random op gets a fresh seed, made of the old one and the names of the scope and the node: the same program makes the
-  same copy, and no two copies share a seed. A seed of 0 stays: TensorFlow draws a fresh one for each session.
+- A random op gets a fresh seed, made of the old seed and the names of the scope and the node. So the same program makes
+  the same copy, and no two copies share a seed. A seed of 0 stays, because TensorFlow draws a seed for each session.
 - tf.custom_gradient puts the name of a gradient function on its node, and that function reads the original's tensors.
-  So a copied node gets the name of a new gradient function, or of the function that refuses.
+  So a copied node gets the name of a new gradient function, or of a function that raises GraphError.
 """
 
 from __future__ import annotations
@@ -42,15 +42,18 @@ _Held = resource_handle_pb2.ResourceHandleProto.DtypeAndShape
 _numbers = count()
 
 _Spelling = Callable[[Any, str, str], str]
-"""Spells a tensor where a function's nodes go, from its node, the node's name there, and `result:position`."""
+"""Returns a tensor's name in the place to which a function's nodes are copied.
+
+The arguments are the node, the node's name in that place, and `result:position`.
+"""
 
 
 def library_of(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[Any]:
-    """The functions that these operations call, directly or not."""
+    """Return the functions that these operations call, directly or indirectly."""
     nodes = [operation.node_def for operation in operations]
     if not any(any(functions_of(node.attr)) or definition(node.op) is None for node in nodes):
-        return []  # without reading the functions, which takes as long as the whole graph
-    library = graph.as_graph_def(from_version=graph.version).library  # the functions alone: no node is newer
+        return []  # skips reading the functions, which takes as long as reading the whole graph
+    library = graph.as_graph_def(from_version=graph.version).library  # reads only functions: no node is newer
     return functions_called(library.function, nodes)
 
 
@@ -65,8 +68,8 @@ def make_own(
 ) -> None:
     """Inline the plain calls in `graph_def`, except the nodes named in `whole`, and copy the functions still called.
 
-    `handles` maps names to nodes of variables outside `graph_def` that the copy reads. Random ops get fresh seeds,
-    unless `keep_seeds`. A `device` replaces the devices of all nodes.
+    `handles` are the nodes of variables that the copy reads and that are not in `graph_def`, by name. Random ops get
+    fresh seeds, unless `keep_seeds`. A `device` replaces the devices of all nodes.
     """
     library = _Library(graph_def.library.function, scope, device=device, keep_seeds=keep_seeds)
     nodes = library.inline(graph_def.node, library.spell_in_graph, whole)
@@ -89,7 +92,7 @@ class _Library:
         self._functions = {function.signature.name: function for function in library}
         self._scope, self._device, self._keep_seeds = scope, device, keep_seeds
         self._number = next(_numbers)
-        self._own: dict[tuple[Any, ...], str] = {}  # by name, and contents of the passed handles
+        self._own: dict[tuple[Any, ...], str] = {}  # by the name of a function, and what the passed handles refer to
         self.made: list[Any] = []
 
     def inline(self, nodes: Iterable[Any], spelling: _Spelling, whole: Collection[str] = ()) -> list[Any]:
@@ -109,14 +112,14 @@ class _Library:
         return flat
 
     def spell_in_graph(self, node: Any, name: str, result: str) -> str:
-        """The name of a tensor by its position among all results of the node."""
+        """Name a tensor by its position among all results of the node."""
         port = port_of(node, result, self._functions)
         return f"{name}:{port}" if port else name
 
     def adapt(self, nodes: Sequence[Any], place: str, held: Mapping[str, Any], *, in_function: bool) -> list[Any]:
-        """Change the nodes of the source to nodes of the copy. Returns nodes to add.
+        """Change nodes of the source into nodes of the copy. Returns nodes to add.
 
-        `held` says, for each handle that they read, what its variable holds.
+        `held` maps each handle that the nodes read to the dtype and shape of its variable.
         """
         added = [] if self._keep_seeds else _refresh_seeds(nodes, place, in_function=in_function)
         for node in nodes:
@@ -133,14 +136,14 @@ class _Library:
         return added
 
     def _draws(self, node: Any) -> bool:
-        """True if a function that the node calls, directly or not, draws numbers that follow from a seed."""
+        """True if a function that the node calls, directly or indirectly, draws numbers that depend on a seed."""
         if self._functions.keys().isdisjoint(called(node)):
             return False
         bodies = functions_called(self._functions.values(), [node])
         return any(has_seed(inner) for function in bodies for inner in function.node_def)
 
     def _make_own(self, name: str, passed: Sequence[Any] = ()) -> str:
-        """Copy a function, and return the copy's name. Its arguments say what the `passed` handles hold."""
+        """Copy a function, and return its new name. Its arguments get the dtypes and shapes in `passed`."""
         key = (name, *(held.SerializeToString() if held else b"" for held in passed))
         if key not in self._own:
             self._own[key] = f"{name}__{self._number}_{len(self._own)}"
@@ -171,7 +174,7 @@ def _is_whole(node: Any, function: Any) -> bool:
 
 
 def _body(call: Any, function: Any, spelling: _Spelling) -> list[Any]:
-    """The nodes of a function for one call of it; the last node takes the name of the call."""
+    """Return the nodes of a function that replace one call. The last node has the name of the call."""
     before = control_inputs(call)
     arguments = (argument.name for argument in function.signature.input_arg)
     arguments_read = dict(zip(arguments, data_inputs(call), strict=True))
@@ -208,19 +211,19 @@ def _body(call: Any, function: Any, spelling: _Spelling) -> list[Any]:
 
 
 def has_seed(node: Any) -> bool:
-    """True if the node draws numbers that follow from a seed."""
+    """True if the node draws numbers that depend on a seed."""
     return _seed_input(node) is not None or bool(_seed(node, "seed") or _seed(node, "seed2"))
 
 
 def _seed_input(node: Any) -> int | None:
-    """The position of the seed among the inputs of a stateless random op; None for other ops."""
+    """Return the position of the seed among the inputs of a stateless random op; None for other ops."""
     op = definition(node.op) if node.op.startswith("Stateless") else None
     names = [] if op is None else [argument.name for argument in op.input_arg]
     return names.index("seed") if "seed" in names else None
 
 
 def _refresh_seeds(nodes: Iterable[Any], place: str, *, in_function: bool) -> list[Any]:
-    """Give the nodes of a graph or a function fresh seeds, made with the name `place`. Returns constants to add."""
+    """Give the nodes of a graph or a function fresh seeds, which depend on `place`. Returns constants to add."""
     output = ":output:0" if in_function else ""
     constants = {node.name + output: node for node in nodes if node.op == "Const"}
     added = []
@@ -228,7 +231,7 @@ def _refresh_seeds(nodes: Iterable[Any], place: str, *, in_function: bool) -> li
         at = _seed_input(node)
         if at is not None:
             constant = constants.get(node.input[at] if in_function else node.input[at].removesuffix(":0"))
-            if constant is not None:  # the caller decides about a seed that is computed or an input
+            if constant is not None:  # a seed that is computed, or an input, stays
                 seed = type(node)()
                 seed.CopyFrom(constant)
                 seed.name = f"{node.name}/fresh_seed"
@@ -251,7 +254,7 @@ def _fresh(seed: int, other: int, place: str) -> int:
     return int.from_bytes(drawn[:4], "little") & 0x7FFFFFFF or 1  # 0 would mean no seed
 
 
-# Written gradients ----------------------------------------------------------------------------------------------------
+# User-written gradients -----------------------------------------------------------------------------------------------
 
 _ATTRIBUTE = "_gradient_op_type"  # of an IdentityN, where tf.custom_gradient puts the name
 _REFUSED = "ParamsyncRefused"
@@ -259,7 +262,7 @@ _REFUSED = "ParamsyncRefused"
 
 @tf.RegisterGradient(_REFUSED)
 def refuse_gradient(operation: tf.Operation, *_: Any) -> Any:
-    """The gradient of a node whose written gradient is not known. Raises GraphError."""
+    """Raise GraphError. This is the gradient of a node whose user-written gradient is not known."""
     raise GraphError(
         f"{operation.name!r} has a gradient that somebody wrote (tf.custom_gradient, as swish and recompute_grad have),"
         " which only its original knows, and which is copied only outside of loops, branches and functions: train the"
@@ -269,14 +272,14 @@ def refuse_gradient(operation: tf.Operation, *_: Any) -> Any:
 
 
 def refuse_gradients(nodes: Iterable[Any]) -> None:
-    """Make nodes with a written gradient refuse to be differentiated."""
+    """Make nodes with a user-written gradient raise GraphError when they are differentiated."""
     for node in nodes:
         if _is_custom(node):
             node.attr[_ATTRIBUTE].s = _REFUSED.encode()
 
 
 def rename_gradients(nodes: Iterable[Any], operations: Collection[str]) -> dict[str, str]:
-    """Give the written gradients of these operations their own names, by operation; other nodes refuse."""
+    """Give the user-written gradients of these operations new names, and return them. Other nodes refuse gradients."""
     names = {}
     for node in filter(_is_custom, nodes):
         node.attr[_ATTRIBUTE].s = _REFUSED.encode()

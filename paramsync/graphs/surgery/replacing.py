@@ -1,4 +1,4 @@
-"""Replacements in a copy: placeholders for its inputs, the caller's tensors, arrays and variables."""
+"""Replacements in a copy: placeholders for its inputs, and the caller's tensors, arrays and variables."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _INPUT = object()
 
 
 class Replacements:
-    """Replacements by the name of a tensor of the source.
+    """The replacements of one copy, by the name of a tensor of the source.
 
     A variable can be replaced by a variable of the same kind and shape. Any other replacement of a variable is a
-    *value*: every use of the variable is then computed from the value.
+    *value*: every use of the variable becomes a use of the value.
     """
 
     def __init__(self, source: tf.Graph, target: tf.Graph, inputs: Iterable[Any], replace: Mapping[Any, Any]) -> None:
-        """Raises GraphError for an unknown tensor, or a replacement that does not fit. Adds nothing to a graph."""
+        """Raises GraphError for an unknown tensor, or a replacement that does not fit. Does not change a graph."""
         self.inputs = [_meant(source, tensor, "inputs") for tensor in inputs]
         self._replaced: dict[str, tuple[tf.Tensor, Any]] = {tensor.name: (tensor, _INPUT) for tensor in self.inputs}
         for key, value in replace.items():
@@ -39,7 +39,7 @@ class Replacements:
 
     @property
     def given(self) -> set[str]:
-        """The tensors at which the copy begins."""
+        """The replaced tensors, at which the copy begins, without variables that a value replaces."""
         return {name for name, replaced in self._replaced.items() if not _needs_value(*replaced)}
 
     @property
@@ -50,8 +50,8 @@ class Replacements:
     def make(self, scope: str, taken: Iterable[str], *, stand_ins: bool = False) -> dict[str, tf.Tensor]:
         """Make placeholders and constants under `scope` in the default graph, with names that are not `taken` there.
 
-        Returns the replacement of each tensor by the tensor's name. With `stand_ins`, the default graph is a
-        rehearsal's, and tensors of the target are represented there by stand-ins.
+        Returns all replacements by the names of the replaced tensors. With `stand_ins`, the default graph is that of a
+        rehearsal, and stand-ins represent tensors of the target.
         """
         taken = {name.lower() for name in taken}
         made: dict[str, tf.Tensor] = {}
@@ -71,7 +71,7 @@ class Replacements:
         return made
 
     def misfits(self, made: Mapping[str, tf.Tensor]) -> str:
-        """A message about the replacements whose shapes differ from the replaced tensors'; "" without any."""
+        """Describe the replacements whose shapes do not fit the replaced tensors'; "" if all fit."""
         return "; ".join(
             _misfit(replaced, tensor)
             for replaced, tensor in self._pairs(made)
@@ -79,11 +79,11 @@ class Replacements:
         )
 
     def refine(self, made: Mapping[str, tf.Tensor]) -> bool:
-        """True if the shape of each replacement has every size that the replaced tensor's shape has."""
+        """True if the shape of each replacement is as specific as the replaced tensor's, or more."""
         return all(tensor.shape.is_subtype_of(_value_of(replaced)[1]) for replaced, tensor in self._pairs(made))
 
     def _pairs(self, made: Mapping[str, tf.Tensor]) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """The replaced tensors, each with its replacement, leaving out handles."""
+        """Return each replaced tensor with its replacement, except handles."""
         return [(self._replaced[name][0], tensor) for name, tensor in made.items() if tensor.dtype != tf.resource]
 
 
@@ -92,17 +92,17 @@ def _needs_value(tensor: tf.Tensor, value: Any) -> bool:
 
 
 def stand_in(value: tf.Tensor | tf.Variable, name: str) -> tf.Tensor:
-    """Make a tensor in the default graph with the dtype, shape and known value of a tensor of another graph."""
+    """Make a tensor in the default graph that has the dtype, shape and known value of a tensor of another graph."""
     if isinstance(value, tf.Tensor) and is_variable(value.op):
         free = tf.compat.v1.get_default_graph().unique_name(name)
         return as_kept({free: value.op.node_def})[free].outputs[0]
-    if isinstance(value, tf.Tensor) and value.dtype.is_integer:  # perhaps a shape that other shapes depend on
+    if isinstance(value, tf.Tensor) and value.dtype.is_integer:  # may be a shape on which other shapes depend
         return _with_ancestors(value, name)
     return tf.compat.v1.placeholder(value.dtype.base_dtype, value.shape, name=name)
 
 
 def _with_ancestors(tensor: tf.Tensor, name: str) -> tf.Tensor:
-    """Copy a tensor and the operations that lead to it to the default graph."""
+    """Copy a tensor, and the operations that it needs, to the default graph."""
 
     def before(operation: tf.Operation) -> list[tf.Operation]:
         return [*(read.op for read in operation.inputs), *operation.control_inputs]
@@ -137,7 +137,7 @@ def as_kept(nodes: Mapping[str, Any]) -> dict[str, tf.Operation]:
 def _free(label: str, taken: set[str]) -> str:
     """Take this label, or a similar label that is free.
 
-    A slash is replaced if the label is below the name of a node: an import would rename that node.
+    If the label begins with the name of a node and a slash, slashes are replaced: an import would rename the node.
     """
     if any(parent.as_posix().lower() in taken for parent in PurePosixPath(label).parents):
         label = label.replace("/", "_")
@@ -155,14 +155,14 @@ def _meant(source: tf.Graph, wanted: Any, what: str) -> tf.Tensor:
 
 
 def _value_of(tensor: tf.Tensor) -> tuple[tf.DType, tf.TensorShape]:
-    """The dtype and shape of a tensor; for a variable's handle, of the value."""
+    """Return the dtype and shape of a tensor, or of the value behind a variable's handle."""
     if is_handle(tensor.op):
         return tf.as_dtype(tensor.op.get_attr("dtype")), tf.TensorShape(tensor.op.get_attr("shape"))
     return tensor.dtype.base_dtype, tensor.shape
 
 
 def _variable_for(tensor: tf.Tensor, value: Any) -> tf.Tensor | None:
-    """The handle or reference of the variable `value`, if it can replace a variable's; else None."""
+    """Return the handle or reference of `value`, if it is a variable that can replace that of `tensor`; else None."""
     if not isinstance(value, tf.Variable) or not is_variable(tensor.op) or not is_variable(value.op):
         return None
     same = is_handle(tensor.op) == is_handle(value.op) and _value_of(tensor)[1].is_compatible_with(value.shape)
@@ -170,7 +170,7 @@ def _variable_for(tensor: tf.Tensor, value: Any) -> tf.Tensor | None:
 
 
 def _normalise(tensor: tf.Tensor, value: Any, target: tf.Graph) -> Any:
-    """The replacement of a tensor: a tensor or variable of the target, or an array. Raises GraphError."""
+    """Turn a replacement into a tensor or variable of the target, or an array. Raises GraphError if it does not fit."""
     value = plain(value)
     if not isinstance(value, (tf.Tensor, tf.Variable)) or (isinstance(value, tf.Tensor) and hasattr(value, "numpy")):
         return _array(tensor, value)
@@ -183,7 +183,7 @@ def _normalise(tensor: tf.Tensor, value: Any, target: tf.Graph) -> Any:
 
 
 def _array(tensor: tf.Tensor, value: Any) -> Any:
-    """The value as an array of the tensor's dtype, made without a node. Raises GraphError."""
+    """Convert a value to an array of the tensor's dtype, without adding a node to a graph. Raises GraphError."""
     dtype, _ = _value_of(tensor)
     try:
         own = np.asarray(value).dtype

@@ -1,4 +1,4 @@
-"""Selects the operations to copy: walks back from the outputs to the inputs, then adds initialisers of variables."""
+"""Selects the operations to copy: walks from the outputs back to the inputs, then adds initialisers of variables."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Selection:
         own_variables: bool = True,
         same_graph: bool = True,
     ) -> None:
-        """`given` are tensors by name; `values` are variables, by operation, that a value replaces.
+        """`given` are names of tensors; `values` are the operations of variables that a value replaces.
 
-        Without `own_variables`, variables are *kept*: the copy reads the originals. In one graph it also keeps lookup
-        tables.
+        Without `own_variables`, variables are *kept*: the copy reads the originals. With `same_graph`, which says that
+        the copy goes into the source's graph, lookup tables are kept too.
         """
         self.graph = graph
         self.contexts = contexts_of(graph)
@@ -71,7 +71,7 @@ class Selection:
             raise GraphError(f"no output depends on {', '.join(map(repr, unread))}; the outputs: {ends}")
 
     def add_initialisers(self) -> None:
-        """Select the initialisers of own variables and tables, which may need more variables."""
+        """Select the initialisers of own variables and tables, and of variables that these initialisers need."""
         done: set[str] = set(self._values)
         while left := [name for name in self.operations if name not in done]:
             done.update(left)
@@ -99,7 +99,7 @@ class Selection:
                     self._walk([operation], _refuse)
 
     def dependent(self) -> set[str]:
-        """The selected operations whose results depend on a given tensor."""
+        """Return the selected operations whose results depend on a given tensor or a replaced variable."""
         readers: dict[str, list[str]] = {}
         waiting = []
         for name, operation in self.operations.items():
@@ -141,11 +141,14 @@ class Selection:
         return self._same and _is_resource(operation)
 
     def _keep(self, operation: tf.Operation) -> None:
-        """Select the placeholder of an initial value. Within one graph, original and copy share the placeholder."""
+        """Select a placeholder that an initialiser needs. Within one graph, original and copy share the placeholder."""
         (self.kept if self._same else self.operations)[operation.name] = operation
 
     def _fits(self, operation: tf.Operation, *, fresh: bool) -> bool:
-        """True if the operation needs a selected operation, no placeholder and, unless `fresh`, no other variable."""
+        """True if the operation needs a selected operation, and no placeholder or input pipeline.
+
+        With `fresh`, it may also need variables that are not selected.
+        """
         touches = False
         seen: set[str] = set()
         waiting = [operation]
@@ -165,9 +168,9 @@ class Selection:
 
 
 def required(graph: tf.Graph, outputs: Collection[Any], given: Collection[str]) -> tuple[list[Any], dict[str, Any]]:
-    """The placeholders and, by name, the variables that the outputs need, up to the tensors `given` by name.
+    """Return the placeholders that the outputs need, and the variables, by name.
 
-    Raises GraphError as `walk` and `check_read` do.
+    Leaves out what only the tensors in `given`, by name, need. Raises GraphError as `walk` and `check_read` do.
     """
     selection = Selection(graph, given)
     placeholders: dict[str, tf.Operation] = {}

@@ -37,12 +37,12 @@ class ImportedGraph:
     outputs: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
-    """Nodes that could not be imported, each with the unknown op that it needs."""
+    """Maps each node that could not be imported to the unknown op that it needs."""
 
     def tensor(self, name: str) -> tf.Tensor | None:
         """Look up a tensor by its name in a signature or the graph; None for an unknown name.
 
-        Raises GraphError if its node was left out of the import.
+        Raises GraphError if the tensor's node was left out of the import.
         """
         name = self.inputs.get(name, self.outputs.get(name, name))
         if op := self.left_out.get(node_of(name)):
@@ -65,7 +65,7 @@ class ImportedGraph:
         return self.keys.get(name, key), shape
 
     def ends(self) -> list[tf.Tensor]:
-        """The outputs of its signatures."""
+        """Return the outputs of the source's signatures."""
         return [tensor for name in self.outputs if (tensor := self.tensor(name)) is not None]
 
 
@@ -144,18 +144,18 @@ def _leave_out_unknown_ops(meta: Any) -> dict[str, str]:
         elif key in _PROTOS:
             items = [item for item in collection.bytes_list.value if not _names(_PROTOS[key], item) & left_out.keys()]
             collection.bytes_list.value[:] = items
-        elif collection.HasField("bytes_list"):  # other types, such as training queues: they may name removed nodes
+        elif collection.HasField("bytes_list"):  # members of other types, such as queues, may name removed nodes
             del meta.collection_def[key]
     return left_out
 
 
 def _names(kind: Any, item: bytes) -> set[str]:
-    """The nodes that a variable or a context names, including those that nested contexts name."""
+    """Return the names of nodes in a VariableDef or a context, including its nested contexts."""
     return set(map(node_of, re.findall(r'"([^"]*)"', str(kind.FromString(item)))))
 
 
 def _of_graph(graph: Graph) -> ImportedGraph:
-    """A Graph with variables for its parameters, so that it can be trained."""
+    """Build a Graph with variables for its parameters, so that it can be trained."""
     message = graph.message()
     made = tf.Graph()
     keys = {}

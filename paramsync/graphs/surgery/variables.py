@@ -1,4 +1,4 @@
-"""Variables of a live graph: finds the objects and initialisers behind nodes, and copies them."""
+"""Variables of a live graph: finds the objects and initialisers of variable nodes, and copies them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _READS = frozenset({"Identity", "ReadVariableOp"})
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A variable of the source, and the VariableDef by which its graph describes it."""
+    """A variable of the source, and its VariableDef."""
 
     variable: tf.Variable
     proto: Any
@@ -32,7 +32,7 @@ class Found:
         return [graph.get_operation_by_name(node_of(name)) for name in names if name]
 
     def copy_to(self, graph: tf.Graph, rename: Callable[[str], str | None], scope: str) -> tf.Variable:
-        """Make a variable of nodes that were copied to `graph`. It is in no collection yet."""
+        """Make a variable of nodes that were copied to `graph`. The variable is not in a collection yet."""
         proto = variable_pb2.VariableDef()
         proto.CopyFrom(self.proto)
         proto.variable_name = f"{scope}/{proto.variable_name}"
@@ -61,21 +61,21 @@ def sizes(shape: tf.TensorShape) -> Shape:
 
 
 def value_of(value: Any) -> Any:
-    """For a variable, the existing tensor in its graph that reads it; any other value unchanged."""
+    """Return the existing tensor that reads a variable; any other value unchanged."""
     if not isinstance(value, tf.Variable):
         return value
-    with value.graph.as_default():  # outside of its graph a variable makes no proto
+    with value.graph.as_default():  # only within its graph can a variable be described as a proto
         return value.graph.get_tensor_by_name(value.to_proto().snapshot_name)
 
 
 def known(graph: tf.Graph) -> dict[str, tf.Variable]:
-    """The variables in the graph's collections, by operation."""
+    """Return the variables in the graph's collections, by operation."""
     items = (item for key in graph.get_all_collection_keys() for item in graph.get_collection(key))
     return {item.op.name: item for item in items if isinstance(item, tf.Variable) and is_variable(item.op)}
 
 
 def find(variables: Mapping[str, tf.Variable], operation: tf.Operation) -> Found:
-    """The variable of this node of the default graph. Raises GraphError for a variable that nothing initialises."""
+    """Find the variable of a node of the default graph. Raises GraphError if nothing initialises and reads it."""
     if operation.name in variables:
         variable = variables[operation.name]
         return Found(variable, variable.to_proto())
@@ -108,20 +108,20 @@ def _kind(*, resource: bool) -> Any:
 
 
 def saved_as(name: str, variable: tf.Variable) -> tuple[str, tf.TensorShape]:
-    """A variable's key and shape in a checkpoint. A part has the key and shape of the whole variable."""
+    """Return a variable's key and shape in a checkpoint: for a part of a variable, those of the whole variable."""
     whole = variable._get_save_slice_info()
     return (name, variable.shape) if whole is None else (whole.full_name, tf.TensorShape(whole.full_shape))
 
 
 def saved(graph: tf.Graph, variables: Mapping[str, tf.Variable]) -> dict[str, tf.Variable]:
-    """The variables that tf.train.Saver() writes: global variables, and variables in no collection."""
+    """Leave out variables that tf.train.Saver() does not save: those in collections other than the global variables."""
     global_names = {variable.op.name for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
     local_names = known(graph).keys() - global_names
     return {name: variable for name, variable in variables.items() if variable.op.name not in local_names}
 
 
 def for_saver(variables: Mapping[str, tf.Variable], keys: Mapping[str, str]) -> dict[str, Any]:
-    """The variables as a Saver takes them: under the `keys` of their names, the parts of one whole in a list."""
+    """Return the `var_list` of a Saver: variables by the keys of their names, with the parts of a whole in one list."""
     var_list: dict[str, Any] = {}
     for name, variable in variables.items():
         if variable._get_save_slice_info() is None:
