@@ -1,9 +1,9 @@
 """Keeps an inference copy of a model up to date while the model is being trained.
 
     from paramsync import Publisher, PublishSchedule  # in the program that trains
-    from paramsync import Follower, Replica  # in one that serves by itself
+    from paramsync import Follower, Replica  # in a program of your own that serves
 
-Keras, sessions of TensorFlow 1 and graphs: `paramsync.keras`, `paramsync.session`, `paramsync.graphs`.
+See `paramsync.keras` for Keras, `paramsync.session` for sessions of TensorFlow 1, and `paramsync.graphs` for graphs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Import a name at its first use, with its dependencies, such as TensorFlow."""
+    """Import a name, and what it depends on, such as TensorFlow, when it is first used."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from paramsync.program.packages import with_tensorflow

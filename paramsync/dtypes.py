@@ -1,7 +1,7 @@
 """Translates between TensorFlow's dtype numbers and numpy's dtypes, without importing TensorFlow.
 
-Numbers of less than 8 bits take a byte each, both in checkpoints and in numpy. Quantized numbers are records with one
-field named like the dtype, as in TensorFlow.
+A number of less than 8 bits takes a whole byte, both in checkpoints and in numpy. A quantized number is a record with
+one field that has the name of the dtype, as in TensorFlow.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 Array = np.ndarray[tuple[int, ...], np.dtype[np.generic]]
-"""Values of a tensor, of any shape and dtype; strings are objects."""
+"""The values of a tensor of any shape and dtype. Strings have the dtype object."""
 
 BOOL = 10
 STRING = 7
@@ -66,20 +66,20 @@ _NUMBERS = {dtype: number for number, dtype in _NUMPY.items()}
 
 
 def to_numpy(number: int) -> np.dtype[np.generic] | None:
-    """The numpy dtype of TensorFlow's number, object for strings; None if numpy has no such dtype."""
+    """Return the numpy dtype for TensorFlow's dtype number (object for strings); None if numpy has no such dtype."""
     return _NUMPY.get(number)
 
 
 def named(name: str) -> np.dtype[np.generic] | None:
-    """The numpy dtype of TensorFlow's name; None if numpy has no such dtype."""
+    """Return the numpy dtype for TensorFlow's dtype name; None if numpy has no such dtype."""
     return None if name in _OPAQUE or name not in _NAMES.values() else _numpy(name)
 
 
 def from_numpy(dtype: np.dtype[np.generic]) -> int | None:
-    """TensorFlow's number of a numpy dtype; None if TensorFlow has no such dtype."""
+    """Return TensorFlow's number for a numpy dtype; None if TensorFlow has no such dtype."""
     return STRING if dtype.kind in "OSU" else _NUMBERS.get(dtype)
 
 
 def name(number: int) -> str:
-    """TensorFlow's name of a dtype number."""
+    """Return TensorFlow's name for its dtype number."""
     return _NAMES.get(number, f"dtype {number}")

@@ -1,4 +1,4 @@
-"""All errors, grouped by whose fault they are. Each says what was expected, what was found, and what to do."""
+"""All errors, grouped by whose fault they are. Texts say what was expected, what was found, and what to do."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 class ParamsyncError(Exception):
-    """The base of all errors of this project. Its text is one line for a person."""
+    """The base class of all errors of this project. The text is one line for people."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without calling the constructor: errors are sent between processes."""
+        """Pickle without the constructor's arguments, because processes send errors to each other."""
         return _again, (type(self), self.args, self.__dict__)
 
 
@@ -29,11 +29,11 @@ def _quoted(names: Iterable[str]) -> str:
 
 
 class SettingsError(ParamsyncError):
-    """An argument, setting or address that cannot be used. Programs end with exit code 2."""
+    """An argument, setting or address cannot be used. Programs end with exit code 2."""
 
 
 class RequestError(ParamsyncError):
-    """A request that no version could answer."""
+    """A request that no version can answer."""
 
 
 class UnknownModelError(RequestError):
@@ -45,7 +45,7 @@ class UnknownModelError(RequestError):
 
 class UnknownVersionError(RequestError):
     def __init__(self, where: str, number: int, known: Iterable[int], why: str = "") -> None:
-        """`why` is the reason why a version that exists cannot be used."""
+        """`why` is empty, or says why the version cannot be used although it exists."""
         listed = ", ".join(map(str, sorted(known))) or "none"
         problem = f"cannot be used: {why}" if why else "is not there"
         super().__init__(f"version {number} of {where} {problem}; there are: {listed}")
@@ -58,7 +58,7 @@ class UnknownLabelError(RequestError):
 
 class UnknownSignatureError(RequestError):
     def __init__(self, signature: str, known: Iterable[str], why: str = "") -> None:
-        """`why` is the reason why a signature that exists cannot be served."""
+        """`why` is empty, or says why the signature cannot be served although it exists."""
         problem = f"is not served: {why}" if why else "does not exist"
         super().__init__(f"signature {signature!r} {problem}; there are: {_quoted(known)}")
 
@@ -71,22 +71,22 @@ class TooLargeError(RequestError):
 
 
 class InputError(RequestError):
-    """An input or output filter that does not fit the signature."""
+    """An input, or an output filter, does not fit the signature."""
 
     def __init__(self, what: str, *, expected: object, found: object) -> None:
         super().__init__(f"{what}: expected {expected}, found {found}")
 
 
 class NotAllowedError(RequestError):
-    """A request that callers may not make here. The text names the option that allows it."""
+    """The caller may not make this request. The text names the option that allows it."""
 
 
 class UnauthenticatedError(NotAllowedError):
-    """A call whose credential is missing or not known here."""
+    """The credential of a call is missing or unknown."""
 
 
 class StoppedError(RequestError):
-    """A request to publish that came after training had stopped."""
+    """A request to publish came after training had stopped."""
 
     def __init__(self) -> None:
         super().__init__("training has stopped; nothing more is published")
@@ -96,7 +96,7 @@ class StoppedError(RequestError):
 
 
 class StoreError(ParamsyncError):
-    """A store that cannot be read or written."""
+    """A store cannot be read or written."""
 
     def __init__(self, path: Path, problem: str) -> None:
         super().__init__(f"store {path}: {problem}")
@@ -104,14 +104,14 @@ class StoreError(ParamsyncError):
 
 
 class UnreadableError(StoreError):
-    """A file that cannot be read now, for an outside reason. A later attempt may succeed."""
+    """A file cannot be read now, for a reason outside of the file. A later attempt may succeed."""
 
     def __init__(self, path: Path, why: str) -> None:
         super().__init__(path.parent, f"{path.name} cannot be read: {why}")
 
 
 class StoreLockedError(StoreError):
-    """A second publisher on one store."""
+    """The store already has a publisher."""
 
     def __init__(self, path: Path, owner: str) -> None:
         super().__init__(path, f"already has a publisher ({owner}); a store has one publisher at a time")
@@ -119,7 +119,7 @@ class StoreLockedError(StoreError):
 
 
 class CorruptCheckpointError(ParamsyncError):
-    """Files that are not the checkpoint they claim to be."""
+    """Files are damaged, or not those of the expected checkpoint."""
 
     def __init__(self, path: Path, *, expected: object, found: object) -> None:
         super().__init__(f"{path}: expected {expected}, found {found}")
@@ -127,29 +127,29 @@ class CorruptCheckpointError(ParamsyncError):
 
 
 class UntrustedError(ParamsyncError):
-    """A version that no trusted key signed, if only signed versions are served."""
+    """Only signed versions are served, and no trusted key signed this version."""
 
     def __init__(self, where: str, *, expected: object, found: object) -> None:
         super().__init__(f"{where} is not trusted: expected {expected}, found {found}")
 
 
 class UnfinishedError(ParamsyncError):
-    """Files that are missing or incomplete: their writer may not be done yet."""
+    """Files are missing or incomplete. Their writer may not have finished yet."""
 
 
 class RemoteError(ParamsyncError):
-    """A bucket, or an object in it, that cannot be used."""
+    """A bucket, or an object in it, cannot be used."""
 
 
 class EmptiedError(RemoteError):
-    """A bucket that had a state object and has none any more."""
+    """The state object of a bucket, which was there before, is gone."""
 
     def __init__(self) -> None:
         super().__init__("the state object is gone: somebody emptied the bucket; publish to another address")
 
 
 class FencedError(RemoteError):
-    """A publisher that another publisher of the same bucket has replaced."""
+    """Another publisher of the same bucket has replaced this publisher."""
 
     def __init__(self, mine: int, current: int) -> None:
         super().__init__(f"another publisher has begun, epoch {current} after {mine}: this one stops")
@@ -159,23 +159,23 @@ class FencedError(RemoteError):
 
 
 class GraphError(ParamsyncError):
-    """A graph that cannot be captured, lifted, read or called."""
+    """A graph cannot be captured, lifted (made a pure function), read or called."""
 
 
 class UnfinishedMetaError(UnfinishedError, GraphError):
-    """A `.meta` file, or an asset of a SavedModel, that is missing or incomplete."""
+    """A `.meta` file, or an asset of a SavedModel, is missing or incomplete."""
 
 
 class UnsafeGraphError(GraphError):
-    """A stranger's graph that is refused for its ops, or for its cost."""
+    """A stranger's graph is refused because of its ops, or because it is too large."""
 
 
 class StructureError(GraphError):
-    """A model whose variables or layers have changed since its capture, and that cannot be captured anew."""
+    """The variables or layers of a model have changed since it was captured, and it cannot be captured again."""
 
 
 class ParameterError(GraphError):
-    """Parameters that do not fit the graph, or must not be served: by name, shape, dtype or value."""
+    """Parameters do not fit the graph by name, shape or dtype, or have values that must not be served."""
 
     def __init__(self, where: str, *, expected: object, found: object) -> None:
         super().__init__(f"parameters of {where}: expected {expected}, found {found}")
@@ -185,22 +185,22 @@ class ParameterError(GraphError):
 
 
 class NotServingError(ParamsyncError):
-    """No version serves yet, or none any more."""
+    """The model has no version that serves."""
 
     def __init__(self, model: str, why: str) -> None:
         super().__init__(f"model {model!r} is not serving: {why}")
 
 
 class BusyError(ParamsyncError):
-    """Too many calls wait already."""
+    """Too many calls are waiting already."""
 
 
 class SyncError(ParamsyncError):
-    """A sync that did not reach the version asked for."""
+    """A sync did not reach the requested version."""
 
 
 class CallError(ParamsyncError):
-    """A call without an answer. The text is the other program's, if any; `code` is the gRPC status."""
+    """A call failed. The text comes from the other program, if it sent one; `code` is the gRPC status."""
 
     def __init__(self, text: str, code: str) -> None:
         super().__init__(text)
@@ -208,7 +208,7 @@ class CallError(ParamsyncError):
 
 
 class NotReachableError(CallError):
-    """An address without a server that answers."""
+    """No server answers at an address."""
 
     def __init__(self, program: str, address: str, why: str) -> None:
         super().__init__(
@@ -219,11 +219,11 @@ class NotReachableError(CallError):
 
 
 class PublishError(ParamsyncError):
-    """A publication that failed. Training goes on, and the previous version is still the latest."""
+    """A publication failed. Training goes on, and the previous version is still the latest."""
 
 
 class NotFiniteError(PublishError):
-    """A publication refused for NaN or infinity. `names` are the parameters with such values."""
+    """A publication was refused because of NaN or infinity. `names` are the parameters with such values."""
 
     SHOWN = 5
 

@@ -29,15 +29,18 @@ class PublishCallback(keras.callbacks.Callback):
 
         model.fit(x, y, callbacks=[PublishCallback("/dev/shm/digits", every_seconds=1)])
 
-    Without steps and seconds, it publishes every second. Steps are the optimizer's own count, so that they go on where
-    an earlier fit stopped; if the model's own `train_step` uses another optimizer, batches are counted. A model that is
-    not built when training begins is published from its first batch on.
+    Without `every_steps` and `every_seconds`, it publishes every second. Steps are counted by the optimizer, so that a
+    later fit continues the count. If the model's own `train_step` uses another optimizer, batches are counted. A model
+    that is not built when training begins is published from its first batch on.
 
-    The start is published before the first epoch, after other callbacks have restored weights, and only if the store
-    has no version yet: a script that runs again does not replace a trained model with an untrained model.
-    `at_start=True` publishes it always, `at_start=False` never. `publish_if` is the name of a metric that must not
-    get worse, such as "val_loss", or a function of Keras' logs. A due step is published only if it passes, also at the
-    end of the fit. The ends of epochs, where logs are complete, are then checked as well.
+    The start is published before the first epoch, after other callbacks have restored weights. By default it is
+    published only if the store has no version yet, so that a script that runs again does not replace a trained model
+    with an untrained model. `at_start=True` always publishes it, `at_start=False` never.
+
+    `publish_if` is the name of a metric that must not get worse, such as "val_loss", or a function that gets Keras'
+    logs and returns whether to publish. It decides about every due step, and about the end of the fit. With
+    `publish_if`, due steps are also published at the ends of epochs, when logs are complete. The start has no logs, so
+    it is then published only with `at_start=True`.
 
     An interrupted fit leaves the store locked until the callback is used again or freed, or the process ends.
 
@@ -45,14 +48,14 @@ class PublishCallback(keras.callbacks.Callback):
         store: The directory of the store.
         every_steps: Publish after this many steps.
         every_seconds: Publish after this many seconds; 1 if neither steps nor seconds are given.
-        inputs: The inputs of a model that does not know them itself; see `paramsync.graphs.capturing.capture`.
-        averages: Publish the moving averages of an optimizer with `use_ema`, from its first step on, in place of the
-            variables that it trains.
-        at_start: Whether to publish the start; by default only if the store has no version yet.
+        inputs: Specs of the inputs, if the model itself has none; see `paramsync.graphs.capturing.capture`.
+        averages: Publish the moving averages of an optimizer with `use_ema` in place of the variables that it trains,
+            from its first step on.
+        at_start: Whether to publish the start. The default is to publish it only if the store has no version yet.
         **options: See Publisher.
 
-    When training begins, raises the errors of Publisher, and SettingsError for `averages` of an optimizer without
-    averages, or if Keras runs on another backend than TensorFlow.
+    When training begins, raises the errors of Publisher. Raises SettingsError if `averages` is set for an optimizer
+    without averages, or if Keras runs on another backend than TensorFlow.
     """
 
     def __init__(
@@ -78,7 +81,7 @@ class PublishCallback(keras.callbacks.Callback):
         self._publisher: Publisher | None = None
         self._step = 0
         self._begun = False
-        self._recorded = 0  # epochs that the History had when the last epoch ended here
+        self._recorded = 0  # epochs in the History when `on_epoch_end` was called last
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._release()  # the publisher of an interrupted fit
@@ -102,15 +105,15 @@ class PublishCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         counted, optimizer = _counted(self.model.optimizer), self.model.optimizer
-        # The count of an unused optimizer stands still. A skipped update is not a step.
+        # Count batches too, because the count of an unused optimizer stands still. But a skipped update is no step.
         self._step = counted if _leaves_out(optimizer) else max(counted, self._step + 1)
         self._open().publish_if_due(self._step, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Publish the model's values after the other callbacks have restored weights.
 
-        Keras calls its History after all given callbacks, and the History then calls this callback. If the History
-        comes before this callback, or is missing, there is nothing to wait for.
+        Keras calls its History after all other callbacks. So the end is published from the History's `on_train_end`. If
+        the History was called before this callback, or is missing, the end is published at once.
         """
         if _recorded(self.model) > self._recorded:
             _after(self.model.history, weakref.WeakMethod(self._end))
@@ -131,7 +134,7 @@ class PublishCallback(keras.callbacks.Callback):
         return None if self._publisher is None else self._publisher.control
 
     def _begin(self) -> None:
-        """Begin once per fit, as late as possible: other callbacks restore weights when training begins."""
+        """Begin once per fit, as late as possible, because other callbacks restore weights when training begins."""
         if not self._begun and self._publisher is not None:
             self._step = _counted(self.model.optimizer)
             self._publisher.begin(self._step)
@@ -139,7 +142,7 @@ class PublishCallback(keras.callbacks.Callback):
 
     def _open(self) -> Publisher:
         if self._publisher is None:
-            from paramsync.graphs.capturing import capture  # here: with another backend the error is clearer
+            from paramsync.graphs.capturing import capture  # here: with another backend our own error comes first
 
             self._publisher = Publisher(
                 self._store,
@@ -148,7 +151,7 @@ class PublishCallback(keras.callbacks.Callback):
                 averages=_averages(self.model) if self._averages else None,
                 **self._options,
             )
-            self._forgotten = weakref.finalize(self, _close, self._publisher)  # for an interrupted fit
+            self._forgotten = weakref.finalize(self, _close, self._publisher)  # after an interrupted fit
             self._forgotten.atexit = False
         return self._publisher
 
@@ -160,7 +163,7 @@ class PublishCallback(keras.callbacks.Callback):
 
 
 def _recorded(model: keras.Model) -> int:
-    """The epochs that the model's History has recorded of this fit."""
+    """Return how many epochs of this fit the model's History has recorded."""
     return len(getattr(getattr(model, "history", None), "epoch", ()))
 
 
@@ -180,8 +183,8 @@ def _after(history: keras.callbacks.History, end: weakref.WeakMethod[Callable[[A
 
 
 def _counted(optimizer: keras.Optimizer | None) -> int:
-    # Not counted by batches: if one call runs several steps, Keras counts the last call of an epoch as a full call.
-    # Keras has read the loss of the step before it calls us, so there is no GPU to wait for.
+    # The number of batches would be wrong: if one call runs several steps, Keras counts the last call of an epoch in
+    # full. Reading the count does not wait for a GPU, because Keras has read the step's loss before it calls us.
     if optimizer is None:
         return 0
     return int(optimizer.iterations.numpy())  # int() fails for a variable of several replicas
@@ -199,7 +202,7 @@ def _close(publisher: Publisher) -> None:
 
 
 def _averages(model: keras.Model) -> Averages:
-    """The moving averages that the model's optimizer keeps. Raises SettingsError if it keeps none."""
+    """Return a function that finds the optimizer's moving averages. Raises SettingsError if there are none."""
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)  # unwrap an optimizer that scales losses
     if not getattr(optimizer, "use_ema", False):
         found = f"{optimizer.name} without" if optimizer else "none"

@@ -35,13 +35,13 @@ class SessionPublisher(Publisher):
                 session.run(train)
                 publisher.publish_session_if_due(session, step)
 
-    The published graph lies between the tensors `inputs` and `outputs`: one tensor, several, or a dict by the names for
-    callers. A tensor may be given by its name in the default graph. Create the publisher before the graph is finalised.
-    With `saver`, a version holds everything that this Saver saves, under its names, for `saver.restore(session,
-    prefix)`. Without, it holds the variables between the tensors under their own names, for
-    `tf.compat.v1.train.Saver(variables)`. `averages`, such as `tf.train.ExponentialMovingAverage.average`, maps a
-    variable to the variable that is published instead. Other options are Publisher's. Call `flush` or leave the
-    block before the session ends.
+    The published graph lies between the tensors `inputs` and `outputs`. Each is one tensor, several tensors, or tensors
+    by the names that callers use. A tensor may be given by its name in the default graph. Create the publisher before
+    the graph is finalised. With `saver`, a version contains everything that this Saver saves, under its names, so that
+    `saver.restore(session, prefix)` restores it. Without `saver`, a version contains the variables between the tensors,
+    under their own names, so that `tf.compat.v1.train.Saver(variables)` restores it. `averages`, such as
+    `tf.train.ExponentialMovingAverage.average`, maps a variable to the variable that is published instead. Other
+    options are Publisher's. Call `flush`, or leave the block, before the session ends.
 
     Resource variables are pinned in microseconds each, whatever their size. Reference variables, the default of
     TensorFlow 1, are copied on the thread that trains (see SessionValues). If several workers update the variables
@@ -65,7 +65,7 @@ class SessionPublisher(Publisher):
         super().__init__(store, self._values, schedule=schedule, **options)
 
     def begin(self, session: Any, step: int) -> Version | None:  # type: ignore[override]  # a session comes first
-        """Training begins at this step: publish it if the schedule wants the start; see `Publisher.begin`."""
+        """Call this before the first step is trained; see `Publisher.begin`."""
         return super().begin(step, values=session)
 
     def publish_session_if_due(self, session: Any, step: int, metrics: Metrics | None = None) -> Version | None:
@@ -81,7 +81,7 @@ class SessionPublisher(Publisher):
     def finish(  # type: ignore[override]  # a session comes first
         self, session: Any, step: int, metrics: Metrics | None = None
     ) -> Version | None:
-        """Training is over: publish its last step, and wait until it is written; see `Publisher.finish`."""
+        """End training: publish the last step, and wait until it is written; see `Publisher.finish`."""
         version = self._finish(step, metrics, session)
         self._values.tidy()
         return version
@@ -99,14 +99,14 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
             while not session.should_stop():
                 session.run(train)
 
-    Steps are counted by the graph's global step. Without `every_steps` and `every_seconds` it publishes every second.
-    `metrics` maps names to scalar tensors, or to their names; they are computed within the run that is published, which
-    has to feed their placeholders. The start is published if the store has no version yet, or if `at_start` is true.
-    `publish_if` applies to every publication (see Publisher); the end has no metrics and never passes. Other options
-    are those of SessionPublisher.
+    The graph's global step counts the steps. Without `every_steps` and `every_seconds`, it publishes every second.
+    `metrics` maps names to scalar tensors, or to the names of tensors. They are computed in the run whose step is
+    published; this run must feed their placeholders. The start is published if the store has no version yet, or if
+    `at_start` is true. With `publish_if`, a step is published only with metrics (see Publisher). So the end is never
+    published, and the start only with `at_start=True`. Other options are those of SessionPublisher.
 
-    Only one process publishes: use `chief_only_hooks`. Training that ends in an error leaves the store locked until the
-    hook is used again, or the process ends. Raises the errors of SessionPublisher when the session is made.
+    Only one process may publish, so use `chief_only_hooks`. Training that ends in an error leaves the store locked
+    until the hook is used again, or the process ends. Raises the errors of SessionPublisher when the session is made.
     """
 
     def __init__(
@@ -146,8 +146,8 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
         return None if self._publisher is None else self._publisher.control
 
     def begin(self) -> None:
-        """Add operations to the graph, which is finalised after this."""
-        self._release()  # after training that ended in an error
+        """Add operations to the graph, before it is finalised."""
+        self._release()  # the publisher of training that ended in an error
         self._step = v1.train.get_global_step()
         if self._step is None:
             raise SettingsError(
@@ -168,7 +168,7 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
         if self._is_due:  # decided before the run, which computed the metrics
             session = run_context.session
             self._made.publish_session_if_due(session, self._counted(session), run_values.results["metrics"])
-        else:  # the step was read either before or after this run's update
+        else:  # 2: this run may have read the step before it counted
             self._next = int(run_values.results["step"]) + 2
 
     def end(self, session: Any) -> None:
@@ -184,7 +184,7 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
 
     @property
     def _made(self) -> SessionPublisher:
-        assert self._publisher is not None  # begin comes first
+        assert self._publisher is not None  # `begin` is called first
         return self._publisher
 
     def _release(self) -> None:

@@ -1,6 +1,6 @@
-"""The status of a model, and the events of its versions: values that cross threads, processes and the wire.
+"""The status of a model, and the events of its versions, as values for threads, processes and messages.
 
-Followers write them; programs that serve read them. Pure: the standard library only.
+Followers make them; programs that serve read them. Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ def short(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """A version that was published. `found_at` is on the monotonic clock."""
+    """A version that was published. `found_at` is the time on the monotonic clock when this process found it."""
 
     number: int
     count: int
-    """How many versions were published so far, including this version."""
+    """The number of versions published so far, including this version."""
     committed_at: float | None
     found_at: float
 
 
 class Back(NamedTuple):
-    """Where a rollback goes: to a version that `served` before or, without one, to the next lower number."""
+    """The version to which a rollback goes. If it never `served`, it is the next lower version that can be used."""
 
     number: int
     served: bool
@@ -62,23 +62,23 @@ class Back(NamedTuple):
 class State(Enum):
     WAITING = "waiting"  # no version serves yet
     SERVING = "serving"
-    DAMAGED = "damaged"  # the serving version is damaged, and there is no other
+    DAMAGED = "damaged"  # the serving version is damaged, and no other version can replace it
     DRAINING = "draining"
 
 
 class Stage(Enum):
-    """Where a version is on its way through this process."""
+    """The stage that a version has reached in this process."""
 
     FOUND = "found"  # it is published, and will be restored
     RESTORING = "restoring"
     RESIDENT = "resident"  # requests may name it
-    LEAVING = "leaving"  # requests that hold it are still answered from it
-    ENDED = "ended"  # it left, or it cannot be used and then has a reason
+    LEAVING = "leaving"  # only requests that already use it are answered from it
+    ENDED = "ended"  # it left memory, or it cannot be used; in the second case it has a reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Course:
-    """One version's stage; `reason` says why it cannot be used, and is empty otherwise."""
+    """The stage of one version. `reason` says why the version cannot be used; it is empty for other versions."""
 
     number: int
     stage: Stage
@@ -87,8 +87,8 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """How one model is doing. State and health are two things: a failed restore sets `reason` and leaves `state` and
-    `serving` alone."""
+    """The status of one model. State and health are separate: a failed restore sets `reason`, but does not change
+    `state` and `serving`."""
 
     model: str
     store: Path
@@ -96,44 +96,44 @@ class Status:
     published: Version | None = None
     in_store: tuple[int, ...] = ()  # every published version
     serving: Version | None = None
-    before: tuple[int, ...] = ()  # versions that served before, the most recent first
+    before: tuple[int, ...] = ()  # versions that served before, the latest first
     signed_by: str = ""  # the trusted key that signed the serving version; empty if versions need no signature
     not_served: Mapping[str, str] = field(default_factory=dict)  # by signature left out of the graph: the reason
     restoring: int | None = None
     restoring_progress: Progress | None = None
-    parts: tuple[tuple[str, Version], ...] = ()  # of a joined model: the versions that its answers come from
+    parts: tuple[tuple[str, Version], ...] = ()  # only for a joined model: the versions of its parts
     resident: tuple[int, ...] = ()  # versions in memory, the serving version first
-    labels: Mapping[str, int] = field(default_factory=dict)  # of resident versions
+    labels: Mapping[str, int] = field(default_factory=dict)  # the labels of resident versions
     leaving: tuple[int, ...] = ()
-    ended: tuple[int, ...] = ()  # the last few versions that left memory, the latest last
+    ended: tuple[int, ...] = ()  # the last few versions that left memory, in this order
     quarantined: tuple[Quarantined, ...] = ()
     pinned: int | None = None
-    publisher: LastPublisher | None = None  # None if the store does not say
+    publisher: LastPublisher | None = None  # None if the store does not record it
     reason: str = ""  # why the store has no version, or why the newest version is not restored; empty if all is well
-    store_lost: bool = False  # the store cannot be read, or is empty while a version of it serves
+    store_lost: bool = False  # the store cannot be read, or is empty although a version from it serves
     swaps: int = 0
-    restores: int = 0  # versions restored; like the other counts, since the process started
+    restores: int = 0  # counts since the process started: restored versions
     quarantines: int = 0
     restore_seconds: float | None = None
     lag_seconds: float | None = None
     lag_steps: int | None = None
-    lag_versions: int | None = None  # number of publications since the serving version
+    lag_versions: int | None = None  # how many versions were published after the serving version
     since_publication_seconds: float | None = None
-    serving_age_seconds: float | None = None  # since the training step of the serving version
-    found_at: float = math.inf  # when the newest version was found, on the monotonic clock
-    served_at: float = math.inf  # when the serving version came to serve
+    serving_age_seconds: float | None = None  # time since the training step of the serving version
+    found_at: float = math.inf  # time on the monotonic clock when the newest version was found
+    served_at: float = math.inf  # time on the monotonic clock when the serving version began to serve
     overdue: Publication | None = None  # the oldest publication newer than the serving version
     bucket: BucketStatus | None = None  # if the store is a local copy of a bucket
 
     def ageless(self) -> Status:
-        """This status without its lag and its ages, which change while nothing happens."""
+        """Return this status without lag and ages, which change even if nothing happens."""
         bucket = None if self.bucket is None else self.bucket.ageless()
         return replace(self, lag_seconds=None, since_publication_seconds=None, serving_age_seconds=None, bucket=bucket)
 
     def at(self, now: float, monotonic: float) -> Status:
-        """This status with its lag and ages at one moment: `now` since the epoch, `monotonic` on the monotonic clock.
+        """Return this status with lag and ages at a moment: `now` since the epoch, `monotonic` on the monotonic clock.
 
-        An age is at least what the monotonic clock says, whatever the other clock was set to since.
+        An age is never less than the monotonic clock tells, even if the other clock was set back.
         """
         published, serving = self.published, self.serving
         ages: dict[str, Any] = {}
@@ -146,7 +146,7 @@ class Status:
         if published is not None:
             age = _age(published.committed_at, now, monotonic - self.found_at)
             ages["since_publication_seconds"] = age
-            if serving is None:  # the lag counts from when this process found the overdue version
+            if serving is None:  # the lag begins when this process found the overdue version
                 ages["lag_seconds"] = None if self.overdue is None else monotonic - self.overdue.found_at
             else:
                 serves = serving.number == published.number
@@ -162,9 +162,10 @@ class Status:
 
     @property
     def short_reason(self) -> str:
-        """Why no good version serves, in one sentence: the reason of the newest quarantined version, or else `reason`.
+        """Why no sound version serves, in one sentence.
 
-        Empty if a good version serves, or if no version has come and no reason is known.
+        If the serving version is quarantined, this is its reason, otherwise that of the newest quarantined version.
+        Without a quarantine it is `reason`. Empty if a sound version serves, or if no reason is known.
         """
         if self.serving is not None and self.state is not State.DAMAGED:
             return ""
@@ -176,16 +177,16 @@ class Status:
 
     @property
     def back(self) -> Back | None:
-        """Where a rollback would go now; None if there is nothing to go back to."""
+        """The version to which a rollback would go now; None if there is none."""
         if self.parts:
             return None
         return self.back_among(self.in_store)
 
     def back_among(self, published: Collection[int] | None) -> Back | None:
-        """Where a rollback goes: to the last version that served before and can be used.
+        """Return the version to which a rollback goes: the last version that served before and can be used.
 
-        If none is left, as after a restart, the rollback goes to the next lower number; None if the store cannot be
-        read, and so `published` is None.
+        If no such version is left, for example after a restart, it is the usable version with the next lower number.
+        Returns None if there is no such version either, or `published` is None because the store cannot be read.
         """
         usable = self.usable({*self.resident, *(published or ())})
         for number in self.before:
@@ -197,7 +198,7 @@ class Status:
         return Back(lower[0], served=False) if lower else None
 
     def usable(self, numbers: Collection[int]) -> list[int]:
-        """These versions without the quarantined ones, the newest first."""
+        """Return these versions without quarantined versions, the newest first."""
         return sorted({*numbers}.difference(case.number for case in self.quarantined), reverse=True)
 
     @property
@@ -208,7 +209,7 @@ class Status:
         return next((case for case in self.quarantined if case.number == number), None)
 
     def courses(self) -> tuple[Course, ...]:
-        """The stage of each known version, the highest number first.
+        """Return the stage of each known version, the highest number first.
 
         A version in memory stays RESIDENT while its rewritten files are restored, even if that fails.
         """
@@ -233,7 +234,7 @@ class Status:
 
 
 def nothing_serves(store: Path, short_reason: str) -> str:
-    """The error text for callers of a model that does not serve."""
+    """Return the error text for callers of a model that does not serve."""
     text = f"no version from store {store} serves yet"
     return f"{text}: {short_reason}" if short_reason else text
 
@@ -244,10 +245,10 @@ def _age(committed_at: float | None, now: float, known_for: float) -> float | No
 
 class EventKind(Enum):
     FOUND = "found"  # the store has a new latest version
-    RESTORING = "restoring"  # its restore began; sent again with progress during a long restore
-    RESTORED = "restored"  # it is in memory and was checked
+    RESTORING = "restoring"  # its restore began; repeated, with progress, during a long restore
+    RESTORED = "restored"  # it is checked and in memory
     SWAPPED = "swapped"  # it serves
-    QUARANTINED = "quarantined"  # it cannot be used, see reason
+    QUARANTINED = "quarantined"  # it cannot be used; `reason` says why
 
 
 EVERY_KIND = frozenset(EventKind)

@@ -1,4 +1,4 @@
-"""The record of one published set of parameters as JSON, and the view of the versions in memory."""
+"""Version, the record of one published set of parameters, and View, the versions in memory that answer requests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from paramsync.errors import UnknownLabelError, UnknownVersionError
 
-NUMBERS = 10**18  # every version number is smaller, so that it fits an int64
+NUMBERS = 10**18  # all version numbers are smaller, so that they fit an int64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,14 +24,15 @@ class Version:
     bytes          size of all tensors
     bytes_written  size of the tensors in files that no earlier version has
     checksum       digest of the checksums of all tensors: equal for versions with the same parameters
-    finite         whether the publisher looked at all values and found no NaN and no infinity
-    precision      "bfloat16" if float32 values are rounded to bfloat16; "" if they are as they were trained
-    seal           state of its data files at that check (`paramsync.checkpoint.data_file`); "" for files not in memory
+    finite         True if the publisher checked all values, and found no NaN and no infinity
+    precision      "bfloat16" if float32 values were rounded to bfloat16, else ""
+    seal           shows whether data files in memory were written to later (`paramsync.checkpoint.data_file`), else ""
     digest         cryptographic digest of all tensors (`paramsync.checkpoint.digests`); "" without a signature
     graph_file     SHA-256 of the graph's file; "" without a signature
-    publications   number of versions published in this store so far, unsigned; 0 if unknown
-    traceparent    trace of its publication in W3C's form, unsigned; "" if it was not traced
-    signed_by      the key of `signature`, which covers all other fields (`paramsync.store.signing`)
+    publications   number of versions published in this store so far; 0 if unknown
+    traceparent    trace of its publication in W3C's form; "" if it was not traced
+    signed_by      id of the key that made `signature`
+    signature      covers all fields except `publications` and `traceparent` (`paramsync.store.signing`)
     """
 
     number: int
@@ -61,7 +62,7 @@ class Version:
         )
 
     def to_json(self) -> str:
-        """The text of the record in a store."""
+        """Return the text of the record in a store."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return json.dumps(values | {"metrics": dict(self.metrics)}, indent=1) + "\n"
 
@@ -123,7 +124,7 @@ def _typed(kind: str, value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A version, and the identity of its files, which changes when they are rewritten."""
+    """A version, and the identity of its files. The identity changes when the files are rewritten."""
 
     version: Version
     files: Hashable
@@ -145,7 +146,7 @@ class InMemory(Protocol):
 
     @property
     def graph(self) -> Any:
-        """The graph, whose `refused` maps each signature that is not served to the reason."""
+        """The graph. Its `refused` maps each signature that is not served to the reason."""
 
 
 R = TypeVar("R", bound=InMemory)
@@ -154,9 +155,9 @@ R_co = TypeVar("R_co", bound=InMemory, covariant=True)
 
 @dataclass(frozen=True, eq=False)
 class View(Generic[R]):
-    """The versions that requests are answered from, replaced as a whole."""
+    """The versions in memory that answer requests. A change makes a new View."""
 
-    recent: tuple[R, ...] = ()  # the versions that served last, the serving version first
+    recent: tuple[R, ...] = ()  # the serving version, then the versions that served before, the latest first
     labels: Mapping[str, R] = field(default_factory=dict)
     beside: tuple[R, ...] = ()  # other versions that stay in memory
     residents: tuple[R, ...] = field(init=False)
@@ -165,11 +166,11 @@ class View(Generic[R]):
     def __post_init__(self) -> None:
         residents = tuple(dict.fromkeys((*self.recent, *self.beside, *self.labels.values())))
         object.__setattr__(self, "residents", residents)
-        # A labelled version and its rewritten successor have the same number: it means the version that served last.
+        # After a rewrite, a labelled version and its successor share a number. The version that served last counts.
         object.__setattr__(self, "numbered", {resident.version.number: resident for resident in reversed(residents)})
 
     def take(self, model: str, version: int | None = None, label: str = "") -> R:
-        """The version with this label, or with this number, or else the serving version, which must exist.
+        """Return the version with this label or number, by default the serving version, which must exist.
 
         Raises UnknownVersionError, UnknownLabelError.
         """
@@ -184,7 +185,7 @@ class View(Generic[R]):
         return self.numbered[version]
 
     def mapped(self, change: Callable[[R], R | None]) -> View[R]:
-        """A view with `change(version)` in place of each version, leaving out versions changed to None."""
+        """Return a view in which `change` replaces each version. Versions that it changes to None are left out."""
         changed = {resident: change(resident) for resident in self.residents}
         return View(
             tuple([new for resident in self.recent if (new := changed[resident]) is not None]),
@@ -194,26 +195,27 @@ class View(Generic[R]):
 
 
 class Leaving(Generic[R]):
-    """Versions that have left, and their parts, kept until no request holds a version any more.
+    """Keeps the parts of versions that left the View until no request refers to the version any more.
 
-    Freeing the parts takes milliseconds on the thread that drops the last reference. They are kept here so that this
-    is the thread that calls `tend`, and no request pays. One thread tends; any thread may call the rest.
+    The thread that drops the last reference to the parts spends milliseconds on freeing them. Because they are kept
+    here, this is the thread that calls `tend`, and no request is delayed. Only one thread may call `tend`; any thread
+    may call the other methods.
     """
 
     def __init__(self) -> None:
         self._kept: dict[weakref.ref[R], tuple[int, tuple[Any, ...]]] = {}
 
     def add(self, resident: R, *parts: Any) -> None:
-        """Keep the parts of a version. The caller drops the version itself."""
+        """Keep the parts of a version. The caller drops its reference to the version."""
         self._kept[weakref.ref(resident)] = resident.version.number, parts
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """The versions that requests may still hold."""
+        """The numbers of versions to which requests may still refer."""
         return tuple(number for number, _ in [*self._kept.values()])
 
     def tend(self) -> bool:
-        """Free versions that no request holds any more. Returns whether any are left."""
+        """Free the parts of versions to which no request refers any more. Returns whether any versions are left."""
         for reference in [*self._kept]:
             if reference() is None:
                 del self._kept[reference]

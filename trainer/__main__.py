@@ -11,7 +11,7 @@ from paramsync.program.process import Stop
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; returns its exit code."""
     stop = Stop()
-    stop.listen()  # before the imports, which take time
+    stop.listen()  # before imports that take time
     from paramsync.errors import ParamsyncError
 
     from . import settings
@@ -19,11 +19,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings.set_environment()
     try:
         asked = settings.parse(sys.argv[1:] if arguments is None else arguments)
-        from . import program  # only now: it takes several times as long to import as --help does
+        from . import program  # only now: importing it takes several times as long as --help
 
         program.run(asked, stop=stop)
     except ParamsyncError as error:
-        if sys.stderr is not None:  # None if it was closed before the program began
+        if sys.stderr is not None:  # None if it was closed when the program started
             sys.stderr.write(f"paramsync train: {error}\n")
         return 2
     return 0

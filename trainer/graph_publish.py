@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code. Prints one line of JSON. User code prints to the standard error."""
+    """Run the program, and return its exit code. Prints one line of JSON. User code prints to standard error."""
     settings.set_environment()
     try:
         target, store, allow_ops = _parse(sys.argv[1:] if arguments is None else arguments)
         with contextlib.redirect_stdout(sys.stderr):
             graph = _capture(target).graph
             content = graph.to_bytes()
-            graph.check_file(content, allowed=allow_ops)  # followers would refuse it
+            graph.check_file(content, allowed=allow_ops)  # followers make the same check
         with StoreWriter(store) as writer:
             writer.add_graph(graph.digest, content)
     except ParamsyncError as error:
@@ -59,7 +59,7 @@ def _capture(target: str) -> Capture:
     from paramsync.graphs.capturing import Capture, capture
 
     with contextlib.suppress(RuntimeError):
-        tf.config.set_visible_devices([], "GPU")  # a trainer may need all of its memory
+        tf.config.set_visible_devices([], "GPU")  # a trainer may need all GPU memory
     source: Any = job_source.load(target)
     models = (keras.layers.Layer, tf.Module, Capture, tf.types.experimental.PolymorphicFunction)
     if callable(source) and not isinstance(source, models):

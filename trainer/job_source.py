@@ -1,4 +1,4 @@
-"""Finds and calls functions of users, such as the job of `--job`. Their errors become one line that says where."""
+"""Finds and calls functions of users, such as the job of `--job`. Turns their errors into one line with the place."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from paramsync.publishing.job import Job, JobFunction, JobSettings
 DEFAULT = f"{__package__}.jobs.digits:job"
 Result = TypeVar("Result")
 
-_LONG = 300  # characters: longer texts of users' errors are cut
+_LONG = 300  # characters; the text of a user's error is cut to this length
 
 
 class UserCodeError(GraphError):
-    """A module or function of a user failed."""
+    """A module or function of the user raised an error."""
 
 
 def is_source(text: str) -> bool:
@@ -66,10 +66,10 @@ def call(problem: str, function: Callable[..., Result], *arguments: Any) -> Resu
 
 
 def _one_line(error: BaseException) -> str:
-    """The error's type and text, and the deepest line of the user's own code."""
+    """Return the error's type and text, and the deepest line of the user's own code, in one line."""
     text = " ".join(str(error).split())
     said = f"{type(error).__name__}: {text[:_LONG]}" if text else type(error).__name__
-    if isinstance(error, SyntaxError):  # its text says where
+    if isinstance(error, SyntaxError):  # its text has the place
         return said
     foreign = ("<frozen", __file__, str(Path(importlib.__file__).parent))
     own = [
@@ -81,7 +81,7 @@ def _one_line(error: BaseException) -> str:
 
 
 def find(source: str) -> JobFunction:
-    """The function of `--job MODULE:FUNCTION`. Raises SettingsError."""
+    """Find the function of `--job MODULE:FUNCTION`. Raises SettingsError."""
     try:
         function = load(source)
     except (SettingsError, UserCodeError) as error:
@@ -94,7 +94,7 @@ def find(source: str) -> JobFunction:
 
 
 def make(source: str, function: JobFunction, settings: JobSettings) -> Job:
-    """Call the function. Raises SettingsError if it fails or returns no Job; other ParamsyncErrors pass unchanged."""
+    """Call the function. Raises SettingsError if it fails or returns no Job. Other ParamsyncErrors pass unchanged."""
     try:
         job = call("it failed", function, settings)
     except (SettingsError, UserCodeError) as error:

@@ -25,7 +25,7 @@ from paramsync.rpc.tls import ServerTls
 if TYPE_CHECKING:
     from paramsync.publishing.control_port import Training
 
-_CALLERS = 8  # connections at once: slow callers must not use up threads and file descriptors
+_CALLERS = 8  # the most connections at once, so that slow callers do not use up threads and descriptors
 
 
 class TrainerMetrics(MetricsPage):
@@ -94,7 +94,7 @@ class TrainerMetrics(MetricsPage):
 
 
 class MetricsPort:
-    """Serves a registry of metrics by prometheus_client's WSGI application, from construction to `close`."""
+    """Serves a registry of metrics by prometheus_client's WSGI application. Listens from construction to `close`."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class MetricsPort:
         access: Access | None = None,
         tls: ServerTls | None = None,
     ) -> None:
-        """`access` decides which callers may read; by default every caller. Port 0 is any free port.
+        """`access` decides who may read, by default every caller. Port 0 means any free port.
 
         Raises SettingsError if the port is taken or the address cannot be used.
         """
@@ -120,7 +120,7 @@ class MetricsPort:
             self._server = make_server(str(address[0]), port, application, Server, handler_class=_Handler)
         except OSError as error:
             raise addresses.refused(host, port, "--metrics-port") from error
-        if tls is not None:  # each caller's own thread shakes hands: a silent caller must not keep others waiting
+        if tls is not None:  # the handshake runs on each caller's thread, so that a silent caller does not block others
             self._server.socket = tls.http_context().wrap_socket(
                 self._server.socket, server_side=True, do_handshake_on_connect=False
             )
@@ -148,7 +148,7 @@ class _Server(ThreadingWSGIServer):
                 oldest = next(iter(self._callers))
                 del self._callers[oldest]
                 with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread then reads an end of file, and closes it
             self._callers[request] = None
         super().process_request(request, client_address)
 
@@ -158,7 +158,7 @@ class _Server(ThreadingWSGIServer):
         super().close_request(request)
 
     def handle_error(self, *_: object) -> None:
-        """A caller that leaves, is silent or speaks no TLS is not worth a traceback."""
+        """Print no traceback for a caller that leaves, is silent or speaks no TLS."""
 
 
 class _Handler(WSGIRequestHandler):
@@ -171,11 +171,11 @@ class _Handler(WSGIRequestHandler):
         return environ
 
     def log_message(self, *_: object) -> None:
-        """Requests are not logged."""
+        """Log no requests."""
 
 
 def _guarded(application: Callable[..., Iterable[bytes]], access: Access) -> Callable[..., Iterable[bytes]]:
-    """The application, which answers 401 or 403 to a caller that may not read or that names another host."""
+    """Wrap the application: it answers 401 or 403 to a caller that may not read, or that names another host."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         certificate = name_in(environ.get("paramsync.certificate"))

@@ -1,6 +1,6 @@
-"""The training program: checks everything early; then steps, publishes if due and saves now and then, until the end.
+"""Runs training: checks all settings first, then trains, publishes steps that are due, and saves states at intervals.
 
-A signal ends training in the same way as the last step.
+A signal ends training in the same way as the last step does.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
     from .scalars import Scalars
     from .state import TrainingState
 
-STATES = 2  # saved states that are kept: the newest may turn out to be unreadable
-_DRAW_SECONDS = 1.0  # between two points for TensorBoard
+STATES = 2  # how many saved states are kept: the newest may be unreadable
+_DRAW_SECONDS = 1.0  # seconds between two points for TensorBoard
 
 _log = logging.getLogger("paramsync.trainer")
 
 
 def run(settings: Settings, *, stop: Stop) -> None:
-    """Train, beginning with the saved state, until the last step or a signal.
+    """Train from the saved state, if any, until the last step or a signal.
 
-    Raises ParamsyncError if training cannot begin, SettingsError after the first step if the job does not count its
-    steps or return a loss, and the errors of the job's own step.
+    Raises ParamsyncError if training cannot begin. Raises SettingsError after the first step if the job did not count
+    it, or returned no loss. Errors of the job's own step are passed on.
     """
     raise_descriptor_limit()
     manager = service_manager()
@@ -72,7 +72,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
             _log.info("metrics by HTTP: %s", metrics.address)
         given = JobSettings(seed=settings.seed, data=settings.data, held_out=settings.held_out)
         job = job_source.make(settings.job, function, given)
-        from .scalars import Scalars  # here: they import TensorFlow
+        from .scalars import Scalars  # here, because both import TensorFlow
         from .state import TrainingState
 
         device = device_name()
@@ -82,7 +82,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
         scalars = enter(closing(Scalars(settings.tensorboard)))
         publisher = enter(
             Publisher(
-                store,  # a bucket is taken over only now that ports, state and job are there: its publisher then ends
+                store,  # last, because this ends another publisher of the same bucket
                 job.model,
                 durable=settings.durable,
                 signing_key=settings.signing_key,
@@ -103,7 +103,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
         try:
             loop.run(stop)
         finally:
-            with suppress(OSError):  # the terminal was closed; training still ends in order
+            with suppress(OSError):  # the terminal may be closed; training still ends normally
                 screen.close()
         control.training_ends()
         manager.stopping("publishing and saving the last step")
@@ -111,9 +111,9 @@ def run(settings: Settings, *, stop: Stop) -> None:
 
 
 def _open_store(settings: Settings, stack: ExitStack) -> StoreWriter | Outgoing:
-    """The store, or the way into a bucket, which is not taken over yet. The stack closes it."""
+    """Open the store, or the way into a bucket, which is not taken over yet. The stack closes it."""
     if isinstance(settings.store, str):
-        from paramsync.remote.outgoing import Outgoing  # here: most trainers have no bucket
+        from paramsync.remote.outgoing import Outgoing  # here, because most trainers have no bucket
 
         return stack.enter_context(closing(Outgoing(settings.store, keep=settings.keep)))
     keep = Retention(keep=settings.keep, keep_for=settings.keep_for, keep_every=settings.keep_every)
@@ -183,7 +183,7 @@ class _Loop:
 
     def _show(self) -> None:
         out_of = self.settings.steps or self.job.steps_per_epoch
-        with suppress(OSError):  # as above
+        with suppress(OSError):  # the terminal may be closed
             self.screen.show(self.publisher.meter, self.publisher.status().published, out_of=out_of)
 
     def _draw(self) -> None:

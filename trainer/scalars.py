@@ -1,4 +1,4 @@
-"""Scalars: loss and speed for TensorBoard. Needs TensorFlow, but not TensorBoard."""
+"""Scalars: writes loss and speed for TensorBoard. Needs TensorFlow, but not TensorBoard."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ _log = logging.getLogger("paramsync.trainer")
 class Scalars:
     """Writes loss, steps_per_second, published_version and stall_ms by step. Each start of a trainer begins a new file.
 
-    Belongs to the thread that trains. After a failure, it logs the error and writes nothing more; training goes on.
+    Belongs to the thread that trains. If a write fails, the error is logged, nothing more is written, and training goes
+    on.
     """
 
     def __init__(self, directory: Path | None) -> None:
-        """The first point creates the file. Without a directory, nothing is written."""
+        """The file is created for the first point. Without a directory, nothing is written."""
         self._directory = directory
         self._writer: tf.summary.SummaryWriter | None = None
         self._kind = summary_pb2.SummaryMetadata(
@@ -52,6 +53,6 @@ class Scalars:
             self._directory = None
 
     def close(self) -> None:
-        """Close the file, for good."""
+        """Close the file. Nothing may be written afterwards."""
         if self._writer is not None and self._directory is not None:
             self._writer.close()

@@ -1,4 +1,4 @@
-"""Shows how training goes: a progress bar on a terminal, a line now and then elsewhere."""
+"""Shows the progress of training: as a bar on a terminal, elsewhere as a log line every few seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("paramsync.trainer")
 
 
 class TrainingScreen:
-    """Belongs to the thread that trains. This thread calls `show` every `every` seconds."""
+    """Belongs to the thread that trains, which calls `show` every `every` seconds."""
 
     def __init__(self, log_format: str = "text") -> None:
         self._log_format = log_format
@@ -28,7 +28,7 @@ class TrainingScreen:
         self.every = 0.2 if self._redraws else 5.0
 
     def take_logs(self) -> None:
-        """Write all log records here, so that they do not break the bar."""
+        """Start logging. On a terminal, log records are written above the bar."""
         if not self._redraws:
             start_logging(self._log_format)
             return
@@ -37,7 +37,7 @@ class TrainingScreen:
         start_logging(handler=handler)
 
     def show(self, meter: Meter, published: Version | None, *, out_of: int | None) -> None:
-        """Show the step. `out_of` is the number of all steps, or of the steps of an epoch, if known."""
+        """Show the step. `out_of` is the number of all steps, or of the steps of an epoch; None if neither is known."""
         if not self._redraws:
             version = None if published is None else published.number
             _log.info("%s", _line(meter, published), extra={"step": meter.step, "version": version})
@@ -57,7 +57,7 @@ class TrainingScreen:
 
 
 def _line(meter: Meter, published: Version | None) -> str:
-    """For programs: every known value as `name=value`."""
+    """Write every known value as `name=value`, so that programs can read the line."""
     parts = [f"step={meter.step}"]
     if meter.loss is not None:
         parts.append(f"loss={meter.loss:.6g}")

@@ -24,17 +24,17 @@ from . import job_source
 from .job_source import is_source
 
 _SEEDS = 1 << 32  # the limit of numpy and Keras
-_GATES = ("loss", "min loss", "max loss")  # the loss is the only metric of a job
+_GATES = ("loss", "min loss", "max loss")  # the only metric of a job is its loss
 _COUNT = whole(1, NUMBERS - 1)
 _SECONDS = seconds(below=math.inf)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """The program's settings. If `steps` is None, it trains until it is stopped."""
+    """The program's settings. If `steps` is None, the program trains until it is stopped."""
 
     job: str
-    store: Path | str  # the address of a bucket, if a text
+    store: Path | str  # a str is the address of a bucket
     schedule: PublishSchedule
     steps: int | None
     data: Path | None
@@ -76,7 +76,7 @@ def parse(arguments: Sequence[str]) -> Settings:
             raise SettingsError(f"--keep-for: expected a directory as --store, found {store}: a bucket keeps by --keep")
     else:
         given["state"] = given["state"] or store / "training"
-        if given["state"].resolve() == store.resolve():  # both have a file `checkpoint`
+        if given["state"].resolve() == store.resolve():  # both would write a file `checkpoint`
             raise SettingsError(f"--state {given['state']}: expected another directory than the store, found the same")
     if given["keep_every"] is not None and given["keep_for"] is None:
         raise SettingsError(f"--keep-every: expected --keep-for T with it, found {given['keep_every']:g} alone")
@@ -90,7 +90,7 @@ def parse(arguments: Sequence[str]) -> Settings:
 
 
 def set_environment() -> None:
-    """Prepare the environment for TensorFlow, Keras and gRPC; to be called before they are imported."""
+    """Prepare the environment for TensorFlow, Keras and gRPC. Call this before they are imported."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report a taken port ourselves
     os.environ["KERAS_BACKEND"] = "tensorflow"  # other backends cannot run the training step

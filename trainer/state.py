@@ -1,4 +1,4 @@
-"""TrainingState: model, optimizer and step, saved as TensorFlow checkpoints while training goes on."""
+"""TrainingState: saves model, optimizer and step as TensorFlow checkpoints while training goes on."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paramsync.store.store import read_state
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.version import Version
 
-_MODEL = "model/"  # the prefix of the keys of its variables
+_MODEL = "model/"  # prefix of the keys of the model's variables
 _WITHOUT_VARIABLES = (  # types that TensorFlow does not save as variables
     tf.data.Iterator,
     tf.lookup.experimental.MutableHashTable,
@@ -40,23 +40,23 @@ _log = logging.getLogger("paramsync.trainer")
 
 
 class TrainingState:
-    """Saves and restores model, step and `state` of a job in a directory of their own.
+    """Saves and restores a job's model, step and `state`, in a directory that has nothing else.
 
-    The files are those of `tf.train.Checkpoint(model=job.model, step=job.step, **job.state)`, which restores them.
-    Variables that were added since the job was made are saved too. `restore`, `save` and `finish` belong to the thread
-    that trains. `save` pins the values, in microseconds a variable; a thread of this class writes them. A failed save
-    is logged and kept in `error`; training goes on.
+    The files have the format of `tf.train.Checkpoint(model=job.model, step=job.step, **job.state)`, which can restore
+    them. Variables that were added after the job was made are saved too. `restore`, `save` and `finish` belong to the
+    thread that trains. `save` pins the values, in microseconds a variable, and a thread of this class writes them. A
+    failed save is logged and kept in `error`, and training goes on.
     """
 
     def __init__(self, store: StoreWriter, directory: Path, job: Job, *, allow_nan: bool = False) -> None:
         """`store` writes into `directory`; the caller closes it.
 
-        Unless `allow_nan`, a model with NaN or infinity is not saved: training could not resume from it.
+        Unless `allow_nan`, a model with NaN or infinity is not saved, because training could not resume from it.
 
-        Raises SettingsError for a state of more than variables, or whose variables do not exist yet.
+        Raises SettingsError if the state has more than variables, or if variables do not exist yet.
         """
-        self.saved: int | None = None  # the step that was saved last, or resumed from
-        self.error: str | None = None  # the error of the last save, if it failed
+        self.saved: int | None = None  # the step of the last save or restore
+        self.error: str | None = None  # why the last save failed; None if it succeeded
         self._repeats = Repeats()  # of failed saves
         self._directory = directory
         self._store = store
@@ -71,10 +71,10 @@ class TrainingState:
         self._writing: Future[None] | None = None
 
     def restore(self) -> bool:
-        """Restore the newest state; False if there is none.
+        """Restore the newest state. Returns False if there is none.
 
-        A damaged state is skipped with a warning. Raises SettingsError for the state of another job, UnreadableError
-        for a state that cannot be read now, and the errors of `read_state`.
+        A damaged state is skipped with a warning. Raises SettingsError if the state is of another job, UnreadableError
+        if it cannot be read now, and the errors of `read_state`.
         """
         state = read_state(self._directory)
         for name in reversed(state.names if state else ()):
@@ -87,9 +87,9 @@ class TrainingState:
         return False
 
     def save(self, step: int) -> bool:
-        """Begin to save the current values of all variables as the values of this step.
+        """Begin to save the current values of all variables, as those of this step. Returns True.
 
-        Does nothing and returns False while the previous save is being written.
+        Does nothing, and returns False, while the previous save is being written.
         """
         if self._writing is not None and not self._writing.done():
             return False
@@ -108,7 +108,7 @@ class TrainingState:
         return True
 
     def finish(self, step: int | None = None) -> None:
-        """Wait for the save in progress; then save this step, if given, and wait for this save, too."""
+        """Wait for the save in progress. If a step is given, save it too, and wait for that save."""
         if self._writing is not None:
             self._writing.result()
         if step is not None:
@@ -137,9 +137,9 @@ class TrainingState:
             _log.error("training state was not saved, training goes on: %s", told)
 
     def _follow_structure(self) -> None:
-        """Take up variables that were added or removed. Raises SettingsError for a state that cannot be saved.
+        """Note which variables were added or removed. Raises SettingsError for a state that cannot be saved.
 
-        Comparing with the previous variables takes about ten microseconds for each variable.
+        The comparison with the previous variables takes about ten microseconds for each variable.
         """
         tracked = tf.train.TrackableView(self._checkpoint).descendants()
         structure = [*tracked, *parts(self._checkpoint)]  # Keras' layers have parts that TensorFlow does not see
@@ -170,7 +170,7 @@ def _has_diverged(name: str, value: npt.NDArray[np.generic]) -> bool:
 
 
 def _checkpoint(job: Job) -> tf.train.Checkpoint:
-    """Raises SettingsError if TensorFlow cannot save an object of the state."""
+    """Make the checkpoint of a job. Raises SettingsError if TensorFlow cannot save an object of the state."""
     try:
         return tf.train.Checkpoint(model=job.model, step=job.step, **job.state)
     except (ValueError, TypeError) as error:
@@ -179,7 +179,7 @@ def _checkpoint(job: Job) -> tf.train.Checkpoint:
 
 
 def _check(checkpoint: tf.train.Checkpoint) -> None:
-    """Raises SettingsError if variables do not exist yet, or if more than variables would have to be saved."""
+    """Raise SettingsError if variables do not exist yet, or if the state has more than variables."""
     for name, value in tf.train.TrackableView(checkpoint).children(checkpoint).items():
         objects = tf.train.TrackableView(value).descendants()
         for each in objects:
@@ -197,9 +197,9 @@ def _only_variables(name: str, found: object) -> str:
 
 
 def _problem(prefix: Path) -> ParamsyncError | None:
-    """What is wrong with a state, if anything. Reads every tensor, so that a restore does not stop halfway.
+    """Return what is wrong with a saved state, or None. Reads every tensor, so that no restore fails halfway.
 
-    Raises UnreadableError if the state cannot be read now: the steps since an older state would be trained twice.
+    Raises UnreadableError if the state cannot be read now: with an older state, steps would be trained again.
     """
     try:
         faults = Bundle.open(prefix, mapped=False).faults(lambda _: None)

@@ -1,1 +1,1 @@
-"""Shared by both programs: flags, logs, signals, traces, metrics of the process."""
+"""What both programs share: flags, logs, signals, traces and process metrics."""

@@ -1,4 +1,4 @@
-"""Parses arguments of the programs. Wrong arguments are a SettingsError of one line."""
+"""Parses arguments of the programs. A wrong argument raises SettingsError, whose text is one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TOKEN_FILE_HELP = (
 
 
 def check_text(arguments: Iterable[str]) -> None:
-    """Raises SettingsError for an argument that is not UTF-8: messages could not carry it."""
+    """Raise SettingsError for an argument that is not UTF-8, because messages could not contain it."""
     for argument in arguments:
         try:
             argument.encode()
@@ -24,14 +24,14 @@ def check_text(arguments: Iterable[str]) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises SettingsError, which a program prints on one line."""
+    """Raises SettingsError for wrong arguments. argparse would print them and exit."""
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)
 
 
 def seconds(*, below: float) -> Callable[[str], float]:
-    """A type for argparse: seconds above 0 and below a limit."""
+    """Return a type for argparse: seconds above 0 and below a limit."""
 
     def read(text: str) -> float:
         try:
@@ -46,7 +46,7 @@ def seconds(*, below: float) -> Callable[[str], float]:
 
 
 def whole(least: int, most: int) -> Callable[[str], int]:
-    """A type for argparse: a whole number from `least` to `most`."""
+    """Return a type for argparse: a whole number from `least` to `most`."""
 
     def read(text: str) -> int:
         try:

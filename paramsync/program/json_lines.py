@@ -10,11 +10,11 @@ from datetime import datetime, timezone
 from typing import Any
 
 _log = logging.getLogger("paramsync.program")
-_KNOWN = ("model", "version", "step")  # attributes that records may have by `extra`
+_KNOWN = ("model", "version", "step")  # attributes that the `extra` of a logging call may add
 
 
 class JsonLines(logging.Formatter):
-    """One line for each record, whatever its text: JSON escapes everything but printable ASCII."""
+    """Writes one line for each record, whatever its text, because JSON escapes everything but printable ASCII."""
 
     def format(self, record: logging.LogRecord) -> str:
         time = datetime.fromtimestamp(record.created, timezone.utc).isoformat(timespec="milliseconds")
@@ -32,7 +32,7 @@ class JsonLines(logging.Formatter):
 
 
 def take_over() -> None:
-    """Log warnings and uncaught exceptions, which Python would write to the standard error."""
+    """Log warnings and uncaught exceptions. By default Python writes them to standard error."""
     logging.captureWarnings(True)
     sys.excepthook = lambda kind, error, _: _log.critical("ended by %s", kind.__name__, exc_info=error)
     threading.excepthook = lambda thrown: _log.error(

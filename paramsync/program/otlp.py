@@ -1,4 +1,4 @@
-"""Exports spans by OTLP on a thread of its own. Making a span never waits; a dead collector is one line."""
+"""Exports spans by OTLP on its own thread. Making a span never waits. A collector that fails is logged once."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
-_END_SECONDS = 3.0  # for the last spans, which are lost if the collector takes longer
+_END_SECONDS = 3.0  # time to export the last spans; the rest is lost
 _log = logging.getLogger("paramsync.traces")
 
 
 def start_exporting() -> Callable[[], None]:
-    """Set this process's tracer provider. Returns a function that ends it. Raises ValueError for a bad environment."""
+    """Set this process's tracer provider. Returns a function that ends it. Raises ValueError for wrong variables."""
     words = _LastWords()
     theirs = logging.getLogger("opentelemetry")
     theirs.addHandler(words)
@@ -45,7 +45,7 @@ class _LastWords(logging.Handler):
 
 
 class _Exporter(SpanExporter):
-    """Logs once that spans are lost, and once that the collector takes them again. Belongs to one thread."""
+    """Logs once when spans begin to be lost, and once when the collector accepts them again. Belongs to one thread."""
 
     def __init__(self, exporter: SpanExporter, words: _LastWords) -> None:
         self._exporter = exporter

@@ -1,4 +1,4 @@
-"""Names the command that installs a missing package, from the source of this installation: no index can forge it."""
+"""Tells how to install a missing package from the source of this installation, so that no index can replace it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ _TENSORFLOW = ("tensorflow", "keras", "watchdog")  # packages of the extra
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra of this distribution."""
-    from importlib import metadata  # here: usually nothing is missing
+    """Return the command that installs an extra of this distribution."""
+    from importlib import metadata  # here, because it is rarely needed
 
     try:
         return f"pip install {requirement(extra, metadata.distribution('paramsync').read_text('direct_url.json'))}"
@@ -20,7 +20,7 @@ def install(extra: str) -> str:
 
 
 def requirement(extra: str, direct_url: str | None) -> str:
-    """The requirement, quoted for a shell. `direct_url` is pip's record of the source; None for an index."""
+    """Return the requirement, quoted for a shell. `direct_url` is pip's record of the source; None means an index."""
     if direct_url is None:
         return f"'paramsync[{extra}]'"
     source = json.loads(direct_url)
@@ -34,7 +34,7 @@ def requirement(extra: str, direct_url: str | None) -> str:
 
 @contextmanager
 def with_tensorflow(what: str) -> Iterator[None]:
-    """If an import within fails because TensorFlow is missing, the error says how to install it for `what`."""
+    """If an import in the block fails because TensorFlow is missing, add to the error how to install it for `what`."""
     try:
         yield
     except ModuleNotFoundError as error:

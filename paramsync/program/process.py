@@ -1,4 +1,4 @@
-"""A program's process: its log, the signals that end it, its file descriptors, its release. Quick to import."""
+"""A program's process: its log, the signals that end it, its file descriptors, its release. Fast to import."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOG_FORMATS = ("text", "json")
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _MOST_DESCRIPTORS = 1 << 16  # a higher limit makes starting child processes slow
-_FOR_FILES = 256  # descriptors for everything except connections
+_FOR_FILES = 256  # descriptors that are kept for everything except connections
 
 
 def start_logging(log_format: str = "text", handler: logging.Handler | None = None) -> None:
@@ -41,7 +41,7 @@ def start_logging(log_format: str = "text", handler: logging.Handler | None = No
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:
-    """SIGTERM, SIGINT, and, unless `nohup` ignores it, SIGHUP, which a closed terminal sends."""
+    """Return SIGTERM, SIGINT and SIGHUP. SIGHUP, sent by a closed terminal, is left out if `nohup` ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return signal.SIGTERM, signal.SIGINT, *(() if ignored else (signal.SIGHUP,))
 
@@ -49,12 +49,12 @@ def ending_signals() -> tuple[signal.Signals, ...]:
 class Stop:
     """Handles the signals that end a program, from its first moment on.
 
-    Before `arm` a signal ends the process at once, with exit code 0: there is nothing to finish yet, and an exception
-    in the middle of an import would print a traceback. After `arm` each signal sets `requested`.
+    Before `arm`, a signal ends the process at once with exit code 0. There is nothing to finish yet, and an exception
+    in the middle of an import would print a traceback. After `arm`, a signal sets `requested` and calls `on_request`.
     """
 
     def __init__(self) -> None:
-        self.requested = False  # not an Event: the interrupted code may hold its lock
+        self.requested = False  # no Event: the interrupted code may hold the Event's lock
         self._on_request: Callable[[], object] | None = None
 
     def listen(self) -> None:
@@ -63,7 +63,7 @@ class Stop:
             signal.signal(number, self._on_signal)
 
     def arm(self, on_request: Callable[[], object] = lambda: None) -> None:
-        """From now on there is work to finish. Each signal calls `on_request` on the main thread."""
+        """Stop ending the process on a signal. Each signal now calls `on_request` on the main thread."""
         self._on_request = on_request
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -74,22 +74,22 @@ class Stop:
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the soft limit as far as the hard limit allows. The usual 1,024 is meant for `select`."""
+    """Raise the soft limit towards the hard limit. The usual soft limit of 1,024 exists because of `select`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
-        with suppress(ValueError, OSError):  # macOS has another limit
+        with suppress(ValueError, OSError):  # macOS may have another, lower limit
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def connection_limit() -> int:
-    """The most connections that leave this process enough descriptors for files."""
+    """Return the most connections for which enough descriptors are left for files."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else max(soft // 2, soft - _FOR_FILES)
 
 
 def release(distribution: str = "paramsync") -> str:
-    """The installed release of a distribution; "unknown" if it is not installed."""
+    """Return the installed release of a distribution; "unknown" if it is not installed."""
     from importlib import metadata
 
     try:

@@ -1,4 +1,4 @@
-"""The metrics page of a program for Prometheus: its own metrics, and its process's metrics."""
+"""The metrics page of a program for Prometheus: the program's metrics, and those of its process."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class MetricsPage(Collector):
         return generate_latest(self.registry)
 
     def describe(self) -> list[Metric]:
-        return []  # without names, the registry does not collect at registration
+        return []  # no names, so that nothing is collected at registration
 
     @abstractmethod
     def collect(self) -> Iterator[Metric]:
-        """The program's metrics now."""
+        """Yield the current metrics of the program."""

@@ -7,9 +7,10 @@ from itertools import pairwise
 
 
 def quantile(bounds: Sequence[float], counts: Sequence[int], share: float) -> float | None:
-    """A quantile, as if the values of a bucket were spread evenly over the bucket; None if nothing was counted.
+    """Return a quantile, as if the values of each bucket were spread evenly; None if nothing was counted.
 
-    `bounds` are the buckets' upper bounds. One more count is of values above the last bound, which then is the result.
+    `bounds` are the buckets' upper bounds. `counts` has one more element, for values above the last bound. If the
+    quantile is among these values, the last bound is returned.
     """
     wanted = share * sum(counts)
     if not wanted:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 
 class ServiceManager:
-    """Sends the datagrams of `Type=notify`. Without a listener nothing happens."""
+    """Sends the datagrams of `Type=notify`. Does nothing without an address or a listener."""
 
     def __init__(self, address: str | None) -> None:
         """`address` is the value of NOTIFY_SOCKET: a path, or @ and an abstract name."""
@@ -23,7 +23,7 @@ class ServiceManager:
     def _send(self, state: str, status: str) -> None:
         if not self._address:
             return
-        one_line = " ".join(status.split())  # each line is a field
+        one_line = " ".join(status.split())  # each line of a datagram is a field
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
             sender.setblocking(False)
             sender.sendto(f"{state}\nSTATUS={one_line}".encode(), self._address)

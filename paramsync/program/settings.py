@@ -1,4 +1,4 @@
-"""Settings of both programs from the environment."""
+"""Settings of both programs that come from the environment."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from .service_manager import ServiceManager
 
 
 def service_manager() -> ServiceManager:
-    """The service manager that started this process. Child processes do not inherit its address."""
+    """Return the service manager of this process. Removes its address, so that child processes do not inherit it."""
     return ServiceManager(os.environ.pop("NOTIFY_SOCKET", None))
 
 
 def traces_asked_for_by(service: str) -> str:
-    """The variable of OpenTelemetry that asks for traces, or "". `service` is this program's name in the traces.
+    """Return the variable of OpenTelemetry that asks for traces; "" if none does.
+
+    `service` becomes this program's name in the traces, unless the environment sets another.
 
     Raises SettingsError for an exporter or protocol other than OTLP by gRPC.
     """

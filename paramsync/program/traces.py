@@ -1,4 +1,4 @@
-"""Turns traces on if OpenTelemetry's environment variables ask for them; otherwise imports nothing of it."""
+"""Turns traces on if OpenTelemetry's environment variables ask for them. Otherwise OpenTelemetry is not imported."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .settings import traces_asked_for_by
 
 
 def start(service: str) -> Callable[[], None] | None:
-    """Export spans of this process from now on, under this name unless the environment has another.
+    """Start to export spans of this process, under the name `service` unless the environment sets another.
 
-    Call this after forks, since exporting has a thread. Returns a function that ends exporting within a few seconds;
-    None if no traces are asked for. Raises SettingsError if the environment cannot be followed.
+    Call this after forking, because it starts a thread. Returns a function that ends exporting within a few seconds, or
+    None if the environment does not ask for traces. Raises SettingsError if its variables cannot be used.
     """
     asked = traces_asked_for_by(service)
     if not asked:
@@ -35,7 +35,7 @@ def start(service: str) -> Callable[[], None] | None:
 
 @contextmanager
 def exported(service: str) -> Iterator[bool]:
-    """As `start`, for the block. Yields whether traces are asked for."""
+    """Export spans while the block runs; see `start`. Yields whether the environment asks for traces."""
     end = start(service)
     try:
         yield end is not None

@@ -1,1 +1,1 @@
-"""The trainer's side: when a version is due, its values at one step, and the thread that writes it."""
+"""The trainer's side: decides when a version is due, pins the values of one step, and writes them on a thread."""

@@ -1,4 +1,4 @@
-"""The trainer's gRPC port: status, publish now, watch. grpcio's own server; translates, calls, and maps errors."""
+"""The trainer's gRPC port: answers GetStatus, Publish and Watch, by grpcio's own server."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from paramsync.version import Version
 if TYPE_CHECKING:
     from paramsync.publishing.publisher import Publisher
 
-MOST_WATCHING = 8  # most callers of Watch at once
-MOST_SERVERS = 64  # most callers that watch what is in the bucket: one for each server
-MOST_PUBLISHING = 4  # most callers that wait for a publication
-MOST_UNREAD = 1000  # versions that a caller of Watch may leave unread
-_MOST_CALLS = 32 + MOST_SERVERS  # each has a thread; gRPC refuses more with RESOURCE_EXHAUSTED
+MOST_WATCHING = 8  # the most callers of Watch at once
+MOST_SERVERS = 64  # the most callers of Watch for versions in the bucket; each server is one caller
+MOST_PUBLISHING = 4  # the most callers that wait for a publication
+MOST_UNREAD = 1000  # the most versions that a caller of Watch may leave unread
+_MOST_CALLS = 32 + MOST_SERVERS  # each call has a thread; gRPC refuses more calls with RESOURCE_EXHAUSTED
 _MESSAGE_BYTES = 1 << 18  # requests and answers are small
 _GRACE = 2.0  # seconds for calls to end when the port is closed
 _SERVICE = sync_pb2.DESCRIPTOR.services_by_name["Publisher"].full_name
@@ -66,7 +66,7 @@ class Training:
 
 
 class ControlPort(sync_pb2_grpc.PublisherServicer):
-    """Answers as soon as it is made; healthy while training goes on."""
+    """Answers calls from its construction to `close`. Its health is SERVING while training goes on."""
 
     def __init__(
         self,
@@ -79,13 +79,13 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
         access: Access | None = None,
         tls: ServerTls | None = None,
     ) -> None:
-        """Port 0 is any free port. `access` says who may call; the default takes the tokens of the environment.
-        `address` is that of the bucket into which the versions of `store` go, if any.
+        """Port 0 means any free port. `access` decides who may call; by default it uses the environment's tokens.
+        `address` is the address of the bucket to which the versions of `store` are copied, if any.
 
-        Raises SettingsError, which names `option`, if the server cannot listen there.
+        Raises SettingsError, which names `option`, if the server cannot listen on the port.
         """
         access = Access(host=host, tokens=settings.tokens()) if access is None else access
-        if type(port) is not int or not 0 <= port <= addresses.LAST_PORT:  # gRPC would take another port
+        if type(port) is not int or not 0 <= port <= addresses.LAST_PORT:  # otherwise gRPC would choose another port
             raise SettingsError(f"{option}: expected a port from 0 to {addresses.LAST_PORT}, found {port!r:.80}")
         self.training: Training | None = None
         """The training that has begun; None before."""
@@ -120,7 +120,7 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
             _log.warning("control port: %s", advice)
 
     def training_begins(self, training: Training) -> None:
-        """From now on, status reports this training, and Publish works."""
+        """Report this training from now on, and accept Publish."""
         training.publisher.subscribe(self._watchers.put)
         if self._has_bucket:
             training.publisher.subscribe(self._watchers_of_bucket.put, in_bucket=True)
@@ -128,12 +128,12 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
         self._set_healthy(True)
 
     def training_ends(self) -> None:
-        """Note that training has stopped; the last version may still be in writing."""
+        """Report that training has stopped. The last version may still be being written."""
         self._set_healthy(False)
         self._stopping = True
 
     def close(self) -> None:
-        """End the watches, let other calls finish, close the port."""
+        """End all calls of Watch, let other calls finish, and close the port."""
         self._watchers.close()
         self._watchers_of_bucket.close()
         self._health.enter_graceful_shutdown()
@@ -188,7 +188,7 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
             def leave() -> None:
                 future.cancel()
 
-            if not context.add_callback(leave):  # the caller has left already
+            if not context.add_callback(leave):  # the caller is gone already
                 leave()
             return of_version(future.result())
 
@@ -203,7 +203,7 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
         try:
             if not context.add_callback(lambda: unread.put(None)):
                 unread.put(None)
-            context.send_initial_metadata(())  # tells the caller: from now on no version is missed
+            context.send_initial_metadata(())  # tells the caller that it misses no later version
             while (version := unread.get()) is not None:
                 if isinstance(version, BusyError):
                     _abort_with(context, version)
@@ -235,7 +235,7 @@ class Watchers:
         self._closed = False
 
     def add(self) -> UnreadVersions:
-        """Add a caller. Raises BusyError if there are too many."""
+        """Add a caller, and return its queue. Raises BusyError if there are too many callers."""
         with self._lock:
             if len(self._queues) >= self._most:
                 raise BusyError(f"{self._most} watch already; one has to leave first")
@@ -250,7 +250,7 @@ class Watchers:
             self._queues.discard(unread)
 
     def put(self, version: Version) -> None:
-        """Give a version to all callers. Never blocks."""
+        """Put a version into all queues. Never blocks."""
         with self._lock:
             for unread in [*self._queues]:
                 if unread.qsize() < MOST_UNREAD:
@@ -260,7 +260,7 @@ class Watchers:
                     self._queues.remove(unread)
 
     def close(self) -> None:
-        """End all calls, also future ones, after the versions that are unread."""
+        """End all calls, also later calls. Callers can still read their unread versions."""
         with self._lock:
             self._closed = True
             for unread in self._queues:
@@ -326,4 +326,4 @@ def _abort_with(context: grpc.ServicerContext, error: Exception) -> NoReturn:
 
 def _abort(context: grpc.ServicerContext, code: grpc.StatusCode, text: str) -> NoReturn:
     context.abort(code, text)
-    raise AssertionError(text)  # abort raises: for the type checker
+    raise AssertionError(text)  # for the type checker: abort raises

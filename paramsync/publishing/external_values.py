@@ -1,4 +1,4 @@
-"""ExternalValues: values of any framework, by name, for a graph that is in a store. Knows no TensorFlow."""
+"""ExternalValues: publishes values of any framework, by name, for a graph in a store. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Values = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
 class ExternalValues:
-    """The parameters of a graph. Values are named as in checkpoints, or by the framework's name of the variable."""
+    """Values for the parameters of a graph, named by checkpoint keys or by the framework's names of the variables."""
 
     def __init__(self, content: bytes, *, copy: bool = True) -> None:
         """`content` is a graph file. Raises GraphError if it cannot be read."""
@@ -50,7 +50,7 @@ class ExternalValues:
 
     @classmethod
     def in_store(cls, store: Path, digest: str | None, *, copy: bool) -> ExternalValues:
-        """The graph of that digest, or the only graph in the store. Raises SettingsError, GraphError, StoreError."""
+        """Read the graph with this digest, or the store's only graph. Raises SettingsError, GraphError, StoreError."""
         digests = _digests(store)
         if digest is None:
             if len(digests) != 1:
@@ -71,10 +71,10 @@ class ExternalValues:
         return source
 
     def pin(self, values: Values | None = None) -> dict[str, Any]:
-        """The values by their keys in a checkpoint, safe from later changes by training.
+        """Return the values by their checkpoint keys. Values that training may change are copied.
 
-        Raises SettingsError without values, and ParameterError, before anything is copied, for values that do not fit
-        the graph.
+        Raises SettingsError if there are no values. Before copying, raises ParameterError if values do not fit the
+        graph.
         """
         if values is None:
             raise SettingsError(
@@ -87,7 +87,7 @@ class ExternalValues:
         return pinned
 
     def _fitting(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """The values by key. Raises ParameterError, which uses the framework's names."""
+        """Return the values by key. Raises ParameterError, whose text has the framework's names."""
         known = {name: self._keys[name] for name in values if name in self._keys}
         by_key = {key: _array_like(values[name]) for name, key in known.items()}
         if len(by_key) < len(known):
@@ -120,7 +120,7 @@ def _which(store: Path, digests: list[str]) -> str:
 
 
 def _array_like(value: Any) -> Any:
-    """The value as an array with a dtype and a shape; for a variable, its current value."""
+    """Return the value, or a variable's current value, as an object with a dtype and a shape."""
     if hasattr(value, "assign") and hasattr(value, "value"):  # a variable of Keras or TensorFlow
         value = value.value() if callable(value.value) else value.value
         return _array_like(value)
@@ -130,15 +130,15 @@ def _array_like(value: Any) -> Any:
 
 
 def _pinned(value: Any, *, copy: bool) -> Any:
-    """The value, or a copy if training may change it. Does not wait for a device if that can be avoided."""
+    """Return the value, or a copy if training may change it. Avoids waiting for a device."""
     framework = type(value).__module__.partition(".")[0]
     if framework == "torch":
         return _of_torch(value, copy=copy)
     if not copy:
         return value
     if framework in ("jax", "jaxlib"):
-        # A step that takes the array's memory (donate) would delete it. On the CPU numpy shares the buffer, and JAX
-        # leaves a shared buffer alone; another device makes a copy in the background.
+        # A training step that donates the array would delete its memory. On the CPU, numpy shares the buffer, and JAX
+        # does not delete a shared buffer. On other devices, `copy` makes a copy in the background.
         return np.asarray(value) if all(device.platform == "cpu" for device in value.devices()) else value.copy()
     if framework == "tensorflow" or (isinstance(value, np.ndarray) and not _may_change(value)):
         return value

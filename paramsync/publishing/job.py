@@ -1,4 +1,4 @@
-"""Job: the model and step that the training program trains, made by a function. Imports no TensorFlow itself.
+"""Job: what the training program trains, made by a function of the user. This module does not import TensorFlow.
 
 `python -m trainer --job MODULE:FUNCTION` calls the function once, with `JobSettings`, and trains the `Job` it returns:
 
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
     import keras
     import tensorflow as tf
 
-_TAKEN = ("model", "step", "root", "save_counter")  # names that tf.train.Checkpoint uses otherwise
+_TAKEN = ("model", "step", "root", "save_counter")  # names with another meaning in tf.train.Checkpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
     """The program's arguments for a job's function.
 
-    Weights, order and drawn examples should follow from `seed`. `data` is a path, as given. The job may write its
-    held-out examples to `held_out`.
+    The job should derive initial weights, order and random examples from `seed`. `data` is a path that the job may
+    read. The job may write its held-out examples to the file `held_out`.
     """
 
     seed: int = 0
@@ -50,12 +50,14 @@ class JobSettings:
 class Job:
     """Something to train.
 
-    `model` is published, and must be built. `train_step` does one step, on the thread that trains, and returns its
-    loss, a scalar that may still be in computation. `step` is a variable that counts the steps: each adds 1. `state`
-    has the other objects that resuming needs, by name, such as the optimizer; all their variables must exist when the
-    job is made. `steps_per_epoch` is for showing progress only.
+    - `model` is published, and must be built.
+    - `train_step` does one step, on the thread that trains. It adds 1 to `step`, and returns the loss, a scalar that
+      may still be being computed.
+    - `state` has the other objects that resuming needs, by name, such as the optimizer. All their variables must exist
+      when the job is made.
+    - `steps_per_epoch` is used only to show progress.
 
-    Raises SettingsError for detectable mistakes.
+    Raises SettingsError for a value of a wrong kind.
     """
 
     model: keras.Model | tf.Module
@@ -79,13 +81,13 @@ class Job:
                 raise SettingsError(f"Job.state: expected names other than {', '.join(_TAKEN)}, found {name!r}")
 
     def steps_done(self) -> int:
-        """The value of `step`; waits for the step under way."""
+        """Return the value of `step`. Waits for a step that is still being computed."""
         return int(self.step.numpy())  # int(self.step) fails for a variable of several replicas
 
     def check(self, step: int, loss: Any) -> None:
-        """Raises SettingsError if `train_step` did not do this step, or returned no loss.
+        """Raise SettingsError if `train_step` did not count up to this step, or returned no loss.
 
-        A state saved with the wrong step would train some steps twice, or never.
+        With a wrong count, training that resumes from a saved state would repeat or skip steps.
         """
         if (found := self.steps_done()) != step:
             raise SettingsError(f"Job.step: expected train_step to add 1, so that it is {step}, found {found}")

@@ -1,4 +1,4 @@
-"""LiveVariables: publishes the variables of a model, read by one call of TensorFlow."""
+"""LiveVariables: publishes the variables of a model, which it reads by one call of TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from paramsync.graphs.sources.objects import KeptValues, Place, parts
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 
 Averages: TypeAlias = Callable[[tf.Variable], "tf.Variable | None"]
-"""Gives the average to publish in place of a variable, or None."""
+"""Returns the average to publish in place of a variable, or None."""
 
 _log = logging.getLogger("paramsync.trainer")
 
-# There is nothing to optimise, and the optimiser would slow the first call down.
+# Reading variables leaves nothing to optimise, and the optimiser would slow down the first call.
 _AS_WRITTEN = config_pb2.ConfigProto(
     graph_options=config_pb2.GraphOptions(
         rewrite_options=rewriter_config_pb2.RewriterConfig(disable_meta_optimizer=True)
     )
 ).SerializeToString()
 _HOST = "/device:CPU:0"
-_ON_THIS_THREAD = "SINGLE_THREADED_EXECUTOR"  # other executors hand reads to threads that may get no processor
+_ON_THIS_THREAD = "SINGLE_THREADED_EXECUTOR"  # other executors use threads, which may wait
 
 
 class VariableReader:
     """Reads variables without copying them. One thread owns it.
 
-    A value is the variable's own buffer, as `value()` gives it. One function reads all variables in the host's memory:
-    each call of TensorFlow costs microseconds and releases the GIL, and another thread, such as the writer, may
-    keep it for a while. Variables of accelerators are read one by one, because the function would move their values to
-    the host; so are variables of distribution strategies, whose values may need a sum.
+    A value is the variable's own buffer, as `value()` returns it. One function reads all variables in the host's
+    memory, because each call of TensorFlow costs microseconds and releases the GIL, which another thread, such as the
+    writer, may then keep for a while. Two kinds of variables are read one by one: those of accelerators, because the
+    function would move their values to the host, and those of distribution strategies, whose values may need a sum.
     """
 
     def __init__(self, variables: Sequence[tf.Variable]) -> None:
@@ -48,7 +48,7 @@ class VariableReader:
         self(variables)  # the first call is the slowest
 
     def __call__(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-        """The values of these variables; fastest for the same variables as before."""
+        """Return the values of these variables. Fastest if they are the variables of the call before."""
         if len(variables) != len(self._variables) or not all(map(operator.is_, variables, self._variables)):
             self._choose(variables)
         values: list[Any] = [None] * len(variables)
@@ -89,12 +89,12 @@ def _function(types: Sequence[tf.DType]) -> Any:
     def read(*handles: tf.Tensor) -> list[tf.Tensor]:
         return [_read(handle, dtype) for handle, dtype in zip(handles, types, strict=True)]
 
-    # faster to make than a tf.function of as many arguments
+    # faster to make than a tf.function with as many arguments
     return tf.compat.v1.wrap_function(read, [tf.TensorSpec([], tf.resource)] * len(types))
 
 
 def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    # A read copies a variable of which rows were looked up or updated, unless that is disabled.
+    # By default a read copies a variable if its rows were looked up or updated.
     with tf.control_dependencies([tf.raw_ops.DisableCopyOnRead(resource=handle)]):
         return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
 
@@ -103,12 +103,12 @@ class LiveVariables:
     """The variables of a model, or averages of them, as a ValueSource."""
 
     def __init__(self, capture: Capture, averages: Averages | None = None, *, allow_ops: Collection[str] = ()) -> None:
-        """Raises SettingsError for a graph of a file, which has no variables; UnsafeGraphError for ops that followers
-        refuse, and `allow_ops` does not name; and what `pin` raises."""
+        """Raises SettingsError for a graph from a file, which has no variables, or for a wrong average;
+        UnsafeGraphError for ops that followers refuse, unless `allow_ops` names them."""
         self._averages = averages
         self._allow_ops = tuple(allow_ops)
         self._problem = ""
-        self._idle: set[Place] = set()  # kept values whose changes did not change the graph
+        self._idle: set[Place] = set()  # kept values that do not affect the graph
         self._take(capture)
         self._read = VariableReader(self._published())
 
@@ -129,12 +129,12 @@ class LiveVariables:
             self._parts, self._kept = capture.origin.parts, capture.origin.kept
 
     def pin(self, values: Any = None) -> dict[str, Any]:
-        """The value of every captured variable, or of its average, by its key in a checkpoint.
+        """Return the value of every captured variable, or of its average, by its checkpoint key.
 
-        Call it on the thread that updates the variables, between two steps: then all values are of one step. Takes
-        microseconds a variable, whatever its size; and as long as capturing if variables, layers, tables or constants
-        have changed since the last call. Raises SettingsError for an average that cannot stand for its variable,
-        StructureError if the model cannot be captured as it is now.
+        Call it on the thread that updates the variables, between two steps, so that all values are of one step. Takes
+        microseconds a variable, whatever its size. If variables, layers, tables or constants have changed since the
+        last call, the model is captured again, which takes longer. Raises SettingsError for an average with another
+        shape or dtype than its variable, StructureError if the model cannot be captured as it is now.
         """
         if values is not None:
             raise SettingsError("values: they are the variables' own here; only Publisher.of_graph is given any")
@@ -147,7 +147,7 @@ class LiveVariables:
     def _follow(self) -> None:
         """Capture the model again if its variables, layers, tables or constants have changed.
 
-        A model that cannot be captured is tried again after the next change.
+        If the capture fails, it is tried again only after the next change.
         """
         if self._origin is None:
             return
@@ -173,7 +173,7 @@ class LiveVariables:
         took = time.monotonic() - began
         if self.digest != digest:
             self._idle.clear()
-        elif not others:  # for example a training counter: it must not cause a capture at each publication
+        elif not others:  # a training counter, for example: ignore its later changes
             self._idle |= kept
             _log.info(
                 "%s makes no difference to what is published: seen in %.1f s, and not looked at again", what, took

@@ -13,13 +13,13 @@ _WINDOW = 1.0  # seconds over which the speed is measured
 
 
 class Meter:
-    """The training thread writes, any thread reads. A reader waits only for a loss that is still being computed."""
+    """Loss and speed. The training thread writes, any thread reads. A reader may wait for a loss being computed."""
 
     def __init__(self, step: int = 0, now: float | None = None) -> None:
-        """`now` is when this step ended; without `now` the speed counts from the first call of `advance`."""
+        """`now` is the time when `step` ended. Without it, the speed is measured from the first call of `advance`."""
         self.first = self.step = step
         self.steps_per_second = 0.0
-        self.stall: float | None = None  # seconds that the last publication blocked training
+        self.stall: float | None = None  # seconds for which the last publication blocked training
         self._loss: SupportsFloat | None = None
         self._since = None if now is None else (step, now)
 
@@ -45,7 +45,7 @@ class Meter:
 
 Metrics = Mapping[str, SupportsFloat]
 PublishIf: TypeAlias = "str | Callable[[Mapping[str, Any]], Any]"
-"""The metric that must not get worse, or a function of all metrics that says whether to publish."""
+"""A metric that must not get worse, or a function that gets all metrics and returns whether to publish."""
 
 _LOWER = ("loss", "error", "mae", "mse", "mape", "msle", "perplexity")
 _HIGHER = ("accuracy", "acc", "auc", "precision", "recall", "f1", "iou", "bleu")
@@ -58,7 +58,7 @@ class Gate:
     """Compares the metrics of a step with those of the newest version. Belongs to the thread that trains."""
 
     def __init__(self, publish_if: PublishIf) -> None:
-        """If the name of a metric does not say whether less is better, "min" or "max" and a space come before it.
+        """`publish_if` may be "min NAME" or "max NAME"; NAME alone is enough if its last word tells which is better.
 
         Raises SettingsError.
         """
@@ -67,12 +67,13 @@ class Gate:
             raise SettingsError(f"publish_if: expected a metric's name or a function, found {publish_if!r:.80}")
         self._metric, self._less = ("", False) if not isinstance(publish_if, str) else _read(publish_if)
         self.held_back: str | None = None
-        """The due step that is held back, and why; None without such a step."""
+        """The due step that is held back, and the reason; None if no step is held back."""
 
     def refuses(self, step: int, metrics: Metrics | None, published: Metrics) -> bool:
         """Whether a step with `metrics` must not replace a version with the `published` metrics.
 
-        Waits for a metric that is still being computed. A function that raises holds the step back; training goes on.
+        Waits for a metric that is still being computed. If the function raises, the step is held back, and training
+        goes on.
         """
         try:
             why = "no metrics are known" if metrics is None else self.refusal(metrics, published)
@@ -84,7 +85,7 @@ class Gate:
         return why is not None
 
     def refusal(self, metrics: Metrics, published: Metrics) -> str | None:
-        """Why the step is held back; None if it may be published."""
+        """Return why the step is held back; None if it may be published."""
         if self._function is not None:
             return None if self._function(metrics) else "publish_if says no"
         if self._metric not in metrics:
@@ -101,7 +102,7 @@ class Gate:
 
 
 def _read(text: str) -> tuple[str, bool]:
-    """The metric's name, and whether lower values are better."""
+    """Return the metric's name, and whether lower values are better."""
     direction, _, name = text.partition(" ")
     if direction in _DIRECTIONS and name:
         return name, direction == "min"

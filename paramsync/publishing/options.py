@@ -17,7 +17,7 @@ OnError = Literal["log", "raise"]
 
 
 class PublishOptions(TypedDict, total=False):
-    """The options; Publisher says what they mean."""
+    """The options. The docstring of Publisher explains them."""
 
     keep: int | Retention
     durable: bool
@@ -51,13 +51,13 @@ def check_options(options: PublishOptions) -> None:
 
 
 def read_tls(options: PublishOptions) -> ServerTls | None:
-    """The certificate that the control port shows. Raises SettingsError for files that cannot be used."""
+    """Read the certificate of the control port. Raises SettingsError for files that cannot be used."""
     tls = options.get("tls")
     if tls is None:
         return None
     from dataclasses import replace
 
-    from paramsync.rpc.settings import KEYWORDS  # here: most publishers speak no TLS
+    from paramsync.rpc.settings import KEYWORDS  # here: most publishers use no TLS
     from paramsync.rpc.tls import ServerTls
 
     return ServerTls(replace(tls, options=KEYWORDS))

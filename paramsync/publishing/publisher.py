@@ -49,16 +49,16 @@ _log = logging.getLogger("paramsync.trainer")
 
 @runtime_checkable
 class ValueSource(Protocol):
-    """The source of a publication's values, and their graph."""
+    """Where a publisher gets its values and their graph."""
 
     digest: str
-    content: bytes  # of the graph file; a `pin` that sees another structure changes it
+    content: bytes  # of the graph file; `pin` replaces it if the structure has changed
 
     def pin(self, values: Any = None) -> dict[str, Any]:
-        """The values of this step by their keys in a checkpoint, so that no later step changes them.
+        """Return the values of this step by their checkpoint keys. No later step may change them.
 
-        `values` is what the publisher's caller gave, or None. Raises StructureError if the structure has changed and
-        cannot be published.
+        `values` is the argument of the publisher's caller, or None. Raises StructureError if the structure has changed,
+        and cannot be published.
         """
 
 
@@ -70,54 +70,56 @@ class Publisher:
                 train_step()
                 publisher.publish_if_due(step)
 
-    Leaving the block without an error is the end of training: if the schedule has `at_end`, the last step is published,
-    with the values that the variables have then. Call `finish` to name another step. Without a `schedule`, the loop
-    calls `publish` when it wants to.
+    Leaving the block without an error ends training. If the schedule has `at_end`, the step of the last call is then
+    published, with the current values of the variables. Call `finish` to publish another step at the end. Without a
+    `schedule`, only the start and the end are published, unless the loop calls `publish`.
 
-    `publish_if_due`, `publish` and `finish` belong to the thread that trains: they pin the values of the step in
-    microseconds a variable, and a thread in the background writes them. If publications come faster than they can be
-    written, the newest wins and the others count as skipped. `request`, `status` and `subscribe` may be called from any
-    thread.
+    `publish_if_due`, `publish` and `finish` belong to the thread that trains. They pin the values of the step in
+    microseconds a variable, and a background thread writes the values. If publications come faster than they can be
+    written, only the newest is written, and the others count as skipped. `request`, `status` and `subscribe` may be
+    called from any thread.
 
-    A publication that fails in the background is logged and in the status, and training goes on. Metrics may be tensors
-    that are still being computed; a metric that is not a number is left out with a warning. A step is a whole number,
-    also of another framework, or a variable that holds one; anything else is a SettingsError at the call. A step lower
-    than the step before is published under a number that rises all the same, with one warning.
+    A publication that fails in the background is logged and reported in the status, and training goes on. Metrics may
+    be tensors that are still being computed; a metric that is not a number is left out, with a warning. A step is a
+    whole number of any framework, or a variable with a whole number; any other step raises SettingsError. If a step is
+    lower than the step before, its version still gets a higher number. The first such step logs a warning.
 
     The first step is published if the store has no version yet, so that a restarted training does not replace an
     earlier, trained version (see PublishSchedule).
 
     Args:
-        store: The directory of the store; the address of a bucket, such as s3://bucket/models/digits; or a StoreWriter
-            that is open, with its own `keep`, `durable` and `signing_key`; or an Outgoing, with its own `keep`.
-        source: A model, or the Capture of anything else that has variables: a function, several signatures, a model
-            whose inputs have to be named. For values of other frameworks see `of_graph`.
+        store: The directory of the store; the address of a bucket, such as s3://bucket/models/digits; an open
+            StoreWriter, with its own `keep`, `durable` and `signing_key`; or an Outgoing, with its own `keep`.
+        source: A model, or the Capture of anything else with variables: a function, several signatures, or a model
+            whose inputs must be named. For values of other frameworks see `of_graph`.
         schedule: When a step is due.
-        averages: Gives the variable that is published in place of another, as
-            `tf.train.ExponentialMovingAverage.average` does.
+        averages: Maps a variable to the variable that is published in its place, like
+            `tf.train.ExponentialMovingAverage.average`.
         keep: How many of the newest versions stay in the store, or a Retention, which keeps older versions by age.
-        durable: Whether a version is on the disk when it is published, so that it survives a crash of the machine.
-            The background thread waits for the disk.
-        signing_key: A file that `paramsync keys new` made: versions are signed, for inferencers that serve no others.
-        on_error: "log", or "raise": a publication that failed raises PublishError once, at the next call.
+        durable: Whether a version is written to the disk before it counts as published, so that it survives a crash of
+            the machine. The background thread waits for the disk.
+        signing_key: A file made by `paramsync keys new`. Versions are signed with this key, for inferencers that serve
+            only signed versions.
+        on_error: "log" only logs a failed publication. "raise" also raises PublishError once, at the next call.
         allow_nan: Whether to publish parameters that are NaN or infinite. Otherwise such a publication fails with
             NotFiniteError and counts as `refused`: the previous version stays the latest.
-        precision: "bfloat16" rounds float32 values to bfloat16. They stay float32 in the files, with low bytes of zero:
-            a version then travels to a bucket as a small part of its size (see docs/beyond-one-machine.md).
+        precision: "bfloat16" rounds float32 values to bfloat16. The files still contain float32, with zeros as low
+            bytes, so that only a small part of a version's size is sent to a bucket (see docs/beyond-one-machine.md).
         allow_ops: Ops that followers are configured to allow, in addition to ops that only compute.
-        publish_if: Publishes a step that is due only if the gate lets it through: the name of a metric, such as
-            "val_loss", that must not get worse than that of the newest version, or a function of the metrics, called on
-            the thread that trains. A step that the gate holds back, or that comes without metrics, stays due, and is in
-            the status. The gate is not asked about `publish`, an operator's request, and a start with `at_start=True`.
-        control_port: Where an operator is answered while the publisher is open: `paramsync status`, and `paramsync sync
-            --fresh`, whose request is met at the next call of `publish_if_due`. 0 is any free port; `control` has the
-            address. Without it gRPC is not imported.
-        host: The address that the control port listens on.
-        tls: The certificate that the control port shows; see TlsFiles.
+        publish_if: The gate, a condition for publishing a step that is due. Either the name of a metric, such as
+            "val_loss", that must not be worse than in the newest version, or a function that gets all metrics, on the
+            thread that trains, and returns whether to publish. A step that the gate holds back, or that has no metrics,
+            stays due and is shown in the status. The gate does not apply to `publish`, to an operator's request, and to
+            a start with `at_start=True`.
+        control_port: The port for operators while the publisher is open. It answers `paramsync status`, and `paramsync
+            sync --fresh`, which makes the next call of `publish_if_due` publish. 0 means any free port; `control` is
+            the address. Without a port, gRPC is not imported.
+        host: The address on which the control port listens.
+        tls: The certificate of the control port; see TlsFiles.
 
-    Raises, when made: SettingsError, StoreError (StoreLockedError for a second publisher), GraphError for a model that
-    cannot be captured, such as a model that is not built yet, and UnsafeGraphError for a model with ops that followers
-    refuse, such as a function in Python.
+    The constructor raises SettingsError; StoreError (StoreLockedError for a second publisher); GraphError for a model
+    that cannot be captured, for example because it is not built yet; and UnsafeGraphError for a model with ops that
+    followers refuse, for example a call of a Python function.
     """
 
     def __init__(
@@ -137,11 +139,11 @@ class Publisher:
         self._source = source if isinstance(source, ValueSource) else _live(source, averages, allow_ops)
         self._schedule = PublishSchedule() if schedule is None else schedule
         self._raise = options.get("on_error") == "raise"
-        self._since: Moment | None = None  # the last snapshot, or the start of the counting
+        self._since: Moment | None = None  # when the last snapshot was taken, or counting began
         self._seen: tuple[int, Metrics | None, Values | None] | None = None  # the arguments of the last call
-        self._raised: str | None = None  # the text of the last raised failure
-        self._warned = False  # whether it warned about steps that go back
-        self._lost = False  # whether it raised that another publisher has the bucket
+        self._raised: str | None = None  # the text of the failure that was raised last
+        self._warned = False  # whether a warning about a lower step was logged
+        self._lost = False  # whether an error was raised because the bucket is lost
         self._lock = threading.Lock()  # guards the next two fields
         self._requests: list[Future[Version]] = []
         self._accepting = True
@@ -154,9 +156,9 @@ class Publisher:
             until_failure.callback(self._close_control)
             self._store = _store_writer(store, self._outgoing, options)
             until_failure.pop_all()
-        self._empty, self._before = _latest(self._store)  # emptiness and latest metrics at the start
-        self._begun: int | None = None  # the step that the latest version already covers
-        self._pinned: Metrics = self._before  # the metrics of the last publication, written or not
+        self._empty, self._before = _latest(self._store)  # at the start: is the store empty, and its latest metrics
+        self._begun: int | None = None  # the step given to `begin`, if the store had a version
+        self._pinned: Metrics = self._before  # the metrics of the last snapshot, even if its write failed
         self._precision = options.get("precision") or ""
         write = SnapshotWriter(self._store, finite=not options.get("allow_nan", False)).write
         self._behind: WriteBehind[Snapshot] = WriteBehind(write)
@@ -177,22 +179,22 @@ class Publisher:
         copy: bool = True,
         **options: Unpack[PublishOptions],
     ) -> Publisher:
-        """Publish values of JAX, PyTorch, numpy or anything else, for a graph that `paramsync graph publish` put there.
+        """Publish values of JAX, PyTorch, numpy or anything else. Their graph was stored by `paramsync graph publish`.
 
             with Publisher.of_graph(store, schedule=PublishSchedule(every_seconds=1)) as publisher:
                 for step in range(steps):
                     train_step()
                     publisher.publish_if_due(step, values=lambda: {v.path: v.value for v in model.variables})
 
-        Imports neither TensorFlow nor Keras. `digest` names the graph if the store has several. If `store` is the
-        address of a bucket, `graph` is the directory that `paramsync graph publish` put the graph into.
+        Neither TensorFlow nor Keras is imported. `digest` selects a graph if the store has several. If `store` is the
+        address of a bucket, `graph` is the directory into which `paramsync graph publish` put the graph.
 
-        The values of each publication are named as in checkpoints, or by Keras' path or TensorFlow's name of the
-        variable. Values that training may write to, such as arrays of numpy and tensors of PyTorch, are copied on the
-        thread that trains. Arrays of JAX are not copied on the CPU, and elsewhere on their device; a step may take
-        their memory (donate). With `copy=False` nothing is copied, and training must not change published values until
-        they are written. `options` are the constructor's. Raises as the constructor does, and SettingsError if
-        the graph is not in the store.
+        Values are named by their checkpoint keys, by Keras' paths, or by TensorFlow's names of the variables. Values
+        that training may write to, such as arrays of numpy and tensors of PyTorch, are copied on the thread that
+        trains. Arrays of JAX are copied on their device, or not at all on the CPU; a training step may donate their
+        memory. With `copy=False` nothing is copied, and training must not change published values until they are
+        written. `options` are the constructor's. Raises as the constructor does, and SettingsError if the graph is not
+        in the store.
         """
         if graph is None:
             if "://" in str(store):
@@ -201,9 +203,9 @@ class Publisher:
         return cls(store, ExternalValues.in_store(Path(graph), digest, copy=copy), schedule=schedule, **options)
 
     def begin(self, step: int, *, values: Values | None = None) -> Version | None:
-        """Begin at this step, before anything is trained: publish it if the schedule wants the start.
+        """Call this before the first step is trained. Publishes this step if the schedule wants the start.
 
-        Optional. If the store has versions, and no step comes after this one, the end is not published either.
+        The call is optional. If the store has versions, and training ends at this step, the end is not published.
         """
         self._begun = None if self._empty else step_number(step)
         return self.publish_if_due(step, values=values)
@@ -211,10 +213,10 @@ class Publisher:
     def publish_if_due(
         self, step: int, metrics: Metrics | None = None, *, values: Values | None = None
     ) -> Version | None:
-        """Publish this step if the schedule or a `request` wants it; costs about a microsecond if not.
+        """Publish this step if the schedule or a `request` wants it. Otherwise a call takes about a microsecond.
 
-        Returns the version that is being written, or None. The version is visible once it is committed. `values` are
-        for publishers `of_graph` only: the parameters by name, or a function that returns them. Raises ParameterError
+        Returns the version that is being written, or None. Followers see it once it is committed. `values` are only for
+        publishers made by `of_graph`: the parameters by name, or a function that returns them. Raises ParameterError
         for values that do not fit the graph.
         """
         self._surface()
@@ -229,14 +231,14 @@ class Publisher:
         return None
 
     def is_due(self, step: int, now: float | None = None) -> bool:
-        """Whether `publish_if_due` would publish this step now, or ask the gate; known before metrics are computed."""
+        """Whether `publish_if_due` would publish this step now, or ask the gate. Needs no metrics."""
         now = time.monotonic() if now is None else now
         return bool(self._requests) or self._schedule.due(step, now, since=self._since, empty=self._empty)
 
     def publish(
         self, step: int, *, wait: bool = False, metrics: Metrics | None = None, values: Values | None = None
     ) -> Version:
-        """Publish this step now. With `wait`, returns the version once committed, or raises PublishError."""
+        """Publish this step now. With `wait`, returns the version once it is committed, or raises PublishError."""
         self._surface()
         step = step_number(step)
         if not wait:
@@ -253,7 +255,7 @@ class Publisher:
     def finish(self, step: int, metrics: Metrics | None = None, *, values: Values | None = None) -> Version | None:
         """End training: publish the last step if the schedule or a request wants it, and wait for the writer.
 
-        Requests are refused from here on. Returns the last committed version. Leaving the `with` block does the same.
+        Later requests are refused. Returns the last committed version. Leaving the `with` block does the same.
         """
         return self._finish(step, metrics, values)
 
@@ -272,8 +274,8 @@ class Publisher:
     def subscribe(self, listener: Callable[[Version], None], *, in_bucket: bool = False) -> None:
         """Call `listener` with every committed version, on the writing thread: it must not block.
 
-        With `in_bucket`, the listener gets each version that is in the bucket; several at once may come to be there as
-        one. Raises SettingsError for a store that is not in a bucket.
+        With `in_bucket`, the listener is called when a version is in the bucket. Of several versions that get there at
+        once, the listener gets only the newest. Raises SettingsError for a store that is not in a bucket.
         """
         if not in_bucket:
             self._behind.subscribe(listener)
@@ -283,7 +285,7 @@ class Publisher:
             self._outgoing.subscribe(listener)
 
     def status(self) -> PublisherStatus:
-        """How publishing goes, as one value."""
+        """Return the state of publishing, as one value."""
         status = replace(self._behind.status(), held_back=self._gate.held_back if self._gate else None)
         if self._outgoing is None:
             return status
@@ -292,7 +294,7 @@ class Publisher:
 
     @property
     def mirror(self) -> MirrorChild | None:
-        """The mirror that takes versions to a bucket, if the store is the address of one."""
+        """The process that copies versions to the bucket; None if the store is not in a bucket."""
         return None if self._outgoing is None else self._outgoing.child
 
     @property
@@ -307,7 +309,7 @@ class Publisher:
         return done
 
     def close(self) -> None:
-        """Write waiting values, answer requests, release the store. Publishes nothing new; may be called again."""
+        """Write waiting values, refuse open requests, and release the store. May be called again."""
         self._release()
         self._surface()
 
@@ -328,7 +330,7 @@ class Publisher:
     def _publish(
         self, step: int, now: float, metrics: Metrics | None, values: Values | None, *waiting: Future[Version]
     ) -> Version:
-        self._seen = None  # refused values are not tried again at the end
+        self._seen = None  # if `pin` raises, the end of training does not try again
         self._warn_of_lower(step)
         done_at = time.time()
         try:
@@ -384,13 +386,13 @@ class Publisher:
         return self.status().published
 
     def _has_changed(self, published: Version) -> bool:
-        """Whether the model has other values than the last version: callbacks may restore weights at the end."""
+        """Whether the model differs from the last version, for example because a callback restored weights."""
         if not self._is_live:
-            return False  # values come with the call, so none can be newer
+            return False  # the caller gives the values with each call
         try:
             pinned = self._source.pin()
         except StructureError:
-            return True  # reported like any publication that fails
+            return True  # `_publish` reports the error
         return self._source.digest != published.graph or not self._store.has(rounded(fetch(pinned), self._precision))
 
     def _is_held_back(self, step: int, metrics: Metrics | None) -> bool:
@@ -411,7 +413,10 @@ class Publisher:
             )
 
     def _surface(self, raised: str | None = None) -> None:
-        """Raise the error of an earlier publication, unless it was `raised` already."""
+        """With on_error="raise", raise each background error once: a failed publication, or the loss of the bucket.
+
+        Ignores the error whose text is `raised`, because it was raised before.
+        """
         if self._raise and (error := self._behind.take_error()) not in (None, raised):
             self._raised = error
             raise PublishError(f"an earlier publication failed: {error}")
@@ -433,8 +438,8 @@ class Publisher:
         self._close_control()
 
     def _answer(self, control: ControlPort) -> None:
-        """Have the control port report this publisher from now on."""
-        from paramsync.publishing.control_port import Training  # here: as for ControlPort
+        """Make the control port report this publisher from now on."""
+        from paramsync.publishing.control_port import Training  # here: it imports gRPC
 
         device = device_name() if self._is_live else ""
         control.training_begins(Training(publisher=self, device=device))
@@ -448,10 +453,10 @@ class Publisher:
 
 
 def _outgoing(store: str | Path | StoreWriter | Outgoing, options: PublishOptions) -> Outgoing | None:
-    """The way into a bucket, if the store is in one."""
+    """Return the Outgoing that sends versions to a bucket, or None if the store is not in a bucket."""
     if isinstance(store, (Path, StoreWriter)) or (isinstance(store, str) and "://" not in store):
         return None
-    from paramsync.remote.outgoing import Outgoing  # here: most publishers need no package for buckets
+    from paramsync.remote.outgoing import Outgoing  # here: most publishers have no bucket
 
     if isinstance(store, Outgoing):
         return store
@@ -492,10 +497,10 @@ def _control_port(
 
 
 def _latest(store: StoreWriter) -> tuple[bool, Metrics]:
-    """Whether the store has no version, and the metrics of its latest version."""
+    """Return whether the store has no version, and the metrics of its latest version."""
     try:
         latest = store.latest()
-    except ParamsyncError:  # the store is not empty
+    except ParamsyncError:  # something unreadable is there
         return False, {}
     return latest is None, latest.metrics if latest else {}
 

@@ -1,4 +1,4 @@
-"""When a publication is due, and what a step is. Pure: the time and the last publication come in as arguments."""
+"""Decides when a publication is due, and reads step numbers. Pure: times and publications are arguments."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paramsync.version import NUMBERS
 
 
 class Moment(NamedTuple):
-    """A step and its time, in seconds of any clock that never goes back."""
+    """A step and its time, in seconds of a clock that never goes back."""
 
     step: int
     time: float
@@ -21,9 +21,9 @@ class Moment(NamedTuple):
 class PublishSchedule:
     """Publish after `every_steps` steps or `every_seconds` seconds, whichever comes first.
 
-    Without both, only the start, the end and steps that an operator requests are published. The start is published
-    if the store has no version yet, so that a restarted training does not replace an earlier, trained version;
-    `at_start=True` publishes it always, `at_start=False` never.
+    With neither, only the start, the end, and steps that an operator requests are published. By default the start is
+    published only if the store has no version yet, so that a restarted training does not replace a trained version.
+    `at_start=True` always publishes the start, `at_start=False` never.
 
         schedule = PublishSchedule(every_steps=100, every_seconds=30)
         if schedule.due(step, now, since=last): ...
@@ -41,10 +41,10 @@ class PublishSchedule:
                 raise SettingsError(f"{name}: expected a number above 0, found {value}")
 
     def due(self, step: int, now: float, *, since: Moment | None, empty: bool = True) -> bool:
-        """Whether `step` is to be published now. `since` is the last publication, or where the counting began.
+        """Whether `step` is to be published now. `since` is the last publication, or the moment when counting began.
 
-        `empty` says whether the store had no version at the start. With `every_steps`, a step below the last published
-        step, after training was set back, is due at once.
+        `empty` is True if the store had no version at the start. With `every_steps`, a step below the last published
+        step is due at once: training was set back.
         """
         if since is None:
             return empty if self.at_start is None else self.at_start

@@ -1,4 +1,4 @@
-"""SessionValues: publishes the variables of a v1 graph, pinned in a session without copying them."""
+"""SessionValues: publishes the variables of a v1 graph. Resource variables are pinned in a session without a copy."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class _Group:
     """Operations that pin, fetch and release the values of some variables together."""
 
     handles: Sequence[tf.Tensor]
-    chosen: tf.Tensor  # a placeholder for handles
+    chosen: tf.Tensor  # a placeholder for handles of pinned values
     values: Sequence[tf.Tensor]
     let_go: tf.Operation
 
     def free(self, session: Any, handles: Sequence[str]) -> None:
-        """Release the values of these handles; closing a session releases them, too."""
+        """Release the values behind these handles. Closing the session releases them too."""
         with suppress(RuntimeError, tf.errors.OpError):
             session.run(self.let_go, {self.chosen: handles})
 
@@ -45,13 +45,13 @@ class _Group:
 class SessionValues:
     """The part of a v1 graph between some tensors, and the values of its variables in a session.
 
-    `pin` belongs to the thread that trains, between two steps. A resource variable is copy-on-write: the session holds
-    the buffer under a handle, so the next update goes into another buffer. Pinning takes microseconds a variable,
-    whatever its size. A reference variable, TensorFlow 1's default, is updated in place, so it is copied, which takes
-    as long as its size. All variables of a session in another process are copied, too.
+    Call `pin` on the thread that trains, between two steps. A resource variable is copy-on-write: the session keeps its
+    buffer under a handle, so that the next update goes into another buffer. This takes microseconds a variable,
+    whatever its size. A reference variable, TensorFlow 1's default, is updated in place. So it is copied, which takes
+    time in proportion to its size. All variables of a session in another process are copied too.
 
-    The thread that asks for pinned values as arrays fetches them in pieces, then releases them. Abandoned values are
-    released at the next pin or fetch.
+    Pinned values are fetched in pieces by the thread that converts them to arrays, and then released. Values that were
+    never fetched are released by the next `pin` or `tidy`.
     """
 
     def __init__(
@@ -66,15 +66,16 @@ class SessionValues:
         """Add the operations that pin values to the graph.
 
         Args:
-            inputs: A tensor, several, or tensors by the names that callers use; or their names in the default graph.
-            outputs: As `inputs`.
-            saver: All variables that this Saver saves are published, under its names, so that it can restore them.
-                Without a Saver, only variables between the tensors, by their own names.
-            averages: Gives the variable to publish in place of another, or None.
-            allow_ops: Ops that followers were told to allow.
+            inputs: A tensor, several tensors, or tensors by the names that callers use. A tensor may be given by its
+                name in the default graph.
+            outputs: Like `inputs`.
+            saver: A Saver. All variables that it saves are published under its names, so that it can restore them.
+                Without a Saver, only variables between the tensors are published, under their own names.
+            averages: Returns the variable to publish in place of a variable, or None.
+            allow_ops: Ops that followers are configured to allow.
 
         Raises GraphError for a graph that is finalised or cannot be captured, UnsafeGraphError for a graph that
-        followers refuse, SettingsError for an average that cannot stand for its variable.
+        followers refuse, SettingsError for an average with another shape or dtype than its variable.
         """
         inputs, outputs = tensors(inputs), tensors(outputs)
         draft = draft_of_tensors(inputs, outputs, saver=saver)
@@ -100,14 +101,14 @@ class SessionValues:
             }
             sizes = [read.dtype.size * (read.shape.num_elements() or 0) for read in self._reads.values()]
             self._groups = {tuple(nodes): self._group(nodes) for nodes in divide(list(self._reads), sizes, PIECE)}
-        self._run: tuple[Any, Callable[[], Any]] | None = None  # the last session, and the call that pins there
-        self._left: deque[tuple[_Group, Any, Sequence[str]]] = deque()  # values pinned and never fetched
+        self._run: tuple[Any, Callable[[], Any]] | None = None  # the last session, and the call that pins in it
+        self._left: deque[tuple[_Group, Any, Sequence[str]]] = deque()  # pinned values that were never fetched
 
     def pin(self, values: Any = None) -> dict[str, Any]:
-        """The values of the variables in a session, by name; one thread may turn them into arrays.
+        """Return the values of the variables in a session, by name. Only one thread may convert them to arrays.
 
-        Raises SettingsError for anything but a session of the graph, PublishError for a session that is closed, or in
-        which a variable has no value yet.
+        `values` is the session. Raises SettingsError for anything but a session of the graph, PublishError if the
+        session is closed, or a variable has no value in it yet.
         """
         session = values
         if not isinstance(session, v1.Session | v1.InteractiveSession) or session.graph is not self.graph:
@@ -127,7 +128,7 @@ class SessionValues:
         return pinned
 
     def tidy(self) -> None:
-        """Release abandoned pinned values."""
+        """Release pinned values that nobody refers to and nobody fetched."""
         while self._left:
             group, session, handles = self._left.popleft()
             group.free(session, handles)
@@ -142,18 +143,18 @@ class SessionValues:
         self.tidy()
         values: dict[str, Any] = {}
         for (nodes, group), handles in zip(self._groups.items(), self._run[1](), strict=True):
-            # otherwise TensorFlow would add operations to the graph to free them
+            # raw handles, because TensorFlow adds operations to the graph to free handle objects
             raw = [handle.get_raw_handle() for handle in handles]
             pinned = _Pinned(group, session, raw, self._left)
             values.update({node: _Value(pinned, at) for at, node in enumerate(nodes)})
         return values
 
     def _read(self, parameter: Parameter, node: str) -> Any:
-        """The value of a variable: its buffer, or a copy for a variable that is updated in place."""
+        """Add a read of a variable: of its buffer, or of a copy if the variable is updated in place."""
         op = self.graph.get_operation_by_name(node)
         with self.graph.colocate_with(op, ignore_existing=True):
             if op.type == "VarHandleOp":
-                # otherwise a read copies a variable whose rows were looked up or updated
+                # By default a read copies a variable if its rows were looked up or updated.
                 with self.graph.control_dependencies([tf.raw_ops.DisableCopyOnRead(resource=op.outputs[0])]):
                     value = tf.raw_ops.ReadVariableOp(resource=op.outputs[0], dtype=op.get_attr("dtype"))
             else:
@@ -176,7 +177,7 @@ class SessionValues:
 
 
 class _Pinned:
-    """The pinned values of a group: the session holds them until they are fetched, or this object is freed."""
+    """The pinned values of a group. The session keeps them until they are fetched, or this object is freed."""
 
     def __init__(self, group: _Group, session: Any, handles: Sequence[str], left: deque[Any]) -> None:
         self._group, self._session, self._handles = group, session, handles
@@ -185,7 +186,7 @@ class _Pinned:
         self._end.atexit = False
 
     def array(self, at: int) -> Array:
-        """The value at this position. The first call fetches all. Raises PublishError if the session is closed."""
+        """Return the value at this position. The first call fetches all. Raises PublishError for a closed session."""
         if self._end.detach() is not None:
             try:
                 values = self._session.run(list(self._group.values), {self._group.chosen: self._handles})
@@ -214,7 +215,7 @@ class _Value:
 
 @dataclass(frozen=True, slots=True)
 class _Whole:
-    """A partitioned variable, which is one tensor in a checkpoint."""
+    """A partitioned variable. Its parts form one tensor in a checkpoint."""
 
     parts: Sequence[tuple[PartRange, Any]]
 
@@ -224,7 +225,7 @@ class _Whole:
 
 
 def tensors(structure: Any) -> Any:
-    """The structure, with tensors of the default graph in place of their names. Raises GraphError."""
+    """Replace names in the structure by tensors of the default graph. Raises GraphError for an unknown name."""
     return tf.nest.map_structure(_tensor, structure)
 
 
@@ -238,7 +239,7 @@ def _tensor(tensor: Any) -> Any:
 
 
 def _parts(parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
-    """The variables of each name: one, or all parts of one. Raises GraphError if parts are missing."""
+    """Return the variables with each name: a whole one, or all parts of one. Raises GraphError if parts are missing."""
     by_name: dict[str, list[Parameter]] = {}
     for parameter in parameters:
         by_name.setdefault(parameter.name, []).append(parameter)
@@ -264,5 +265,5 @@ def _averages(graph: tf.Graph, averages: Averages) -> dict[str, str]:
 
 
 def _array(value: Any, dtype: tf.DType) -> Array:
-    """A value of a session as an array: sessions return scalars as numbers or bytes."""
+    """Convert a value of a session to an array, because sessions return scalars as numbers or bytes."""
     return np.asarray(value, object if dtype == tf.string else None)

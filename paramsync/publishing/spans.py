@@ -1,4 +1,4 @@
-"""Spans of a publication, by the tracer provider of the training program. Imported only if OpenTelemetry is."""
+"""Makes spans of a publication. This module is imported only if the training program imported OpenTelemetry."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from paramsync.version import Version
 
-_LONG = 200  # characters of an error
+_LONG = 200  # the most characters of an error
 
 
 def traced(version: Version, context: Context | None, write: Callable[[str], Version]) -> Version:
-    """Call `write` with a traceparent, within a span below `context`. Runs on the writing thread."""
+    """Call `write` with a traceparent, within a span whose parent is in `context`. Runs on the writing thread."""
     tracer, began = trace.get_tracer("paramsync"), time.time()
     attributes = {"paramsync.version": version.number, "paramsync.step": version.step}
     publish = tracer.start_span("publish", context, SpanKind.PRODUCER, attributes, start_time=_ns(version.step_done_at))

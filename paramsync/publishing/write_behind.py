@@ -1,7 +1,7 @@
 """Write-behind: one thread fetches the newest snapshot from its device and commits it to the store.
 
-A snapshot is all parameters of one step, pinned without copying them. TensorFlow is imported only for tensors of
-TensorFlow.
+A snapshot consists of all parameters of one step, pinned without copying them. TensorFlow is imported only for tensors
+of TensorFlow.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 PIECE = 64 << 20  # bytes fetched from a device at once
 
-_LONG = 200  # characters of a metric's name
+_LONG = 200  # the most characters of a metric's name
 
 _log = logging.getLogger("paramsync.trainer")
 T = TypeVar("T")
@@ -40,11 +40,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublisherStatus:
-    """How publishing goes. `last_error` is None if the last publication went well."""
+    """The state of publishing. `last_error` is None if the last publication succeeded."""
 
     published: Version | None = None
     publishes: int = 0  # committed by this publisher
-    skipped: int = 0  # snapshots that a newer one overtook before they were written
+    skipped: int = 0  # snapshots that a newer snapshot replaced before they were written
     failed: int = 0  # snapshots that could not be published, whatever the reason
     refused: int = 0  # failures because of NaN or infinity
     last_error: str | None = None
@@ -53,7 +53,7 @@ class PublisherStatus:
 
 
 class WriteBehind(Generic[T]):
-    """Writes items on its own thread; of several waiting items, writes only the newest.
+    """Writes items on its own thread. Of several waiting items it writes only the newest.
 
     A caller whose item was replaced gets the version of the newer item. One lock guards all fields; it is not held
     while writing.
@@ -82,7 +82,10 @@ class WriteBehind(Generic[T]):
             self._listeners = (*self._listeners, listener)
 
     def put(self, item: T, *waiting: Future[Version]) -> None:
-        """Write this item next, instead of the waiting item; then resolve the futures. PublishError once closed."""
+        """Queue an item. It replaces an item that is still waiting, and takes over its futures.
+
+        The futures are resolved when the item is written. Raises PublishError after `close`.
+        """
         with self._changed:
             if self._closed:
                 raise PublishError("the publisher is closed")
@@ -93,7 +96,7 @@ class WriteBehind(Generic[T]):
             self._changed.notify_all()
 
     def run_once(self) -> bool:
-        """Write the waiting item; False if there is none. An error goes to the futures and into the status."""
+        """Write the waiting item. Returns False if there is none. An error goes to the futures and into the status."""
         with self._changed:
             work, self._next = self._next, None
             self._busy = work is not None
@@ -128,17 +131,17 @@ class WriteBehind(Generic[T]):
         atexit.unregister(self._end)
 
     def check_thread(self) -> None:
-        """Raises PublishError on the writing thread, which would wait for itself."""
+        """Raise PublishError on the writing thread, because it would wait for itself."""
         if threading.current_thread() is self._thread:
             raise PublishError("expected another thread than the one that writes: a listener must not wait for it")
 
     def status(self) -> PublisherStatus:
-        """How publishing goes, as one value."""
+        """Return the state of publishing, as one value."""
         return self._status
 
     def take_error(self) -> str | None:
-        """The last error; the next call returns None."""
-        if self._error is None:  # asked at every step: without the lock
+        """Return the last error once: the next call returns None."""
+        if self._error is None:  # without the lock, because every step comes here
             return None
         with self._changed:
             error, self._error = self._error, None
@@ -181,7 +184,7 @@ class WriteBehind(Generic[T]):
             refused = self._status.refused + isinstance(error, NotFiniteError)
             failed = self._status.failed + 1
             self._status = replace(self._status, failed=failed, refused=refused, last_error=text)
-        if (told := self._repeats.text(text)) is not None:  # otherwise a full disk, or NaN, would fill the log
+        if (told := self._repeats.text(text)) is not None:  # repeats are not logged
             _log.error("a publication failed, training goes on: %s", told, exc_info=None if expected else error)
         for future in waiting:
             if future.set_running_or_notify_cancel():
@@ -196,7 +199,8 @@ class Snapshot:
     `values` are tensors that share the variables' buffers: TensorFlow's variables are copy-on-write, so an update after
     the snapshot goes into a new buffer. That costs memory for as long as the snapshot lives. `metrics` may be tensors
     that are still being computed; they are read when the snapshot is written, not on the training thread. `graph` is
-    the graph file; `problem` says why there are no values; `context` is the span that was open when training published.
+    the graph file. `problem` is the reason if there are no values. `context` is the span that was open when the
+    snapshot was taken.
     """
 
     version: Version
@@ -207,20 +211,20 @@ class Snapshot:
     context: Any = None
 
     def tensors(self) -> dict[str, Array]:
-        """The tensors of a checkpoint, by key: the pinned buffers; values of a GPU are fetched.
+        """Return the tensors of a checkpoint, by key. Values on the host are the pinned buffers; others are fetched.
 
-        Fetched values are released. So while fetching, a snapshot takes at most the size of the parameters plus one
-        piece of the device's memory.
+        A fetched value is released on its device. So while fetching, a snapshot takes at most the size of the
+        parameters and one piece of the device's memory.
         """
         return fetch(self.values, fetched=self.let_go)
 
     def let_go(self, name: str) -> None:
-        """Release a written value. Any thread."""
+        """Release a value that was written. May be called from any thread."""
         self.values.pop(name, None)
 
 
 def rounded(tensors: dict[str, Any], precision: str) -> dict[str, Any]:
-    """The tensors with float32 values rounded to the nearest bfloat16, if that is the precision."""
+    """Return the tensors. If the precision is "bfloat16", float32 values are rounded to the nearest bfloat16."""
     if precision != "bfloat16":
         return tensors
     arrays = {name: np.asarray(tensor) for name, tensor in tensors.items()}
@@ -231,7 +235,7 @@ def rounded(tensors: dict[str, Any], precision: str) -> dict[str, Any]:
 
 
 def trace_context() -> Any:
-    """The span that is open on this thread; None if OpenTelemetry is not imported."""
+    """Return the span that is open on this thread; None if OpenTelemetry is not imported."""
     current = getattr(sys.modules.get("opentelemetry.context"), "get_current", None)
     return None if current is None else current()
 
@@ -242,7 +246,7 @@ class FrozenVariables:
     TensorFlow's variables are copy-on-write: while the published buffer is referenced, an update goes into another
     buffer. So a variable that still has the published buffer still has the published values. A reference costs memory
     once its variable is updated. Therefore only buffers of variables that did not change between the last two versions
-    are referenced, and no longer if a variable turns out to be rewritten with equal values.
+    are referenced. Variables that were rewritten with equal values are never referenced again.
     """
 
     def __init__(self) -> None:
@@ -250,12 +254,12 @@ class FrozenVariables:
         self._rewritten: set[str] = set()
 
     def unchanged(self, tensors: Mapping[str, Array]) -> set[str]:
-        """The tensors of a snapshot that still have the published buffers."""
+        """Return the names of tensors that still have the published buffers."""
         buffers = self._buffers
         return {name for name, buffer in buffers.items() if name in tensors and _is_at(tensors[name], buffer)}
 
     def note_published(self, snapshot: Snapshot, tensors: Mapping[str, Array], unchanged: Collection[str]) -> None:
-        """Note that these tensors were committed, and that the store saw some of them `unchanged`."""
+        """Note that these tensors were committed, and which of them the store found `unchanged`."""
         self._rewritten.update(set(self._buffers).intersection(unchanged) - self.unchanged(tensors))
         self._buffers = {
             name: tensors[name]
@@ -268,17 +272,17 @@ class SnapshotWriter:
     """Commits snapshots to a store. One thread owns it."""
 
     def __init__(self, store: StoreWriter, *, finite: bool) -> None:
-        """With `finite`, parameters that are NaN or infinite are refused."""
+        """With `finite`, parameters with NaN or infinite values are refused."""
         self._store = store
         self._finite = finite
         self._metrics = MetricReader()
         self._frozen = FrozenVariables()
 
     def write(self, snapshot: Snapshot) -> Version:
-        """Returns the version as it was committed. Raises as `StoreWriter.commit` does, and StructureError."""
+        """Commit a snapshot, and return its version. Raises as `StoreWriter.commit` does, and StructureError."""
         if snapshot.problem:
             raise StructureError(snapshot.problem)
-        if "opentelemetry.trace" not in sys.modules:  # then no tracer provider exists
+        if "opentelemetry.trace" not in sys.modules:  # without it no tracer provider exists
             return self._written(snapshot)
         from paramsync.publishing.spans import traced
 
@@ -290,7 +294,7 @@ class SnapshotWriter:
         version = replace(snapshot.version, metrics=metrics, traceparent=traceparent)
         tensors = snapshot.tensors()
 
-        def let_go(name: str) -> None:  # so that training can update it in place
+        def let_go(name: str) -> None:  # so that training can update the variable in place
             del tensors[name]
             snapshot.let_go(name)
 
@@ -304,14 +308,14 @@ class SnapshotWriter:
 class MetricReader:
     """Reads metrics as numbers. A metric that cannot be read or recorded is left out, with one warning per name.
 
-    So a bad metric never costs a version. For one thread.
+    So a wrong metric never prevents a publication. Belongs to one thread.
     """
 
     def __init__(self) -> None:
         self._told: set[str] = set()
 
     def read(self, metrics: Mapping[str, SupportsFloat]) -> dict[str, float]:
-        """The metrics as numbers; waits for metrics that are still being computed."""
+        """Return the metrics as numbers. Waits for metrics that are still being computed."""
         read = {}
         for name, value in metrics.items():
             try:
@@ -333,7 +337,7 @@ def _check(name: object) -> None:
 
 
 def device_name() -> str:
-    """The device in words. TensorFlow logs its devices at the first call."""
+    """Describe the device. TensorFlow logs its devices at the first call."""
     import tensorflow as tf
 
     tf.config.list_logical_devices()
@@ -344,7 +348,7 @@ def device_name() -> str:
 
 
 def device_of(value: Any) -> str | None:
-    """The accelerator that holds a value; None for a value in the host's memory."""
+    """Return the accelerator that has a value in its memory; None for a value in the host's memory."""
     device: str = getattr(value, "backing_device", "")
     return device if device and "CPU" not in device else None
 
@@ -356,16 +360,16 @@ def fetch(
     piece: int = PIECE,
     fetched: Callable[[str], object] = lambda name: None,
 ) -> dict[str, Array]:
-    """All values as arrays. Values on the host are not copied; values with a device in `away` are fetched.
+    """Return all values as arrays. A value is fetched if `away` returns its device, and not copied if it returns None.
 
-    1. On the device, values of one dtype are concatenated into pieces of at most `piece` bytes, one piece at a time,
-       so fetching takes no more device memory. A larger value is its own piece, and not copied there.
-    2. A TensorFlow function copies a piece. Its copies go into pinned host memory while the device computes; a tensor's
-       own `.numpy()` would wait for the device each time.
-    3. `fetched` is called with each name of a fetched piece: its value may be released.
+    1. The device concatenates values of one dtype into pieces of at most `piece` bytes. It makes one piece at a time,
+       so that fetching takes no more device memory. A larger value is a piece by itself, and is not copied there.
+    2. A TensorFlow function copies each piece into pinned host memory while the device computes. A tensor's `.numpy()`
+       would wait for the device each time.
+    3. `fetched` is called with each name in the piece, so that the caller can release the value.
 
-    The calling thread waits without the GIL. Raises what TensorFlow does, such as
-    ResourceExhaustedError if the device has no room for a piece.
+    The calling thread waits without the GIL. Raises TensorFlow's errors, such as ResourceExhaustedError if the device
+    has no room for a piece.
     """
     places: dict[tuple[str, Any], list[str]] = {}
     arrays: dict[str, Array] = {}
@@ -386,7 +390,7 @@ def fetch(
 
 
 def divide(names: Sequence[str], sizes: Sequence[int], piece: int) -> Iterator[list[str]]:
-    """The names in order, in groups of at most `piece` bytes; a larger value is its own group."""
+    """Yield the names in order, in groups of at most `piece` bytes. A larger value is a group by itself."""
     group: list[str] = []
     room = piece
     for name, size in zip(names, sizes, strict=True):
@@ -408,7 +412,7 @@ def _fetch_piece(names: Sequence[str], values: Mapping[str, Any]) -> dict[str, A
 
 @cache
 def _gather() -> Any:
-    """Traced once for all shapes of a piece, which are the same in every publication of a model."""
+    """Return the function that concatenates a piece. Pieces have the same shapes in all publications of a model."""
     import tensorflow as tf  # here: values of other frameworks need no TensorFlow
 
     @tf.function(autograph=False)

@@ -1,6 +1,6 @@
 """The default job, and an example for other jobs: a 784-256-256-10 network learns to read digits.
 
-The functions import TensorFlow themselves: wrong data is reported without waiting for this slow import.
+TensorFlow is imported in functions, so that wrong data is reported without waiting for this slow import.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _log = logging.getLogger("paramsync.trainer")
 
 
 def job(settings: JobSettings) -> Job:
-    """A job that trains on digits drawn here, or on an `mnist.npz`. Raises SettingsError."""
+    """Make a job that trains on generated digits, or on an `mnist.npz`. Raises SettingsError."""
     if settings.data is None:
         learnt, held_out = examples.drawn(seed=settings.seed)
     else:
@@ -38,7 +38,7 @@ def job(settings: JobSettings) -> Job:
 
 
 def build(examples: Examples, *, seed: int) -> Job:
-    """A job that trains on these examples. The seed determines the initial weights; seed and step determine a batch."""
+    """Make a job for these examples. The seed determines the initial weights; seed and step determine a batch."""
     import keras
     import tensorflow as tf
 
@@ -71,7 +71,7 @@ def build(examples: Examples, *, seed: int) -> Job:
 
 
 def network() -> keras.Model:
-    """A network from images to logits."""
+    """Make the network, from images to logits."""
     import keras
 
     return keras.Sequential(
@@ -90,5 +90,5 @@ def _use_one_thread() -> None:
     import tensorflow as tf
 
     if not tf.config.list_physical_devices("GPU"):
-        with suppress(RuntimeError):  # TensorFlow has started its threads already
+        with suppress(RuntimeError):  # TensorFlow may have started its threads already
             tf.config.threading.set_intra_op_parallelism_threads(1)

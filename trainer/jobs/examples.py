@@ -1,4 +1,4 @@
-"""Examples for the digits job: drawn here, or read from mnist.npz. Uses only numpy."""
+"""Examples for the digits job: generated, or read from mnist.npz. Uses only numpy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Examples:
     labels: npt.NDArray[np.int64]
 
     def scaled(self) -> npt.NDArray[np.float32]:
-        """The pictures in the network's form: float32 in 0..1."""
+        """Return the pictures as the network takes them: float32 in 0..1."""
         return self.images.astype(np.float32) / np.float32(255)
 
     def save(self, path: Path) -> None:
@@ -43,14 +43,14 @@ class Examples:
 
 
 def drawn(*, seed: int) -> tuple[Examples, Examples]:
-    """Examples to train on, and held-out examples. The same seed draws the same digits."""
+    """Generate examples to train on, and held-out examples. The same seed gives the same digits."""
     images, labels = glyphs.draw(_DRAWN + _DRAWN_HELD_OUT, seed=seed)
     pixels = np.rint(images * 255).astype(np.uint8)
     return Examples(pixels[:_DRAWN], labels[:_DRAWN]), Examples(pixels[_DRAWN:], labels[_DRAWN:])
 
 
 def read(path: Path) -> tuple[Examples, Examples]:
-    """The training and test examples of an `mnist.npz`. Raises SettingsError."""
+    """Read the training and test examples of an `mnist.npz`. Raises SettingsError."""
     try:
         x_train, y_train, x_test, y_test = _arrays(path)
     except SettingsError:

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 SIDE = 28
-_FIELD = 64  # side of a distance field: it covers the unit square and _MARGIN around the square
-_MARGIN = 0.25
+_FIELD = 64  # points on a side of a distance field, which covers the unit square and a margin
+_MARGIN = 0.25  # width of the margin around the unit square
 _CHUNK = 500  # glyphs drawn at a time, so that the arrays stay in the processor's cache
-_NOISE = 0.15
+_NOISE = 0.15  # standard deviation of the noise of a pixel
 _PIXELS = ((np.arange(SIDE) + 0.5) / SIDE - 0.5).astype(np.float32)  # centres of the pixels, from -0.5 to 0.5
 
 Floats = npt.NDArray[np.float32]
@@ -20,7 +20,7 @@ _Stroke = list[tuple[float, float]]
 
 
 def draw(count: int, *, seed: int) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """`count` glyphs as float32 [count, 784] in 0..1, and their labels as int64 [count].
+    """Return `count` glyphs as float32 [count, 784] in 0..1, and their labels as int64 [count].
 
     Each glyph is shifted, rotated, slanted, stretched and bent at random, with a random pen and ink, and noise.
     """
@@ -37,7 +37,7 @@ def _draw(labels: npt.NDArray[np.int64], random: np.random.Generator) -> Floats:
     def each(low: float, high: float) -> Floats:
         return random.uniform(low, high, (len(labels), 1)).astype(np.float32)
 
-    # 1. The place of each pixel in the glyph's unit square: the inverse of the glyph's distortion.
+    # 1. Find the place of each pixel in the glyph's unit square, by the inverse of the glyph's distortion.
     across, down = (axis.ravel() for axis in np.meshgrid(_PIXELS, _PIXELS))
     x, y = across - each(-0.12, 0.12), down - each(-0.12, 0.12)
     angle = each(-0.35, 0.35)
@@ -45,7 +45,7 @@ def _draw(labels: npt.NDArray[np.int64], random: np.random.Generator) -> Floats:
     x = (x + y * each(-0.3, 0.3)) / each(0.7, 1.1)
     y = y / each(0.7, 1.05)
     x, y = x + 0.04 * np.sin(y * 7 + each(0, 6.3)), y + 0.04 * np.sin(x * 7 + each(0, 6.3))
-    # 2. The distance of each pixel from the nearest stroke determines its ink.
+    # 2. Compute the ink of each pixel from its distance to the nearest stroke.
     row, column = (np.rint((axis + 0.5 + _MARGIN) * _SCALE).clip(0, _FIELD - 1).astype(np.intp) for axis in (y, x))
     distance = _FIELDS[labels[:, None], row, column]
     ink = ((each(0.02, 0.06) - distance) * SIDE + 0.5).clip(0, 1) * each(0.6, 1.0)
@@ -54,7 +54,7 @@ def _draw(labels: npt.NDArray[np.int64], random: np.random.Generator) -> Floats:
 
 
 def _arc(x: float, y: float, rx: float, ry: float, start: float, end: float) -> _Stroke:
-    """Part of an ellipse around (x, y), in degrees clockwise from the right."""
+    """Return part of an ellipse around (x, y). Angles are in degrees, clockwise from the right."""
     angles = np.radians(np.linspace(start, end, 13))
     return [(x + rx * float(np.cos(angle)), y + ry * float(np.sin(angle))) for angle in angles]
 
@@ -80,7 +80,7 @@ def _segments(strokes: list[_Stroke]) -> Iterator[tuple[npt.NDArray[np.float64],
 
 
 def _distance_field(strokes: list[_Stroke]) -> Floats:
-    """The distance of each point of a fine grid from the nearest stroke."""
+    """Return the distance of each point of a fine grid from the nearest stroke."""
     axis = np.arange(_FIELD) / _SCALE - _MARGIN
     points = np.stack(np.meshgrid(axis, axis), axis=-1)
     nearest = np.full((_FIELD, _FIELD), np.inf)
