@@ -1,4 +1,4 @@
-"""The digest of a graph's structure: equal for two traces of one model, different for different computations.
+"""Computes the digest of a graph: equal for two traces of a model, different for different computations.
 
 The digest of a node covers its op, its attributes and the digests of its inputs. Names of nodes and functions do not
 count; names of graph inputs, outputs and parameters do. `name_by_content` names functions after their content.

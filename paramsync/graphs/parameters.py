@@ -115,7 +115,7 @@ def _can_share(array: npt.NDArray[np.generic]) -> bool:
 # Keys in checkpoints of TensorFlow 2 ----------------------------------------------------------------------------------
 
 _ATTRIBUTES = "/.ATTRIBUTES/"
-_UNNAMED = re.compile(r"(Variable(_\d+)?)?")  # TensorFlow's names for variables without one
+_UNNAMED = re.compile(r"(Variable(_\d+)?)?")  # TensorFlow's names for variables that got no name
 _TRIED = 2_000_000  # the most paths to try from objects other than the root
 
 

@@ -55,7 +55,7 @@ class ValueSource(Protocol):
     content: bytes  # of the graph file; `pin` replaces it if the structure has changed
 
     def pin(self, values: Any = None) -> dict[str, Any]:
-        """Return the values of this step by their checkpoint keys. No later step may change them.
+        """Return the values of this step by their checkpoint keys. Later steps do not change the returned values.
 
         `values` is the argument of the publisher's caller, or None. Raises StructureError if the structure has changed,
         and cannot be published.

@@ -60,7 +60,7 @@ class PublishSchedule:
 
 
 def step_number(step: Any) -> int:
-    """A step as an int: from a whole number of any framework, or a variable that holds one.
+    """Return a step as an int. It may be a whole number of any framework, or a variable with such a value.
 
     Raises SettingsError for anything else, and for numbers below 0 or of more than 18 digits.
     """

@@ -48,8 +48,8 @@ class PublisherStatus:
     failed: int = 0  # snapshots that could not be published, whatever the reason
     refused: int = 0  # failures because of NaN or infinity
     last_error: str | None = None
-    held_back: str | None = None  # the due step that the gate holds back, and why
-    bucket: BucketStatus | None = None  # how versions get into the bucket, if the store is in one
+    held_back: str | None = None  # the due step that the gate holds back, and the reason
+    bucket: BucketStatus | None = None  # the state of copying to the bucket, if the store is in a bucket
 
 
 class WriteBehind(Generic[T]):
@@ -184,7 +184,7 @@ class WriteBehind(Generic[T]):
             refused = self._status.refused + isinstance(error, NotFiniteError)
             failed = self._status.failed + 1
             self._status = replace(self._status, failed=failed, refused=refused, last_error=text)
-        if (told := self._repeats.text(text)) is not None:  # repeats are not logged
+        if (told := self._repeats.text(text)) is not None:  # most repeats are not logged
             _log.error("a publication failed, training goes on: %s", told, exc_info=None if expected else error)
         for future in waiting:
             if future.set_running_or_notify_cancel():

@@ -51,7 +51,7 @@ def is_seed(name: str, spec: tf.TensorSpec) -> bool:
 
 
 def results_of_pass(op: str) -> tuple[str, ...]:
-    """The names of the results by which an op passes a variable on; none for other ops."""
+    """Return the names of the results by which an op passes a variable on; for other ops, an empty tuple."""
     return _PASSES.get(op.removeprefix("Ref"), ())
 
 

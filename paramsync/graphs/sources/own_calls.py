@@ -58,7 +58,7 @@ def _called(own: Own, signature: str) -> tuple[list[tf.Tensor], list[tf.Tensor] 
             inputs = [_argument(spec, sizes) for spec in own.specs]
             results = tf.nest.flatten(own.call(*inputs), expand_composites=True)
             tensors = [tf.convert_to_tensor(result) for result in results if result is not None]
-        except Exception as error:  # noqa: BLE001, the model may still compute real inputs
+        except Exception as error:  # noqa: BLE001, the model may well compute real inputs
             why = reason(error)
         else:
             return tf.nest.flatten(inputs, expand_composites=True), tensors
@@ -76,7 +76,7 @@ def _otherwise(own: Own, difference: str) -> str:
 
 
 def _difference(name: str, found: tf.Tensor, wanted: tf.Tensor, rounding: float) -> str:
-    """The difference in one output, or ""."""
+    """Describe the difference in one output; "" if there is none."""
     if (found.dtype, found.shape) != (wanted.dtype, wanted.shape):
         kinds = [described(tensor.dtype.name, tuple(tensor.shape)) for tensor in (found, wanted)]
         return f"its graph gives {name!r} as {kinds[0]}, the model {kinds[1]}"

@@ -186,7 +186,7 @@ def _called(meta: Any, keys: Iterable[str]) -> dict[str, str]:
 
 
 class _Rewrite:
-    """Changes a meta graph in place to one that fills its tables without functions; finds the `keys` of its variables.
+    """Changes a meta graph in place so that its tables are filled without functions. Finds the `keys` of its variables.
 
     1. Calls of functions that only create a table are replaced by the table.
     2. The restoring function is inlined: it contains the key of each variable, and the tables in the checkpoint.

@@ -188,7 +188,7 @@ class _Merged:
 
 
 def _handles(variable: Any) -> list[Any]:
-    """The handles of a variable: one, or one for each replica of a distribution strategy."""
+    """Return the handle of a variable in a list; under a distribution strategy, the handle of each replica."""
     many = variable.values if isinstance(variable, tf.distribute.DistributedValues) else [variable]
     return [replica.handle for replica in many]
 
