@@ -84,10 +84,9 @@ def _check(target: Target, said: str) -> None:
 
 
 class Paced:
-    """Calls at a steady rate over several connections while the `with` block runs.
+    """Calls at a steady rate while the `with` block runs. A connection waits for answers only if 16 calls are open.
 
-    A connection does not wait for answers, until 16 of its calls are open. The connections are made one after the
-    other within the first second, so that they do not call at the same moments.
+    The connections are made one after another within the first second, so that they do not call at the same moments.
     """
 
     def __init__(self, target: Target, *, connections: int, rate: float, seconds: float) -> None:
