@@ -231,7 +231,7 @@ def _digest(graph_def: Any, message: graph_pb2.Graph, tables: Sequence[Contents]
 
 
 _PASSED_ON = frozenset(("Identity", "PreventGradient", "Snapshot", "StopGradient"))
-_UNREAD = frozenset(("Rank", "Shape", "ShapeN", "Size"))  # need no values
+_UNREAD = frozenset(("Rank", "Shape", "ShapeN", "Size"))  # ops that read the shape of their input, not its values
 _LOOKED_UP = frozenset(("Gather", "GatherNd", "SparseSegmentMean", "SparseSegmentSqrtN", "SparseSegmentSum"))
 
 

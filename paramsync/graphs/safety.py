@@ -214,7 +214,7 @@ def guard(graph_def: Any) -> None:
     """Make a batched gather raise an error, instead of ending the process, for tensors with too few dimensions.
 
     TensorFlow subtracts `batch_dims` to compute the rank of the result, and aborts on a negative rank, even while the
-    graph is built. So each gather gets to wait for an ExpandDims, which raises an error for the same tensors and costs
+    graph is built. So each gather waits for an added ExpandDims, which raises an error for the same tensors and costs
     nothing.
     """
     for body, nodes in bodies(graph_def):

@@ -89,7 +89,7 @@ _DRAWS = re.compile(r"^Stateful|^Rng|NonDeterministicInts")
 
 
 def refusal(op: str, variable: str) -> str:
-    """Say why an op cannot be lifted that takes a variable, but neither reads it nor passes it on."""
+    """Say why an op cannot be lifted. The op takes a variable, but neither reads it nor passes it on."""
     if _CHANGES.search(op):
         return (
             f"changes variable {variable!r} whenever it predicts; leave it out of what the outputs need"

@@ -73,7 +73,7 @@ def _trace_call(model: keras.layers.Layer, arguments: tuple[Sequence[Any], Mappi
 
 @contextmanager
 def _as_recorded(model: keras.layers.Layer) -> Iterator[None]:
-    """Within the block, call layers with `training=True` that were called so when their functional model was built.
+    """Within the block, pass `training=True` to the layers that got it when their functional model was built.
 
     Without this, a functional model that is called with training=False passes False to these layers too.
     """

@@ -139,7 +139,7 @@ class _Merged:
         copy.CopyFrom(node)
         copy.name = names[node.name]
         copy.attr.pop("_class", None)  # a colocation, which has the old names
-        # TensorFlow makes a function wait for all its reads
+        # leaves out the waits for reads that TensorFlow adds to a function
         waits = [name[1:] for name in control_inputs(node) if name[1:] not in reads]
         data = [names[node_of(tensor)] + tensor[len(node_of(tensor)) :] for tensor in data_inputs(node)]
         copy.input[:] = [*data, *(f"^{names[name]}" for name in waits)]

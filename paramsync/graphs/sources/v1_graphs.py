@@ -186,8 +186,8 @@ def parameters(
 ) -> list[Parameter]:
     """Return the variables among the nodes `wanted`, with their keys in the checkpoint. Raises GraphError.
 
-    The keys are those of the Saver whose save the tensor `saver` triggers ("" for any Saver of the graph, None for no
-    Saver). A variable that it does not save has the name in its VariableDef in `variables`, or else that of its node.
+    The keys are read from the Saver that the tensor `saver` runs ("" for any Saver of the graph, None for no Saver). A
+    variable that no such Saver saves has the name in its VariableDef in `variables`, or else the name of its node.
     """
     saved = {variable.variable_name.removesuffix(":0"): _defined(variable) for variable in variables}
     saved |= {} if saver is None else _saved(nodes, saver)

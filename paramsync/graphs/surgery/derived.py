@@ -110,7 +110,7 @@ def _register(name: str, original: tf.Operation, brought: _Brought) -> None:
     @tf.RegisterGradient(name)
     def gradient(operation: tf.Operation, *incoming: Any) -> Any:
         if operation.graph is not brought.target or operation.name != copy:
-            return refuse_gradient(operation)  # the copy was imported elsewhere
+            return refuse_gradient(operation)  # the node was imported again, under another name or in another graph
         try:
             return _of_original(original, incoming, brought)
         except (GraphError, LookupError) as error:  # LookupError: a source that was itself imported has no gradient

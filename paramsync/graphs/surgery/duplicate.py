@@ -34,7 +34,7 @@ class Copy:
     """A copy in a live graph. `copy[x]` is the counterpart of a tensor, operation or variable of the source.
 
     `inputs` and `outputs` have the structure of duplicate()'s arguments; a single tensor becomes a tuple of one.
-    `variables` maps the name of each original to the copy's own variable, `originals` maps it to the original.
+    `variables` maps the name of each original to the copy's own variable, `originals` the same name to the original.
     """
 
     scope: str
@@ -88,11 +88,11 @@ def duplicate(
         outputs: One tensor, or several in any structure of lists, tuples and dicts. The copy's outputs have the same
             structure.
         inputs: One tensor or a structure of tensors. Each becomes a placeholder.
-        scope: The name scope of the copy; a number is added if it is taken.
+        scope: The name scope of the copy. A number is added if the scope exists.
         variables: "own" for independent variables, in the collections of their originals and to be initialised;
             "shared" for the originals.
         replace: Maps a tensor or variable of the source to the tensor, array or variable that takes its place.
-        keep_seeds: Keep the seeds of random ops and initial values. By default each gets a fresh one.
+        keep_seeds: Keep the seeds of random ops and initial values. By default each op gets a fresh seed.
         graph: The graph that the copy is added to; by default the source's graph.
         device: The device of all copied operations, "" for any; by default each has the device of its original.
 
@@ -208,8 +208,8 @@ def synchronise(
 ) -> Synchronisation:
     """Build the assignments that give the target's variables the values of the source's.
 
-    Source and target are each a Copy, variables by name, or a sequence of variables, which are paired by position. If
-    the source is a tf.Graph, those of its variables are read that have a name of the target's: the originals of a Copy.
+    Source and target are each a Copy, variables by name, or a sequence of variables, which are paired by position. From
+    a tf.Graph only the variables with names of the target's are read; for a Copy, these are its originals.
     Raises ParameterError if a variable lacks a counterpart of the same dtype and shape, GraphError for no variables.
     """
     takers, givers = _by_name(target), _by_name(source)

@@ -279,7 +279,7 @@ def refuse_gradients(nodes: Iterable[Any]) -> None:
 
 
 def rename_gradients(nodes: Iterable[Any], operations: Collection[str]) -> dict[str, str]:
-    """Give the user-written gradients of these operations new names, and return them. Other nodes refuse gradients."""
+    """Rename the user-written gradients of these operations, and return the new names. Others refuse gradients."""
     names = {}
     for node in filter(_is_custom, nodes):
         node.attr[_ATTRIBUTE].s = _REFUSED.encode()

@@ -162,7 +162,7 @@ def _value_of(tensor: tf.Tensor) -> tuple[tf.DType, tf.TensorShape]:
 
 
 def _variable_for(tensor: tf.Tensor, value: Any) -> tf.Tensor | None:
-    """Return the handle or reference of `value`, if it is a variable that can replace that of `tensor`; else None."""
+    """Return the handle or reference of `value` if it is a variable that can replace the variable of `tensor`."""
     if not isinstance(value, tf.Variable) or not is_variable(tensor.op) or not is_variable(value.op):
         return None
     same = is_handle(tensor.op) == is_handle(value.op) and _value_of(tensor)[1].is_compatible_with(value.shape)

@@ -91,7 +91,7 @@ class Selection:
                     self._walk(initialisers, self._keep)
 
     def add_beside(self) -> None:
-        """Select the losses and updates that need only selected operations."""
+        """Select the losses and updates that depend on the selection, and on nothing that a copy lacks; see `_fits`."""
         for key in _BESIDE:
             for member in self.graph.get_collection(key):
                 operation = operation_of(member)
@@ -145,9 +145,9 @@ class Selection:
         (self.kept if self._same else self.operations)[operation.name] = operation
 
     def _fits(self, operation: tf.Operation, *, fresh: bool) -> bool:
-        """True if the operation needs a selected operation, and no placeholder or input pipeline.
+        """True if the operation needs a selected operation or given tensor, and no other placeholder or variable.
 
-        With `fresh`, it may also need variables that are not selected.
+        It may not need an input pipeline either. With `fresh`, it may need variables that are not selected.
         """
         touches = False
         seen: set[str] = set()
