@@ -22,9 +22,11 @@ from tests.support.buckets import SeaweedFs
 from tests.support.http import call
 from tests.support.inferencers import Process
 from tests.support.programs import ROOT, Program, eventually
+from tests.support.prometheus import queries
 from tests.support.published import Witness
 from tests.support.traces import collector
-from trainer.metrics import TrainerMetrics
+from tests.system.test_monitored import prometheus, wait_for_data
+from trainer.metrics import MetricsPort, TrainerMetrics
 
 pytestmark = pytest.mark.slow
 
@@ -111,6 +113,21 @@ def test_the_lag_of_a_model_that_follows_a_bucket_is_split_into_its_stages(
     metrics = parsed(call(int(process.http_address.rpartition(":")[2]), "GET", "/metrics").body)
     by_stage = {dict(labels)["stage"] for labels in metrics["paramsync_bucket_stage_duration_seconds"]}
     assert by_stage == {"publish", "upload", "download", "serve"}
+
+
+def test_each_query_of_the_dashboard_about_buckets_has_data(
+    followed: tuple[Publisher, Inferencer, Process], tmp_path: Path
+) -> None:
+    publisher, server, process = followed
+    publisher.publish(1, wait=True)
+    in_bucket(publisher, 1)
+    serves(server, 1)
+    training = Training(publisher=publisher, device="CPU")
+    with (
+        closing(MetricsPort("127.0.0.1", 0, TrainerMetrics(lambda: training).registry)) as port,
+        prometheus(tmp_path / "prometheus", inferencer=process.http_address, trainer=port.address) as ask,
+    ):
+        wait_for_data(ask, queries(rate_interval="10s", of_buckets=True))
 
 
 def test_a_trainer_tells_how_versions_get_into_its_bucket(address: str) -> None:

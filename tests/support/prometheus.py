@@ -43,11 +43,12 @@ def promtool(*arguments: str | Path, given: bytes = b"") -> str:
     return said
 
 
-def queries(*, rate_interval: str) -> list[str]:
-    """Those of the dashboard, of all inferencers, models and trainers, and that both of what it scrapes are up."""
+def queries(*, rate_interval: str, of_buckets: bool = False) -> list[str]:
+    """The dashboard's queries, either about buckets or all others, and that both programs that it scrapes are up."""
     panels = json.loads((DEPLOYED / "dashboard.json").read_text())["panels"]
     asked = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     assert len(asked) > 30
+    asked = [query for query in asked if bool(re.search(r"paramsync_(trainer_)?bucket_", query)) is of_buckets]
     asked += ['up{job="paramsync-inferencer"} == 1', 'up{job="paramsync-trainer"} == 1']
     return [
         re.sub(r"\$(inferencer|model|trainer)\b", ".*", query).replace("$__rate_interval", rate_interval)

@@ -85,6 +85,16 @@ def prometheus(folder: Path, *, inferencer: str, trainer: str) -> Iterator[Ask]:
         process.wait(LONG)
 
 
+def wait_for_data(ask: Ask, missing: list[str]) -> None:
+    """Wait until each of the queries has data."""
+
+    def look() -> bool:
+        missing[:] = [query for query in missing if not ask("query", query=query)["result"]]
+        return not missing
+
+    eventually(look, lambda: f"data of {missing}")
+
+
 def test_each_query_of_the_dashboard_has_data(served: Running, publisher: Publisher, tmp_path: Path) -> None:
     served.prediction_service.Predict(request(), timeout=LONG)
     refused(served.prediction_service.Predict, request("other"))
@@ -93,13 +103,7 @@ def test_each_query_of_the_dashboard_has_data(served: Running, publisher: Publis
         trainer(tmp_path / "trained") as address,
         prometheus(tmp_path / "prometheus", inferencer=inferencer, trainer=address) as ask,
     ):
-        missing = queries(rate_interval="10s")
-
-        def look() -> bool:
-            missing[:] = [query for query in missing if not ask("query", query=query)["result"]]
-            return not missing
-
-        eventually(look, lambda: f"data of {missing}")
+        wait_for_data(ask, queries(rate_interval="10s"))
         publisher.publish_bad(9)
         eventually(
             lambda: [
