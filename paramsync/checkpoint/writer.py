@@ -167,7 +167,7 @@ class CheckpointWriter:
         given: Mapping[str, Tensor | Entry] = tensors.entries if isinstance(tensors, Arriving) else tensors
         sources = {name: _Source(name, given[name]) for name in sorted(given, key=_key)}
         sizes = {name: source.size for name, source in sources.items()}
-        # Do not link shards that another program removed or changed, or unchecked values.
+        # Link no shard that another program removed or changed, and none with unchecked values if all must be finite.
         sound = [shard.is_sound() and (self._last.finite or not finite) for shard in self._last.shards]
         same = self._same(sources, frozenset(unchanged), sound)
 

@@ -87,7 +87,7 @@ def is_memory(status: os.stat_result) -> bool:
     """Whether a file or directory is in memory, on tmpfs; False if this machine does not say."""
     device = b"%d:%d" % (os.major(status.st_dev), os.minor(status.st_dev))
     with suppress(OSError):
-        # Fields by place, then optional fields up to "-", then the type. In names the kernel escapes these characters.
+        # Fixed fields, optional fields, "-", the type. The kernel escapes spaces and newlines within fields.
         mounted = [line.split(b" ") for line in _MOUNTS.read_bytes().split(b"\n")]
         tmpfs = [fields for fields in mounted if b"tmpfs" in fields[7:] and b"-" in fields[6:-1]]
         return any(fields[2] == device and fields[fields.index(b"-", 6) + 1] == b"tmpfs" for fields in tmpfs)

@@ -22,7 +22,7 @@ _NUMBERS = "biufcV"  # kinds of numpy dtypes; bfloat16 is of kind V
 
 
 def fitting(inputs: Mapping[str, Any], signature: Signature) -> dict[str, tf.Tensor | npt.NDArray[Any]]:
-    """The inputs, with lists made into arrays, and numbers converted to the signature's dtype if nothing is lost.
+    """The inputs, with lists made into arrays, and numbers converted to the signature's dtype; see `_equal`.
 
     Tensors, and inputs that the signature does not have, stay as they are. Raises InputError.
     """
@@ -58,7 +58,7 @@ def _same_kind(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
 
 
 def _equal(array: npt.NDArray[Any], converted: npt.NDArray[Any]) -> bool:
-    """Whether the conversion changed nothing but the last digits of floats."""
+    """Whether integers kept their values, and no finite float became infinite. Floats may be rounded, even to 0."""
     if array.dtype.kind in "biu":
         return bool((converted.astype(array.dtype) == array).all())
     return bool((np.isfinite(array) == np.isfinite(converted)).all())
@@ -86,7 +86,7 @@ class Resident:
     ) -> dict[str, tf.Tensor]:
         """Compute the named outputs, or all. Raises UnknownSignatureError, InputError, RequestError.
 
-        Inputs are tensors, arrays or lists; numbers of another dtype are converted if that loses nothing. Must not be
+        Inputs are tensors, arrays or lists; numbers of another dtype are converted as `fitting` says. Must not be
         called while TensorFlow traces: the trace would keep this version.
         """
         if not tf.executing_eagerly():

@@ -82,7 +82,7 @@ class StateFile:
         self._records: dict[str, Version | None] = {}  # by name; None without a record
 
     def read_names(self) -> tuple[str, ...]:
-        """Return the names that `checkpoint` lists, and of our complete versions that it lacks. Raises StoreError."""
+        """Return the names in `checkpoint`, and the names of our complete versions missing there. Raises StoreError."""
         try:
             text = store.read_text(store.state_file(self._directory))
             if self._names is not None and text is not None and text == self._text:

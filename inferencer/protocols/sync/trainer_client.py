@@ -67,8 +67,8 @@ class TrainerCalls:
 def follows(store: Path, trainer: pb.PublisherStatus) -> bool:
     """Whether the store is the trainer's store, perhaps under another path, or a copy of that store.
 
-    Both stores name the same last owner of the publisher's lock. A copy may be older, or lack the lock: then the copy
-    has the version that was published last, or versions with the same graph.
+    True if the trainer is of an earlier release and names no publisher, or if both stores name the same last owner of
+    the lock. Else the store must have the trainer's newest version or, without a lock, end with a version of the same graph.
     """
     if not trainer.publisher or lock_owner(store) == trainer.publisher:  # earlier releases do not name the publisher
         return True
