@@ -68,7 +68,8 @@ def follows(store: Path, trainer: pb.PublisherStatus) -> bool:
     """Whether the store is the trainer's store, perhaps under another path, or a copy of that store.
 
     True if the trainer is of an earlier release and names no publisher, or if both stores name the same last owner of
-    the lock. Else the store must have the trainer's newest version or, without a lock, end with a version of the same graph.
+    the lock. Else the store must have the trainer's newest version. A store without a lock may have another one, if the
+    newest versions of both have the same graph.
     """
     if not trainer.publisher or lock_owner(store) == trainer.publisher:  # earlier releases do not name the publisher
         return True
