@@ -1,8 +1,8 @@
-"""A mirror in a process of its own beside a program: beside training, which it may not slow, or beside a server.
+"""Runs a mirror in a child process of a trainer, so that copying does not slow training, or of a server.
 
-The process ends with its program: it reads the end of its standard input, copies the newest version once more, and
-ends. A process that dies is started again, unless another publisher has taken the bucket: starting it again would take
-the bucket back.
+The process ends with its parent: at the end of its standard input it copies the newest version and exits. A process
+that dies is started again, unless another publisher has taken over the bucket, because a new process would take the
+bucket back.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _log = logging.getLogger("paramsync.mirror")
 
 _MEMORY = Path("/dev/shm")
 _FIRST_WAIT, _LAST_WAIT = 0.5, 30.0  # seconds until a process that died is started again
-_START_SECONDS = 120.0  # for a mirror to start and take a bucket over, on a busy machine
-_END_SECONDS = 60.0  # for the last version, when the program ends
+_START_SECONDS = 120.0  # how long a mirror on a busy machine may take to start and take over a bucket
+_END_SECONDS = 60.0  # how long the last version may take to be copied when the program ends
 
 
 class MirrorChild:
@@ -49,8 +49,8 @@ class MirrorChild:
         lock: int | None = None,
         on_copied: Callable[[Copied], object] = lambda copied: None,
     ) -> None:
-        """`lock` is a descriptor that the process keeps open. `on_copied` gets each version that was copied, on a
-        thread of this mirror.
+        """`lock` is a file descriptor that the process keeps open. `on_copied` is called for each copied version, on
+        the thread that reads the process's reports.
 
         Raises SettingsError for an address that cannot be used.
         """
@@ -66,7 +66,7 @@ class MirrorChild:
         self._seen: list[str] = []  # arguments for the next process: run and epoch of this publisher
         self._is_waited_for = is_address(target)
         self._told = ""  # the reason that was logged last
-        self._heard = threading.Event()  # set once the process took the bucket over, or said why not
+        self._heard = threading.Event()  # set once the process took over the bucket, or reported why it could not
         self._closed = threading.Event()
         self._deadline = math.inf
         self._ended_well = False
@@ -80,27 +80,27 @@ class MirrorChild:
 
     @property
     def reason(self) -> str:
-        """Why versions do not get through now; "" while they do."""
+        """Why versions are not copied at present; "" while they are."""
         return self.status.reason
 
     @property
     def over(self) -> bool:
-        """Whether another publisher has begun, or somebody emptied the bucket: this mirror does not go on."""
+        """Whether this mirror ended for good, because another publisher began or somebody emptied the bucket."""
         return self.status.over
 
     @property
     def newest(self) -> int | None:
-        """Number of the newest version in the bucket; perhaps of a process that died before it reported its copy."""
+        """Number of the newest version in the bucket, even if the process died before it reported that copy."""
         return self.status.newest
 
     def look(self) -> None:
         """Have the mirror look for a version at once."""
-        with self._lock, suppress(OSError, ValueError):  # it has ended, and looks when it starts again
+        with self._lock, suppress(OSError, ValueError):  # a process that has ended looks when it is started again
             if self._process is not None and self._process.stdin is not None:
                 os.write(self._process.stdin.fileno(), b"!")
 
     def wait_until_taken_over(self) -> None:
-        """Wait until earlier publishers are fenced off: from then on nobody else adds versions to the bucket.
+        """Wait until the mirror has taken over the bucket, so that no earlier publisher can add versions to it.
 
         Raises RemoteError, with the reason, if the bucket cannot be taken over now.
         """
@@ -109,7 +109,7 @@ class MirrorChild:
             raise RemoteError(self.reason if heard else f"the mirror did not start within {_START_SECONDS:g} s")
 
     def close(self, seconds: float = _END_SECONDS) -> bool:
-        """Have the newest version copied, and end the process. Returns whether it ended well in time."""
+        """Have the newest version copied, and end the process. Returns whether it succeeded within `seconds`."""
         self._deadline = time.monotonic() + seconds
         self._closed.set()
         with self._lock:
@@ -129,16 +129,16 @@ class MirrorChild:
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     pass_fds=self._kept_open,
-                    start_new_session=True,  # Ctrl-C is for the program, whose last version is still to be copied
+                    start_new_session=True,  # Ctrl-C must not end the process before it has copied the last version
                 )
                 assert process.stdin is not None
-                os.set_blocking(process.stdin.fileno(), False)  # for `look`: a mirror that is stopped reads nothing
+                os.set_blocking(process.stdin.fileno(), False)  # or `look` would block if the process is stopped
                 self._process = process
                 if self._closed.is_set():
                     process.stdin.close()
             assert process.stdout is not None
             for line in process.stdout:
-                if not line.startswith(b'{"error"'):  # a process that only fails is started ever more seldom
+                if not line.startswith(b'{"error"'):  # the wait grows only while processes do nothing but fail
                     wait = _FIRST_WAIT
                 self._note(line)
             code = process.wait()
@@ -167,7 +167,7 @@ class MirrorChild:
             waits = self._is_waited_for and not self._heard.is_set()
             self._heard.set()
             if waits or self.reason == self._told:
-                return  # the program says why it does not start; a process that starts again fails as the one before
+                return  # the waiting program reports the reason itself, and a repeated reason is not logged again
             self._told = self.reason
             if self.over:
                 _log.error("%s; training goes on, but no version gets into the bucket any more", self.reason)
@@ -179,7 +179,7 @@ class MirrorChild:
         elif "status" in facts:
             before = self.status.copied
             status = from_values(facts["status"])
-            self.status = replace(status, copied=status.copied or before)  # a process that starts again has none
+            self.status = replace(status, copied=status.copied or before)  # a new process has copied nothing yet
             self._told = self._told if status.reason else ""
             if self.status.copied not in (None, before):
                 self._on_copied(self.status.copied)
@@ -189,14 +189,15 @@ class MirrorChild:
 
 
 def memory() -> Path:
-    """A folder whose files are in memory, where there is one."""
+    """/dev/shm, whose files are in memory, or the folder for temporary files if /dev/shm is not writable."""
     return _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def _make(cache: Path) -> None:
-    """Make the directory of a local store for this user alone. Raises SettingsError if it belongs to somebody else.
+    """Make the directory of a local store, readable only by this user.
 
-    Any user can make directories in memory, and the owner of this directory decides what is served.
+    Raises SettingsError if a directory in /dev/shm belongs to another user: any user can make directories there, and
+    the owner of this directory decides what is served.
     """
     try:
         cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -210,9 +211,9 @@ def _make(cache: Path) -> None:
 
 
 def cache_of(address: str, folder: Path | None = None) -> Path:
-    """The directory of this user's local store of an address: in `folder`, or in memory.
+    """The directory of this user's local copy of an address, in `folder` or else in memory.
 
-    It is the same at the next start, so that a server answers before the bucket does.
+    The path depends only on the address, so a restarted server can serve the copy before the bucket answers.
     """
     if folder is None:
         folder = memory() / f"paramsync-{os.getuid()}"
@@ -220,7 +221,7 @@ def cache_of(address: str, folder: Path | None = None) -> Path:
 
 
 def follow(address: str, owner: object, folder: Path | None = None) -> Path:
-    """The directory of a local store that a mirror keeps up with an address for as long as `owner` lives."""
+    """Start a mirror that copies an address for as long as `owner` lives. Returns the directory of the copy."""
     path = cache_of(address, folder)
     child = MirrorChild(address, str(path))
     weakref.finalize(owner, child.close, 1.0)

@@ -1,4 +1,4 @@
-"""The note in a local copy of a store: the address of its bucket, and what followers are to know of it."""
+"""The note in a local copy of a store: the address and status of its bucket, and operators' choices for followers."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _LIMIT = 1 << 14  # bytes
 
 @dataclass(frozen=True, slots=True)
 class CopyNote:
-    """`reason` says why no version comes; "" while the bucket answers.
+    """The content of the note.
 
-    `pinned` and `labels` are the choices of operators for all followers of the bucket. `run`, `epoch` and `sequence`
-    are those of the last state that was followed: a mirror that starts again follows no other run and no older state.
+    `reason` says why no version comes; it is "" while the bucket answers. `pinned` and `labels` are operators' choices
+    for all followers of the bucket. `run`, `epoch` and `sequence` are from the last state that the mirror followed. A
+    restarted mirror follows no other run and no older state.
     """
 
     address: str
@@ -36,7 +37,10 @@ class CopyNote:
     status: BucketStatus | None = None
 
     def write(self, store: Path, answered_at: float | None = None) -> None:
-        """Put the note into a local copy. A copy without a note works all the same."""
+        """Write the note into a local copy, with `answered_at` as the time of the file.
+
+        Errors are ignored, because a copy also works without a note.
+        """
         with suppress(OSError), files.aside(store / NAME) as file:
             file.write(json.dumps(asdict(self)).encode())
             file.flush()
@@ -44,7 +48,7 @@ class CopyNote:
 
 
 def touch(store: Path, answered_at: float) -> None:
-    """Note when the bucket answered, as the time of the file: this wakes no follower."""
+    """Set the time of the note's file to when the bucket answered. This wakes no follower."""
     with suppress(OSError):
         os.utime(store / NAME, (answered_at, answered_at))
 
@@ -58,7 +62,7 @@ def answered_at(store: Path) -> float | None:
 
 
 def read(store: Path) -> CopyNote | None:
-    """The note in a local copy; None for a store that is no copy."""
+    """The note in a local copy; None if the store has no readable note."""
     with suppress(OSError, ValueError, TypeError, CorruptCheckpointError):
         values = json.loads(files.content(store / NAME, limit=_LIMIT))
         status = values.pop("status", None)

@@ -1,4 +1,4 @@
-"""The trace span of a version's way into or out of a bucket, below the span of its publication."""
+"""The trace span of copying a version into or out of a bucket, a child of the span of the version's publication."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paramsync.remote.bucket_status import Copied
 def trace_copy(name: Literal["upload", "download"], copied: Copied) -> None:
     """Make the span, if this program makes traces and the publication was traced.
 
-    An upload lasts from the commit in the trainer's local store, a download from when the mirror noticed the version.
+    An upload begins with the commit in the trainer's local store, a download when the mirror begins to fetch.
     """
     if "opentelemetry.trace" not in sys.modules or not copied.traceparent:
         return

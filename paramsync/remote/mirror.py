@@ -1,4 +1,4 @@
-"""A mirror: keeps one store up with another, of which at least one is in a bucket. A step, and a loop around it."""
+"""A mirror copies the newest version of one store to another. At least one of the two stores is in a bucket."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ from paramsync.remote.transfer import Transfer
 from paramsync.remote.upload import Claim, Upload
 from paramsync.store.store import Store
 
-BUSY, IDLE = 0.2, 2.0  # seconds between two looks, while versions come and while none do
-_LOCAL = 0.02  # the same as BUSY for a local source: a look there costs no request
+BUSY, IDLE = 0.2, 2.0  # seconds between two looks: while versions arrive, and after _QUIET seconds without one
+_LOCAL = 0.02  # replaces BUSY for a local source, because a look there costs no request
 
-_QUIET = 10.0  # seconds without a version until looks become as rare as IDLE
-_LONGEST = 15.0  # seconds between two attempts while the other side does not answer
-_END_SECONDS = 50.0  # for the last version at the end of training, while the bucket may be away
+_QUIET = 10.0  # seconds without a version after which looks are IDLE seconds apart
+_LONGEST = 15.0  # most seconds between two attempts after failures
+_END_SECONDS = 50.0  # how long to retry copying the last version at the end of training
 _RANDOM = random.SystemRandom()
 
 
 class Mirror:
-    """Keeps the store `target` up with the store `source`; directories or addresses of buckets. One thread owns it."""
+    """Copies new versions of the store `source` to the store `target`. Each is a directory or the address of a bucket.
+
+    One thread owns it.
+    """
 
     def __init__(
         self,
@@ -43,9 +46,10 @@ class Mirror:
         news: threading.Event | None = None,
         report: Callable[[BucketStatus], object] = lambda status: None,
     ) -> None:
-        """`keep` is how many of the newest versions stay at the target. Waiting ends when `stop` is set.
+        """`keep` is how many of the newest versions stay at the target. Retries end when `stop` is set.
 
-        Whoever sets `news` has this mirror look at once. `report` gets each status that differs from the one before.
+        Setting `news` makes this mirror look at once. `report` is called with each status that differs from the
+        previous status.
 
         Raises SettingsError, StoreError.
         """
@@ -81,8 +85,8 @@ class Mirror:
     def run_once(self) -> Transfer | None:
         """Copy the newest version, unless the target has it.
 
-        Raises FencedError and EmptiedError, after which this mirror is of no use; the errors of `Download.run_once` and
-        `Upload.run_once`, after which the next call tries again.
+        Raises the errors of `Download.run_once` and `Upload.run_once`, after which the next call tries again. After
+        FencedError, or EmptiedError of an upload, no further call can succeed.
         """
         try:
             done = None if self._down is None else self._down.run_once()
@@ -96,19 +100,19 @@ class Mirror:
 
     @property
     def newest(self) -> int | None:
-        """The newest version in the bucket, as far as is known here."""
+        """Number of the newest version in the bucket, as last seen here."""
         side = self._up if self._down is None else self._down
         return None if side is None else side.newest
 
     def describe(self, error: Exception) -> str:
-        """What went wrong, with the address or the path that was in use."""
+        """The text of an error, with the address or path that it is about."""
         if isinstance(error, OSError) and error.strerror:
             return f"{error.filename or self.target}: {error.strerror}"
         address = self.source if is_address(self.source) else self.target
         return naming(address, error) if isinstance(error, RemoteError) else str(error)
 
     def _note(self, reason: str, done: Transfer | None = None) -> None:
-        """Report how this mirror is doing; to the followers of a local copy also what operators chose."""
+        """Report the status of this mirror. Also write it, with operators' choices, into a local copy for followers."""
         before = self.status
         waiting = () if self._down is None else self._down.waiting
         status = replace(
@@ -131,9 +135,9 @@ class Mirror:
             self._down.note(status)
 
     def run(self, tell: Callable[[Transfer], object], complain: Callable[[str], object]) -> None:
-        """Go on until `stop` is set, and `news` too. `complain` gets each new reason why a look failed.
+        """Copy versions until `stop` is set; set `news` as well to end a wait. `complain` gets each new error's text.
 
-        Raises FencedError and, for the publisher's side of a bucket, EmptiedError.
+        `tell` gets each version that was copied. Raises FencedError and EmptiedError if the target is a bucket.
         """
         last = time.monotonic()
         busy = _LOCAL if self._down is None else BUSY
@@ -162,11 +166,11 @@ class Mirror:
             self.news.clear()
 
     def finish(self, tell: Callable[[Transfer], object], complain: Callable[[str], object]) -> bool:
-        """Copy the version that was published last, while the bucket may be away. False if it did not get there.
+        """Copy the version that was published last, with retries. Returns False if it could not be copied.
 
         Raises FencedError, EmptiedError.
         """
-        if self._up is None or not self._up.has_begun:  # nothing was published, and a successor may have begun
+        if self._up is None or not self._up.has_begun:  # taking over the bucket now might fence off a successor
             return True
         end = time.monotonic() + _END_SECONDS
         while not self.stop.is_set():
@@ -188,7 +192,7 @@ class Mirror:
         return False
 
     def _is_over(self, error: Exception) -> bool:
-        """Whether this mirror must not try again. A follower of an emptied bucket waits for its state to come back."""
+        """Whether this mirror must not try again. If only its source is a bucket, it waits for the state to return."""
         return self._up is not None and isinstance(error, (FencedError, EmptiedError))
 
     def close(self) -> None:

@@ -1,15 +1,15 @@
-"""How the state object of a bucket changes hands. Pure: yields operations on the object, and is sent their answers.
+"""The protocol for changing the state object of a bucket. Pure: it yields operations, and the caller sends answers.
 
 A publisher that starts raises the epoch **before** it uploads anything: this is the fence. Each commit then replaces
-the state that the publisher wrote last. A refused or unknown answer decides nothing: the publisher reads the state and
-then knows.
+the state that the publisher wrote last. If the operation is refused or its answer is lost, the publisher reads the
+state, which shows what happened:
 
-    its own nonce            committed: only the answer was lost; operators keep the nonce of the last commit
-    another run or epoch     fenced: another publisher has begun, and this one stops
-    the same epoch           an operator made a choice: keep it, and try again
-    no state                 somebody emptied the bucket: an error, never a fresh start
+    its own nonce                committed, and only the answer was lost; operators' writes keep this nonce
+    another run, a later epoch   fenced: another publisher has begun, and this one stops
+    the same epoch               an operator made a choice: keep it, and try again
+    no state                     somebody emptied the bucket: an error, never a fresh start
 
-No clock and no lease takes part.
+The protocol needs no clock and no lease.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Delete:
 class Answer(Enum):
     MISSING = "missing"
     REFUSED = "refused"  # a condition of the operation did not hold
-    UNKNOWN = "unknown"  # perhaps done, perhaps not
+    UNKNOWN = "unknown"  # no usable answer: the operation may have been done or not
     DONE = "done"
 
 
@@ -82,7 +82,10 @@ class Held:
 
 
 WHO = 16
-"""Characters of each nonce by which a publisher knows its own writes: an epoch may come twice, by a restored backup."""
+"""All nonces of a publisher begin with the same WHO characters, which identify its writes.
+
+The epoch does not identify them, because an epoch can occur twice after somebody restores a backup.
+"""
 
 Operation: TypeAlias = Read | Create | Replace | Delete
 Answered: TypeAlias = Found | Written | Answer
@@ -101,12 +104,11 @@ def read() -> Steps[Held | None]:
 
 
 def take_over(run: str, nonce: str, *, seen: tuple[str, int] | None = None) -> Steps[Held]:
-    """Begin the next epoch. `run` is the identity of a run that begins here.
+    """Begin the next epoch. If the bucket has no state, create one for the new training run `run`.
 
-    All nonces of a publisher begin with the same WHO characters. `seen` is the run and the epoch that this publisher
-    had before its process was started again, or else found at its first look: it raises EmptiedError if this state is
-    gone, FencedError if another publisher has begun since. So a publisher that was stopped in here for a day does not
-    fence its successor.
+    `seen` is the run and epoch of an earlier process of this publisher. Without `seen`, the first state that is read
+    here counts as seen. Raises EmptiedError if the seen state is gone, and FencedError if another publisher has begun
+    since. So a publisher that was stopped in here for a day does not fence its successor.
     """
     is_creating, who = False, nonce
     while True:
@@ -131,7 +133,7 @@ def take_over(run: str, nonce: str, *, seen: tuple[str, int] | None = None) -> S
 
 
 def commit(held: Held, change: Callable[[State], State], nonce: str) -> Steps[Held]:
-    """Replace the state by what `change` makes of it, keeping operators' choices.
+    """Replace the state by `change(state)`. Choices that operators make meanwhile are kept.
 
     Raises FencedError if another publisher has begun, EmptiedError if the state is gone.
     """
@@ -151,10 +153,9 @@ def commit(held: Held, change: Callable[[State], State], nonce: str) -> Steps[He
 
 
 def _mend(mine: State, current: State) -> State:
-    """The state to commit on: the current one, unless it is older than `mine` because somebody brought it back.
+    """The state that the next commit changes: `current`, unless it is older than `mine`, as a restored backup is.
 
-    Only publishers change versions, so a state with older versions has nothing that `mine` lacks but the choices of
-    operators.
+    In that case the result is `mine` with the choices of `current`: nothing else in an old backup can be new.
     """
     numbers = [state.newest.number if state.newest else -1 for state in (mine, current)]
     if current.epoch == mine.epoch and numbers[0] <= numbers[1]:
@@ -163,16 +164,16 @@ def _mend(mine: State, current: State) -> State:
 
 
 def choose(choice: Callable[[State], Mapping[str, Any]], nonce: str) -> Steps[State]:
-    """Replace the operators' choices by `choice` of the state; a choice that stands already is not written again.
+    """Replace the operators' choices by what `choice` returns for the current state.
 
-    Raises EmptiedError if there is no state.
+    Writes nothing if the state has these choices already. Raises EmptiedError if there is no state.
     """
     choices: Mapping[str, Any] | None = None
     while True:
         held = yield from read()
         if held is None:
             raise EmptiedError
-        if held.state.choices == choices:  # only the answer was lost: to roll back once more would be wrong
+        if held.state.choices == choices:  # our write was done, and another `choice` could roll back a second time
             return held.state
         choices = choice(held.state)
         if choices == held.state.choices:
@@ -184,10 +185,10 @@ def choose(choice: Callable[[State], Mapping[str, Any]], nonce: str) -> Steps[St
 
 
 def sweep(held: Held, names: frozenset[str]) -> Steps[frozenset[str]]:
-    """Delete the objects of these names, condemned long ago, after another look at the state. Returns their names.
+    """Delete the objects with these names that the current state still condemns. Returns the names of deleted objects.
 
-    Names that a later state condemned no more are kept. Condemned names never come back into use: every publisher
-    makes new names from its own epoch. So even a publisher that was stopped in here for a day deletes nothing live.
+    Condemned names are never used again, because every publisher makes new names from its own epoch. So even a
+    publisher that was stopped in here for a day deletes nothing that a version needs.
     """
     current = yield from read()
     if current is None:
@@ -196,15 +197,15 @@ def sweep(held: Held, names: frozenset[str]) -> Steps[frozenset[str]]:
     deleted = set()
     for name in sorted(names.intersection(current.state.condemned)):
         if (yield Delete(name)) not in (Answer.DONE, Answer.MISSING):
-            break  # the next sweep goes on: a version may wait meanwhile
+            break  # the next sweep deletes the rest: a new version should not wait for retries here
         deleted.add(name)
     return frozenset(deleted)
 
 
 def condemn(nonce: str, *, add: Set[str] = frozenset(), remove: Set[str] = frozenset()) -> Steps[Held]:
-    """Condemn names that no version needs, and take deleted names out, for an operator. Publishers keep both.
+    """For an operator: condemn the names `add` that no version needs, and take out the names `remove`, once deleted.
 
-    A state that has the names so is not written again. Raises EmptiedError if there is no state.
+    Publishers keep these changes. Writes nothing if the state has them already. Raises EmptiedError without a state.
     """
     while True:
         held = yield from read()
@@ -228,7 +229,7 @@ def check_fence(mine: State, current: State) -> None:
 
 
 def _is_later(state: State, run: str, epoch: int, who: str) -> bool:
-    """Whether a state is of a publisher that began later. A lower epoch is only brought back, by a restored backup."""
+    """Whether another publisher began later and wrote this state. A lower epoch of the same run is an old backup."""
     if state.run != run or state.epoch != epoch:
         return state.run != run or state.epoch > epoch
     return state.committed[:WHO] != who[:WHO]
@@ -241,11 +242,11 @@ def listing(
     swept: frozenset[str] = frozenset(),
     orphans: frozenset[str] = frozenset(),
 ) -> Callable[[State], State]:
-    """The change that lists a version, which needs these objects, as the newest.
+    """Make the change that lists a version as the newest. `needed` has the names of the version's objects.
 
-    Keeps the `keep` newest versions and the versions that operators chose, and drops the others. Condemns the objects
-    that no kept version needs, and the `orphans`, which no state ever named. `swept` names are deleted already, and no
-    longer condemned.
+    The change keeps the `keep` newest versions and the versions that operators chose, and drops the others. It condemns
+    the objects that no kept version needs, and the `orphans`, which no state has named yet. It takes out the `swept`
+    names, whose objects are deleted.
     """
     names = tuple(needed)
 
@@ -267,5 +268,5 @@ def listing(
 
 
 def is_older(state: State, epoch: int, sequence: int) -> bool:
-    """Whether a follower that has seen a later state must ignore this state, which somebody brought back."""
+    """Whether a state is older than the epoch and sequence that a follower has seen. Followers ignore older states."""
     return (state.epoch, state.sequence) < (epoch, sequence)

@@ -1,4 +1,4 @@
-"""What the environment says about connections to object stores."""
+"""Settings for connections to object stores, from environment variables."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import re
 from paramsync.errors import SettingsError
 
 STALLED = 30.0
-"""Seconds without a byte of an answer after which a request fails, unless the environment says otherwise."""
+"""A request fails after so many seconds without a byte of an answer. The environment can set another limit."""
 
-_PREFIXES = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"}  # others: AZURE
+_PREFIXES = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"}  # all other schemes use AZURE
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _READ = (
     "allow_http",
@@ -32,15 +32,15 @@ _READ = (
 
 
 def prefix(scheme: str) -> str:
-    """How the variables begin that addresses of this scheme need: AWS, GOOGLE or AZURE."""
+    """The prefix of environment variables for addresses of this scheme: AWS, GOOGLE or AZURE."""
     return _PREFIXES.get(scheme, "AZURE")
 
 
 def connection(scheme: str) -> dict[str, str]:
-    """The options of connections for addresses of this scheme. Raises SettingsError for an endpoint that is no URL.
+    """The options for connections to addresses of this scheme. Raises SettingsError if an endpoint is not a URL.
 
-    obstore ignores those in the environment as soon as any is given, and by default limits the time of a whole request,
-    however well its bytes flow.
+    obstore does not read its connection options from the environment if it is given any, so they are read here. Its
+    default `timeout` would end a long transfer even while bytes arrive, so only `read_timeout` is short.
     """
     for name in _ENDPOINTS if prefix(scheme) == "AWS" else ():
         if (endpoint := os.environ.get(name)) and not re.match(r"https?://[^/]", endpoint):

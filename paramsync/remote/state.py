@@ -1,7 +1,8 @@
-"""The state object of a bucket: which versions are there, and who may change that. A value, its JSON and its bounds.
+"""The state object of a bucket: which versions are there, and who may change them. A value, its JSON and its limits.
 
-The state is the only object that is ever replaced, by compare-and-swap, so replacing it is the commit point. ETags of
-S3 are digests of the content: `sequence` and `nonce` make every state differ from all earlier ones.
+The state is the only object that is ever replaced. A publisher commits by replacing it with compare-and-swap. An S3
+ETag is a digest of the content, so two equal states would have the same ETag, and compare-and-swap could not tell them
+apart. `sequence` and `nonce` make every state unique.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from paramsync.errors import RemoteError
 
 NAME = "state.json"
 FORMAT = 1
-LIMIT = 256 << 10  # bytes; without versions that operators chose long ago, a tenth of them
+LIMIT = 256 << 10  # bytes of a state; usually it has a tenth of them, unless operators chose old versions
 
-MOST_VERSIONS = 100  # that fit the limit, together with the names of their objects
+MOST_VERSIONS = 100  # in a bucket: so many fit LIMIT, together with the names of their objects
 
 _VERSIONS = 256
-_OBJECTS = 1 << 12  # names that are needed; also names that wait to be deleted
-_CHOSEN = 1 << 11  # names that versions need which operators chose; up to 200 for each
+_OBJECTS = 1 << 12  # limit for the names in `objects`, and for the names in `condemned`
+_CHOSEN = 1 << 11  # limit for the objects that the versions chosen by operators need; up to 200 for each version
 _LABELS = 64
 _NUMBER = 1 << 63
 _OBJECT = re.compile(r"[a-z]+/[0-9]{1,19}/[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -36,8 +37,8 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 class Listed:
     """A version in the bucket: its manifest, with the manifest's SHA-256.
 
-    `at` is when the publisher listed the version, in seconds since the epoch; 0 if an earlier release did. It is for
-    operators: nothing is decided by it.
+    `at` is when the publisher listed the version, in seconds since the epoch; 0 if an earlier release did. It is only
+    shown to operators.
     """
 
     number: int
@@ -52,13 +53,14 @@ class State:
 
     run        identity of the training run: random, made with the first state
     epoch      number of the publisher; a publisher that starts raises it, and so fences off all earlier publishers
-    sequence   number of the state
+    sequence   number of the state; every write raises it
     nonce      random text of the writer of this state
-    committed  nonce of the last write of a publisher, who knows its own write by it even beneath an operator's
+    committed  nonce of the last state that a publisher wrote; operators' writes keep it, so that the publisher can
+               still recognise its own write
     versions   ascending by number; the last is the newest
     objects    names of data objects, each with the numbers of the first and the last version that needs it
-    condemned  names that no version needs any more, to be deleted
-    choices    what operators chose for all followers, `pinned` and `labels` among it; kept by publishers
+    condemned  names of objects that no version needs any more, to be deleted
+    choices    operators' choices for all followers, such as `pinned` and `labels`; publishers keep them
     """
 
     run: str
@@ -77,19 +79,19 @@ class State:
 
     @property
     def pinned(self) -> int | None:
-        """The version that all followers are to serve; None: the newest."""
+        """The version that all followers should serve; None means the newest."""
         pinned: int | None = self.choices.get("pinned")
         return pinned
 
     @property
     def labels(self) -> Mapping[str, int]:
-        """The version that each label leads to, at all followers."""
+        """The version of each label, for all followers."""
         labels: Mapping[str, int] = self.choices.get("labels", {})
         return labels
 
     @property
     def wanted(self) -> Listed | None:
-        """The version that followers are to fetch: the pinned one, or else the newest."""
+        """The version that followers should fetch: the pinned version, or else the newest."""
         if self.pinned is None:
             return self.newest
         return next((version for version in self.versions if version.number == self.pinned), None)
@@ -106,7 +108,7 @@ class State:
     def choose(self, nonce: str, choices: Mapping[str, Any]) -> State:
         """The state that an operator writes after this one.
 
-        Raises RemoteError for choices that leave no room for the versions to come.
+        Raises RemoteError if the chosen versions would leave no room in the state for later versions.
         """
         after = replace(self, sequence=self.sequence + 1, nonce=nonce, choices=choices)
         if after._kept() > max(_CHOSEN, self._kept()):
@@ -119,7 +121,7 @@ class State:
         return {*self.labels.values(), *([] if self.pinned is None else [self.pinned])}
 
     def _kept(self) -> int:
-        """How many objects the versions need that operators chose."""
+        """How many objects are needed by versions that operators chose."""
         chosen = self._chosen
         return sum(any(first <= number <= last for number in chosen) for first, last in self.objects.values())
 
@@ -143,7 +145,7 @@ class State:
 
 
 def from_json(content: bytes) -> State:
-    """Read a state object. Raises RemoteError, which says what is wrong with it."""
+    """Read a state object. Raises RemoteError if it is malformed."""
     if len(content) > LIMIT:
         raise _wrong(f"at most {LIMIT} bytes", len(content))
     try:
@@ -174,7 +176,8 @@ def from_json(content: bytes) -> State:
     for name, (first, last) in state.objects.items():
         if not any(first <= number <= last for number in numbers):
             raise _wrong("objects that a listed version needs", name)
-    if (checksum := values.pop("checksum", None)) != _checksum(values):  # one bit of an epoch would shut followers out
+    # Without a checksum, a flipped bit in the epoch could make followers ignore all later states.
+    if (checksum := values.pop("checksum", None)) != _checksum(values):
         raise _wrong("the checksum of this content", checksum)
     return state
 
@@ -205,7 +208,7 @@ def _objects(value: Any) -> dict[str, tuple[int, int]]:
 
 
 def _choices(values: dict[str, Any]) -> dict[str, Any]:
-    """What operators chose. Keys of a newer paramsync are kept."""
+    """Check the choices of operators. Keys of a newer paramsync are kept."""
     if values.get("pinned") is not None:
         _number(values, "pinned")
     labels = _mapping(values.get("labels", {}))
@@ -218,7 +221,7 @@ def _choices(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _name(name: Any) -> str:
-    """The name of an object of data, which does not lead out of the folder of the state."""
+    """Check the name of a data object, which must not lead out of the state's folder."""
     return _text({"name": name}, "name", _OBJECT)
 
 
