@@ -20,21 +20,16 @@ import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Mapping
 from enum import Enum, auto
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import grpc
 
 from paramsync.errors import BusyError
 
-from .connections import Connections
+from .connections import Connection, Connections
 from .errors import logged_status
 from .memory_budget import LARGE, MemoryBudget, MemoryShare
 from .methods import Method
-
-if TYPE_CHECKING:
-    from .grpc_call import GrpcCall
-    from .grpc_connection import GrpcConnection
-    from .grpcio_port import GrpcioPort
 
 _MOST = 1 << 13  # open calls; above this number, each connection may have an equal part
 _MOST_SILENT = 1 << 10
@@ -61,6 +56,18 @@ class State(Enum):
 SILENT, QUEUED, DUE, RUNNING, OVER = State
 
 
+class Call(Protocol):
+    """What the table needs of a call."""
+
+    state: State
+    method: Method
+    is_of_newcomer: bool
+
+    def begin(self) -> None: ...
+    def start(self) -> None: ...
+    def refuse(self, code: grpc.StatusCode, text: str) -> None: ...
+
+
 class ReadTimeouts:
     """The silent calls of one port: limits how many wait for their message, and for how long.
 
@@ -72,13 +79,13 @@ class ReadTimeouts:
         self._most = most
         self._patience = _PATIENCE
         self._is_stopping = False
-        self._silent: dict[GrpcCall, float] = {}  # the time at which each call began; the oldest first
+        self._silent: dict[Call, float] = {}  # the time at which each call began; the oldest first
         self._looking: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._silent)
 
-    def begin(self, call: GrpcCall, now: float) -> None:
+    def begin(self, call: Call, now: float) -> None:
         if len(self._silent) >= self._most:
             text = f"{self._most} calls are open whose messages did not come yet; try again in a moment"
             next(iter(self._silent)).refuse(grpc.StatusCode.RESOURCE_EXHAUSTED, text)
@@ -86,7 +93,7 @@ class ReadTimeouts:
         if self._looking is None:
             self._look_later()
 
-    def end(self, call: GrpcCall) -> None:
+    def end(self, call: Call) -> None:
         """Forget a call whose message came, or that is over."""
         self._silent.pop(call, None)
 
@@ -120,7 +127,14 @@ class ReadTimeouts:
             self._look_later()
 
 
-async def until_quiet(port: Calls | GrpcioPort, seconds: float, *, most: float) -> None:
+class Countable(Protocol):
+    """The calls of a port: how many are open, and how many have come."""
+
+    open: int
+    came: int
+
+
+async def until_quiet(port: Countable, seconds: float, *, most: float) -> None:
     """Wait until no call is open and no call has come for `seconds`, but at most `most` seconds."""
     loop = asyncio.get_running_loop()
     end, still = loop.time() + most, 0
@@ -152,12 +166,12 @@ class Calls:
         self.came = 0
         self.open = 0
         self._starting = 0
-        self._delayed: dict[GrpcConnection, deque[GrpcCall]] = {}  # starting calls left for later turns of the loop
+        self._delayed: dict[Connection, deque[Call]] = {}  # starting calls left for later turns of the loop
         self._delayed_calls = 0
-        self._of_newcomers: set[GrpcCall] = set()
+        self._of_newcomers: set[Call] = set()
         # queued predictions of newcomers; the last connection is the next in turn
-        self._later: OrderedDict[GrpcConnection, dict[GrpcCall, None]] = OrderedDict()
-        self._last: OrderedDict[GrpcConnection, dict[GrpcCall, None]] = OrderedDict()  # of clients that take no answers
+        self._later: OrderedDict[Connection, dict[Call, None]] = OrderedDict()
+        self._last: OrderedDict[Connection, dict[Call, None]] = OrderedDict()  # of clients that take no answers
         self._streams = 0
 
     def awaited(self) -> int:
@@ -166,7 +180,7 @@ class Calls:
 
     # Events of a call -------------------------------------------------------------------------------------------------
 
-    def begin(self, call: GrpcCall, connection: GrpcConnection) -> None:
+    def begin(self, call: Call, connection: Connection) -> None:
         """Take in a call whose headers came."""
         self.came += 1
         self.open += 1
@@ -179,7 +193,7 @@ class Calls:
             if call.state is SILENT:
                 self.read_timeouts.begin(call, self.loop.time())
 
-    def admit(self, call: GrpcCall, connection: GrpcConnection) -> None:
+    def admit(self, call: Call, connection: Connection) -> None:
         """Start or queue a call whose message came, or that needs no message to start."""
         self.read_timeouts.end(call)
         if call.method.predicts and call.is_of_newcomer and len(self._of_newcomers) >= _MOST_OF_NEWCOMERS:
@@ -189,7 +203,7 @@ class Calls:
         else:
             self._admit(call, connection)
 
-    def start(self, call: GrpcCall) -> None:
+    def start(self, call: Call) -> None:
         """Note that the task of a call runs."""
         if call.state is DUE:
             call.state = RUNNING
@@ -198,7 +212,7 @@ class Calls:
         if self._delayed_calls:
             self._start_delayed()
 
-    def end(self, call: GrpcCall, connection: GrpcConnection) -> None:
+    def end(self, call: Call, connection: Connection) -> None:
         """Note that a call is over: its caller gets nothing more."""
         before, call.state = call.state, OVER
         self.open -= 1
@@ -210,7 +224,7 @@ class Calls:
             if not queue[connection]:
                 del queue[connection]
 
-    def leave(self, call: GrpcCall) -> None:
+    def leave(self, call: Call) -> None:
         """Note that the handler of a call has returned."""
         self._streams -= call.method.is_stream
         if call in self._of_newcomers:
@@ -218,7 +232,7 @@ class Calls:
             if self._later or self._last:
                 self._admit_queued()
 
-    def _admit(self, call: GrpcCall, connection: GrpcConnection) -> None:
+    def _admit(self, call: Call, connection: Connection) -> None:
         call.state = DUE
         if call.method.predicts and call.is_of_newcomer:
             self._of_newcomers.add(call)
@@ -255,7 +269,7 @@ class Calls:
     def share(self) -> MemoryShare:
         return self._budget.share()
 
-    def hold(self, connection: GrpcConnection, share: MemoryShare, size: int) -> None:
+    def hold(self, connection: Connection, share: MemoryShare, size: int) -> None:
         """Set a call's share to the bytes of messages that the call holds. Over budget, end the calls of the connection
         that holds most."""
         more = size - share.size
@@ -274,6 +288,4 @@ class Calls:
             largest = max(self._connections, key=lambda connection: connection.held, default=None)
             if largest is None or not largest.held:
                 return
-            for call in [*largest.calls.values()]:
-                if call.is_coming:
-                    call.refuse(*logged_status(busy))
+            largest.refuse_coming(*logged_status(busy))

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sized
 from heapq import nlargest
-from typing import TYPE_CHECKING
+from typing import Protocol
+
+import grpc
 
 from paramsync.rpc.server import most_connections
-
-if TYPE_CHECKING:
-    from .grpc_connection import GrpcConnection
 
 _MOST_UNREAD = 1 << 14  # answers that may wait for clients to read
 _NEW_SECONDS = 1.0  # a younger connection is not closed to make room, unless the port is full
@@ -20,6 +19,29 @@ _HOSTS_LOOKED_AT, _LOOKED_AT = 4, 16  # addresses, and connections of each, sear
 _LOOK_SECONDS = 1.0
 _CHECKED_AT_ONCE = 32  # connections checked in one turn of the event loop
 _STEP_SECONDS = 0.001
+
+
+class Connection(Protocol):
+    """What a port needs of its connections."""
+
+    host: str
+    began: float
+    heard: float
+    """When the client last sent something."""
+    held: int
+    """Bytes of messages that handlers have not taken."""
+
+    @property
+    def calls(self) -> Sized: ...
+    @property
+    def unread(self) -> int: ...
+    @property
+    def takes_answers(self) -> bool: ...
+    def refuse_coming(self, code: grpc.StatusCode, text: str) -> None: ...
+    def check(self, now: float) -> None: ...
+    def leave(self) -> None: ...
+    def close(self) -> None: ...
+    def abort(self) -> None: ...
 
 
 class Connections:
@@ -30,19 +52,19 @@ class Connections:
         self.loop = asyncio.get_running_loop()
         self._most_seconds = most_seconds
         self._most = most_connections()
-        self._all: set[GrpcConnection] = set()
+        self._all: set[Connection] = set()
         # by address: the connections that may be closed to make room, each with its `heard` at the last look
-        self._of_hosts: dict[str, OrderedDict[GrpcConnection, float]] = {}
-        self._leaving: OrderedDict[GrpcConnection, None] = OrderedDict()  # closed to make room; the oldest first
+        self._of_hosts: dict[str, OrderedDict[Connection, float]] = {}
+        self._leaving: OrderedDict[Connection, None] = OrderedDict()  # closed to make room; the oldest first
         self._looking: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def __iter__(self) -> Iterator[GrpcConnection]:
+    def __iter__(self) -> Iterator[Connection]:
         return iter(self._all)
 
-    def add(self, connection: GrpcConnection) -> None:
+    def add(self, connection: Connection) -> None:
         self._all.add(connection)
         self._of_hosts.setdefault(connection.host, OrderedDict())[connection] = connection.heard
         if len(self._all) - len(self._leaving) > self._most * 3 // 4:
@@ -50,7 +72,7 @@ class Connections:
         if self._looking is None:
             self._look_later()
 
-    def discard(self, connection: GrpcConnection) -> None:
+    def discard(self, connection: Connection) -> None:
         self._all.discard(connection)
         self._leaving.pop(connection, None)
         self._spare(connection)
@@ -79,7 +101,7 @@ class Connections:
 
     # Room -------------------------------------------------------------------------------------------------------------
 
-    def _make_room(self, newcomer: GrpcConnection) -> None:
+    def _make_room(self, newcomer: Connection) -> None:
         """Close a quiet connection: its client opens another without an error. If the port is full, abort a connection
         that is closing, or else the new connection."""
         is_full = len(self._all) > self._most
@@ -91,14 +113,14 @@ class Connections:
         if is_full:
             (self._leaving.popitem(last=False)[0] if self._leaving else newcomer).abort()
 
-    def _spare(self, connection: GrpcConnection) -> None:
+    def _spare(self, connection: Connection) -> None:
         """Exclude a connection from being closed to make room."""
         of_host = self._of_hosts.get(connection.host, OrderedDict())
         of_host.pop(connection, None)
         if not of_host:
             self._of_hosts.pop(connection.host, None)
 
-    def _quiet(self, newcomer: GrpcConnection, *, is_full: bool) -> GrpcConnection | None:
+    def _quiet(self, newcomer: Connection, *, is_full: bool) -> Connection | None:
         """Find a connection to close, at the addresses with the most connections: it has no call, and has sent nothing
         since the last look. If the port is full, calls whose client takes no answers do not count, and any connection
         without a call will do: the one that has been silent longest."""
@@ -129,7 +151,7 @@ class Connections:
         self._shed_unread()
         self._check_next(iter([*self._all]))
 
-    def _check_next(self, connections: Iterator[GrpcConnection]) -> None:
+    def _check_next(self, connections: Iterator[Connection]) -> None:
         """Check a few connections, and the rest in later turns of the event loop: there may be thousands."""
         self._looking = None
         now = self.loop.time()

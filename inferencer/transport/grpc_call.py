@@ -5,28 +5,45 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import grpc
 
 from paramsync.errors import NotAllowedError, RequestError
+from paramsync.http2.connection import ServerConnection
 from paramsync.rpc.access import Caller
 
 from .calls import OVER, RUNNING, SILENT, Calls, State
+from .connections import Connection
 from .errors import logged_status
 from .grpc_wire import BEGINNING, PREFIX, Asked, Message, Messages, Metadata, Trailers, ending
 from .memory_budget import MemoryShare
 from .methods import Method
 from .turns import NEWCOMER_SECONDS
 
-if TYPE_CHECKING:
-    from .grpc_connection import GrpcConnection
-
 _SMALL = 1 << 16  # bytes: a shorter answer is copied, so that it goes out in one piece
 _OF_MESSAGE = 128  # bytes that a waiting message takes in addition to its content
 _TOO_MANY = 2  # messages, for a call that takes a single message
 _NO_MESSAGE = "request: expected one message, found none"
 _MORE_MESSAGES = "request: expected one message, found more"
+
+
+class Answering(Connection, Protocol):
+    """What a call needs of its connection."""
+
+    calls: dict[int, GrpcCall]
+    http2: ServerConnection
+    peer: str
+    certificate: str | None
+    cost: float
+
+    def respond(self, stream: int, block: bytes, content: bytes, end: bytes) -> None: ...
+    def send(self, stream: int, *parts: bytes) -> bool: ...
+    def end(self, stream: int, block: bytes) -> None: ...
+    def earn(self, unanswered: int) -> None: ...
+    def leave_once_written(self, stream: int, share: MemoryShare) -> None: ...
+    def flush(self) -> None: ...
+    def flush_soon(self) -> None: ...
 
 
 class GrpcCall:
@@ -38,7 +55,7 @@ class GrpcCall:
         "share", "state", "stream", "unanswered",
     )  # fmt: skip
 
-    def __init__(self, calls: Calls, connection: GrpcConnection, stream: int, asked: Asked, method: Method) -> None:
+    def __init__(self, calls: Calls, connection: Answering, stream: int, asked: Asked, method: Method) -> None:
         self._calls = calls
         self._connection = connection
         self.stream = stream

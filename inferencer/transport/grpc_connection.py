@@ -8,6 +8,8 @@ from contextlib import suppress
 from enum import Enum, auto
 from typing import Any, cast
 
+import grpc
+
 from paramsync.http2.connection import ServerConnection
 from paramsync.http2.errors import ErrorCode
 from paramsync.http2.events import Data, Headers, Limits, Lost, Pong, Reset, Sent
@@ -313,6 +315,12 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._pause_reading()
 
     # Ending -----------------------------------------------------------------------------------------------------------
+
+    def refuse_coming(self, code: grpc.StatusCode, text: str) -> None:
+        """End the calls of which a message is coming or waits for its handler."""
+        for call in [*self.calls.values()]:
+            if call.is_coming:
+                call.refuse(code, text)
 
     def check(self, now: float) -> None:
         """Check, once a second, whether the client is still there."""

@@ -15,7 +15,6 @@ from paramsync.cli import formatting
 from paramsync.cli.formatting import NOTHING, ago, console, duration, progress, size, to_json
 from paramsync.cli.live import Polled, show
 from paramsync.cli.process import interruptible
-from paramsync.cli.versions import signed
 from paramsync.errors import RemoteError, SettingsError
 from paramsync.host import files
 from paramsync.remote.bucket import Bucket, asked_once
@@ -143,7 +142,7 @@ def versions(arguments: Namespace) -> bool:
     screen.print(f"{bucket.address}: {count}, {size(contents.bytes)} in the bucket", style="bold", soft_wrap=True)
     if rows:
         screen.print(_table(rows, time.time()))
-        for line in signed({row.number: row.signed_by for row in rows}):
+        for line in formatting.signed({row.number: row.signed_by for row in rows}):
             screen.print(line)
     for problem in broken:
         screen.print(problem, style="red", soft_wrap=True)

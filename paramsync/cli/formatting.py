@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from paramsync.host import files
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -90,6 +93,17 @@ def way(copied: Any) -> str:
 
 def share(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.1%}"
+
+
+def signed(keys: Mapping[int, str | None]) -> Iterator[str]:
+    """A line for each key that a record names, with the numbers of its versions."""
+    numbers: defaultdict[str, list[int]] = defaultdict(list)
+    for number in sorted(keys, reverse=True):
+        if (key := keys[number]) is not None:
+            numbers[key].append(number)
+    for key, some in numbers.items():
+        which = "all" if len(some) == len(keys) else ", ".join(map(str, some))
+        yield f"signed by key {key if key.isalnum() else files.shown(key)}: {which}"
 
 
 def to_json(value: object) -> str:

@@ -68,7 +68,7 @@ def run(arguments: Namespace) -> bool:
     screen.print(f"{path}: {count}, {size(on_disk)} on disk", style="bold", soft_wrap=True)
     if rows:
         screen.print(_table(rows, time.time()))
-        for line in signed({row.number: row.signed_by for row in rows}):
+        for line in formatting.signed({row.number: row.signed_by for row in rows}):
             screen.print(line)
     for name in broken:
         screen.print(f"{files.shown(name)} is listed, but its files are broken or gone", style="red", soft_wrap=True)
@@ -167,17 +167,6 @@ def _table(rows: Sequence[VersionRow], now: float) -> Table:
             Text("latest", "bold green") if row.latest else "",
         )
     return table
-
-
-def signed(keys: Mapping[int, str | None]) -> Iterator[str]:
-    """A line for each key that a record names, with the numbers of its versions."""
-    numbers: defaultdict[str, list[int]] = defaultdict(list)
-    for number in sorted(keys, reverse=True):
-        if (key := keys[number]) is not None:
-            numbers[key].append(number)
-    for key, some in numbers.items():
-        which = "all" if len(some) == len(keys) else ", ".join(map(str, some))
-        yield f"signed by key {key if key.isalnum() else files.shown(key)}: {which}"
 
 
 _File = tuple[int, int, int]  # major and minor number of the device, inode

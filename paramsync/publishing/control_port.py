@@ -6,27 +6,26 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+from typing import Any, NoReturn, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from paramsync.errors import BusyError, NotAllowedError, SettingsError
+from paramsync.publishing.metrics import Meter
+from paramsync.publishing.write_behind import PublisherStatus
 from paramsync.rpc import addresses, settings
 from paramsync.rpc.access import Access, Caller, Effect, effect_of
-from paramsync.rpc.server import UNFORESEEN, code_of, of_bucket, of_version, one_line, options, request_text
+from paramsync.rpc.server import UNFORESEEN, code_of, of_value, one_line, options, request_text
 from paramsync.rpc.tls import ServerTls
 from paramsync.store.store import lock_owner
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
 from paramsync.version import Version
-
-if TYPE_CHECKING:
-    from paramsync.publishing.publisher import Publisher
 
 MOST_WATCHING = 8  # the most callers of Watch at once
 MOST_SERVERS = 64  # the most callers of Watch for versions in the bucket; each server is one caller
@@ -39,6 +38,16 @@ _SERVICE = sync_pb2.DESCRIPTOR.services_by_name["Publisher"].full_name
 
 _log = logging.getLogger("paramsync.trainer")
 UnreadVersions = queue.SimpleQueue[Version | BusyError | None]
+
+
+class Publishing(Protocol):
+    """What the port needs of the publisher, which imports this module."""
+
+    meter: Meter
+
+    def status(self) -> PublisherStatus: ...
+    def request(self) -> Future[Version]: ...
+    def subscribe(self, listener: Callable[[Version], None], *, in_bucket: bool = False) -> None: ...
 
 
 class Resumable(Protocol):
@@ -58,7 +67,7 @@ class Training:
     if no training state is saved.
     """
 
-    publisher: Publisher
+    publisher: Publishing
     device: str
     total_steps: int | None = None
     steps_per_epoch: int | None = None
@@ -164,7 +173,7 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
             steps_per_epoch=training.steps_per_epoch,
             loss=meter.loss,
             steps_per_second=meter.steps_per_second,
-            published=None if version is None else of_version(version),
+            published=None if version is None else of_value(sync_pb2.Version, version),
             publishes=publishing.publishes,
             skipped=publishing.skipped,
             last_error=publishing.last_error or "",
@@ -175,7 +184,7 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
             state_error=(state and state.error) or "",
             held_back=publishing.held_back or "",
             publisher=lock_owner(self._store),
-            bucket=of_bucket(publishing.bucket),
+            bucket=None if publishing.bucket is None else of_value(sync_pb2.Bucket, publishing.bucket),
         )
 
     def Publish(self, request: sync_pb2.PublishRequest, context: grpc.ServicerContext) -> sync_pb2.Version:
@@ -190,7 +199,7 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
 
             if not context.add_callback(leave):  # the caller is gone already
                 leave()
-            return of_version(future.result())
+            return of_value(sync_pb2.Version, future.result())
 
     def Watch(
         self, request: sync_pb2.WatchPublisherRequest, context: grpc.ServicerContext
@@ -207,7 +216,7 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
             while (version := unread.get()) is not None:
                 if isinstance(version, BusyError):
                     _abort_with(context, version)
-                yield of_version(version)
+                yield of_value(sync_pb2.Version, version)
         finally:
             watchers.remove(unread)
 

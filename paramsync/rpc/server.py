@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf import text_format
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from paramsync import errors
 from paramsync.program.process import connection_limit
-from paramsync.v1 import sync_pb2 as pb
-
-if TYPE_CHECKING:
-    from paramsync.remote.bucket_status import BucketStatus
-    from paramsync.version import Version
 
 SILENT_SECONDS = 10  # a new connection has this long to speak HTTP/2
 IDLE_SECONDS = 60  # after this time a connection without calls is closed; callers reconnect unnoticed, as with HTTP
@@ -34,6 +30,7 @@ _MOST_BYTES = 1000  # of a status text: it travels in a header of limited size, 
 UNFORESEEN = "internal error; the server's log has it"
 """The text, with INTERNAL, for an error that is not in a table."""
 
+_M = TypeVar("_M", bound=Message)
 Codes = Mapping[type[BaseException], grpc.StatusCode]
 
 CODES: Codes = {
@@ -128,17 +125,13 @@ def _single(value: Any, field: Any) -> Any:
     return plain(value) if field.message_type is not None else value
 
 
-def of_bucket(status: BucketStatus | None) -> pb.Bucket | None:
-    """The message of a mirror's status: its fields are the status's fields of the same names."""
-    if status is None:
-        return None
-    values = {name: getattr(status, name) for name in pb.Bucket.DESCRIPTOR.fields_by_name}
-    copied = status.copied
-    if copied is not None:
-        values["copied"] = pb.Copied(**{name: getattr(copied, name) for name in pb.Copied.DESCRIPTOR.fields_by_name})
-    return pb.Bucket(**values)
-
-
-def of_version(version: Version) -> pb.Version:
-    """The message of a version: its fields are the record's fields of the same names."""
-    return pb.Version(**{name: getattr(version, name) for name in pb.Version.DESCRIPTOR.fields_by_name})
+def of_value(kind: type[_M], value: object) -> _M:
+    """The message of a value: its fields are the value's attributes of the same names. A field is absent for None."""
+    values = {}
+    for name, field in kind.DESCRIPTOR.fields_by_name.items():
+        content = getattr(value, name)
+        is_message = field.message_type is not None and not isinstance(content, Mapping)
+        if is_message and content is not None:
+            content = of_value(GetMessageClass(field.message_type), content)
+        values[name] = content
+    return kind(**values)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paramsync.host.processes import Memory, memory_of
-from paramsync.rpc.server import of_bucket, of_version
+from paramsync.rpc.server import of_value
 from paramsync.status import Event, EventKind, Status
 from paramsync.v1 import sync_pb2 as pb
 
@@ -23,8 +23,8 @@ def of_status(status: Status) -> pb.ModelStatus:
         model=status.model,
         store=str(status.store),
         state=status.state.name,
-        published=None if status.published is None else of_version(status.published),
-        serving=None if status.serving is None else of_version(status.serving),
+        published=None if status.published is None else of_value(pb.Version, status.published),
+        serving=None if status.serving is None else of_value(pb.Version, status.serving),
         resident=status.resident,
         quarantined=[
             pb.Quarantine(number=case.number, reason=case.reason, since=case.since) for case in status.quarantined
@@ -47,8 +47,8 @@ def of_status(status: Status) -> pb.ModelStatus:
         since_publication_seconds=status.since_publication_seconds,
         rollback_to=None if back is None else back.number,
         rollback_served=back is not None and back.served,
-        bucket=of_bucket(status.bucket),
-        parts=[pb.Part(model=model, version=of_version(version)) for model, version in status.parts],
+        bucket=None if status.bucket is None else of_value(pb.Bucket, status.bucket),
+        parts=[pb.Part(model=model, version=of_value(pb.Version, version)) for model, version in status.parts],
     )
 
 
@@ -104,7 +104,7 @@ def of_event(event: Event) -> pb.Event | None:
     return pb.Event(
         kind=event.kind.name,
         model=event.model,
-        version=of_version(event.version),
+        version=of_value(pb.Version, event.version),
         reason=event.reason,
         at=event.at,
         restore_seconds=event.restore_seconds,

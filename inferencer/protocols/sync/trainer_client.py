@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 
 from paramsync.errors import CorruptCheckpointError, StoreError, SyncError
-from paramsync.rpc.server import of_version
+from paramsync.rpc.server import of_value
 from paramsync.rpc.tls import ClientTls
 from paramsync.rpc.tokens import Tokens
 from paramsync.store.store import Store, is_name, lock_owner, read_record
@@ -76,7 +76,7 @@ def follows(store: Path, trainer: pb.PublisherStatus) -> bool:
     newest = trainer.published
     try:
         record = read_record(store, newest.prefix) if is_name(newest.prefix) else None
-        if record is not None and of_version(record) == newest:
+        if record is not None and of_value(pb.Version, record) == newest:
             return True
         latest = None if lock_owner(store) else Store(store).latest()
     except (CorruptCheckpointError, StoreError):

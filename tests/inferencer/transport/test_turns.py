@@ -119,6 +119,11 @@ class Port(GrpcPort):
         self.answered += 1
         call.answer(call.take(), ())
 
+    def only_connection(self) -> GrpcConnection:
+        [connection] = self.connections
+        assert isinstance(connection, GrpcConnection)
+        return connection
+
     async def connect(self, content: bytes = b"") -> socket.socket:
         """Return the client's end of a connection, which has sent the content."""
         client, served = socket.socketpair()
@@ -179,7 +184,7 @@ async def test_a_call_is_answered_while_hostile_connections_have_far_more_to_be_
 @with_port()
 async def test_a_client_that_does_not_read_answers_to_pings_is_read_no_more_until_it_does(port: Port) -> None:
     client = await port.connect(CONNECTED)
-    [connection] = port.connections
+    connection = port.only_connection()
     transport = connection.transport
     assert transport is not None
     sent = 0
@@ -205,7 +210,7 @@ def test_an_answer_makes_up_for_what_reading_its_call_takes_however_large_it_is(
     @with_port()
     async def check(port: Port) -> None:
         client = await port.connect(CONNECTED + begun(1))
-        [connection] = port.connections
+        connection = port.only_connection()
 
         async def answer(call: Call) -> None:
             before = connection.cost = 1.0
