@@ -1,6 +1,7 @@
-"""The folder of an object store that an address such as s3://bucket/models/digits leads to.
+"""A folder of an object store, by an address such as s3://bucket/models/digits.
 
-Only this module knows obstore. Credentials and endpoints are those of the environment, as other tools read them.
+Only this module uses obstore. Credentials and endpoints come from the usual environment variables, such as those that
+start with AWS.
 """
 
 from __future__ import annotations
@@ -25,25 +26,25 @@ from paramsync.remote.state import State
 
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 
-PARALLEL = 8  # parts of an upload, or ranges of a download, under way
+PARALLEL = 8  # parts of an upload, or ranges of a download, in transfer at once
 
 _PART = 8 << 20  # bytes of one part of an upload
 _FIRST_WAIT, _LAST_WAIT = 0.1, 5.0  # seconds of the back-off after an operation with an unknown outcome
-_MOST_UNKNOWN = 8  # unknown outcomes of one series of steps, after which the caller is told
-_RACE = 8  # writers in the race of the probe
+_MOST_UNKNOWN = 8  # so many unknown outcomes in one run of the protocol raise an error
+_RACE = 8  # concurrent writers of the test in `probe`
 _PASSWORD = re.compile(r"//[^/]*@")
-_TRIES = 5  # of a write of the probe, with a back-off: some servers allow one write of an object per second
-_RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=10)}  # within a call; then callers decide
+_TRIES = 5  # attempts of each write in `probe`: some servers allow only one write of an object per second
+_RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=10)}  # by obstore within a call
 T = TypeVar("T")
 
 
 def is_address(text: str) -> bool:
-    """Whether a text is the address of a folder in an object store, and not a path."""
+    """Whether a text is the address of a folder in an object store rather than a path."""
     return text.partition("://")[0] in SCHEMES and "://" in text
 
 
 def check_address(text: str) -> None:
-    """Raise SettingsError for the address of something else than a folder in an object store."""
+    """Raise SettingsError unless the text is the address of a folder in an object store."""
     scheme, _, place = text.partition("://")
     if not is_address(text) or not place or place.startswith("/"):
         raise SettingsError(f"expected an address such as s3://bucket/models/digits, found {_without_secret(text)!r}")
@@ -60,14 +61,14 @@ def naming(address: str, error: Exception) -> str:
 
 
 def check_keep(target: str, keep: int) -> None:
-    """Raise SettingsError if a bucket is to list more versions than its state has room for."""
+    """Raise SettingsError if the target is a bucket and its state has no room for `keep` versions."""
     if is_address(target) and keep > states.MOST_VERSIONS:
         raise SettingsError(f"keep: expected at most {states.MOST_VERSIONS} versions in a bucket, found {keep}")
 
 
 @contextmanager
 def asked_once() -> Iterator[None]:
-    """For an operator: no answer, after which a mirror would try again, is a RemoteError."""
+    """For operators' commands, which do not retry: turn ConnectionError into RemoteError."""
     try:
         yield
     except ConnectionError as error:
@@ -76,7 +77,7 @@ def asked_once() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object in a bucket: its bytes, and the time of its last write by the server's clock."""
+    """An object in a bucket: its size in bytes, and the time of its last write by the server's clock."""
 
     size: int
     written_at: float
@@ -86,9 +87,9 @@ class Bucket:
     """One folder of an object store. Safe to use from any thread."""
 
     def __init__(self, address: str, *, store: Any = None) -> None:
-        """`store` is an object store of obstore's, if it is not to be made from the address.
+        """`store` is an obstore object to use; by default one is made from the address.
 
-        Raises SettingsError for an address that cannot be used, or without the package.
+        Raises SettingsError if the address cannot be used or obstore is not installed.
         """
         self.address = address.rstrip("/")
         check_address(address)
@@ -101,12 +102,12 @@ class Bucket:
         self._obstore = obstore
         self._errors = obstore.exceptions
         self._prefix = settings.prefix(scheme)
-        self._speed: float | None = None  # bytes a second of the last large object that was sent
+        self._speed: float | None = None  # bytes per second of the last large upload
         self._local = threading.local()
         self.answered_at: float | None = None
         """When this server last answered, in seconds since the epoch."""
         self.received: Callable[[int], object] = lambda count: None
-        """Called with the bytes of each read of data, for a progress bar. Any thread."""
+        """Called with the number of bytes of each read of data, on any thread, for a progress bar."""
         options: Any = settings.connection(scheme)
         try:
             self._store = store or from_url(self.address, retry_config=_RETRIES, client_options=options)
@@ -115,12 +116,12 @@ class Bucket:
 
     @property
     def last_error(self) -> str:
-        """Why the last operation of this thread failed; "" after an operation that did not."""
+        """Why the last operation of this thread failed; "" if it did not fail."""
         error: str = getattr(self._local, "error", "")
         return error
 
     def read(self, tag: str | None = None, *, name: str = states.NAME) -> Found | Answer | None:
-        """The state object, None if it still has this tag, or MISSING or UNKNOWN. Raises RemoteError for no access."""
+        """Read the state object. Returns None if it still has this tag. Raises RemoteError if access is denied."""
         options = {} if tag is None else {"if_none_match": tag.split("\n")[0]}
         try:
             found = self._call(
@@ -136,7 +137,7 @@ class Bucket:
         return content if isinstance(content, Answer) else Found(content, _tag(found.meta))
 
     def state(self) -> State:
-        """The state. Raises RemoteError if there is none, or none that this library can read, or no answer."""
+        """The state. Raises RemoteError if there is no state, no readable state, or no answer."""
         found = self.read()
         if found is Answer.UNKNOWN:
             raise RemoteError(f"{self.address} does not answer: {self.last_error}")
@@ -148,21 +149,22 @@ class Bucket:
             raise RemoteError(naming(self.address, error)) from error
 
     def answer(self, operation: Operation) -> Answered:
-        """Do what the protocol asks for, once."""
+        """Perform one operation of the protocol, without a retry for an unknown outcome."""
         if isinstance(operation, Read):
             found = self.read()
-            assert found is not None  # nothing was asked for a tag
+            assert found is not None  # only a read with a tag returns None
             return found
         if isinstance(operation, Delete):
             answer = self._call(lambda: self._obstore.delete(self._store, operation.name))
-            return answer if answer is Answer.UNKNOWN else Answer.DONE  # also if it was not there: not all servers tell
+            # An object that was not there counts as deleted, because not all servers tell the difference.
+            return answer if answer is Answer.UNKNOWN else Answer.DONE
         return self._put(states.NAME, operation)
 
     def perform(self, steps: Steps[T], stop: threading.Event) -> T:
-        """Run steps of the protocol to their end, with a back-off after answers that decide nothing.
+        """Run steps of the protocol to their end, with a back-off after each refusal or unknown outcome.
 
-        Raises ConnectionError if there are many such answers, InterruptedError once `stop` is set, and what the steps
-        raise.
+        Raises ConnectionError after too many unknown outcomes, InterruptedError once `stop` is set, and the errors of
+        the steps.
         """
         wait, unknown = _FIRST_WAIT, 0
         operation = next(steps)
@@ -182,14 +184,14 @@ class Bucket:
                 return result
 
     def put(self, name: str, content: bytes | memoryview | Iterable[memoryview], size: int = 0) -> None:
-        """Write an object of data, in parts if it is large; `size` is that of content in pieces.
+        """Write an object of data, in parts if it is large. `size` is needed only for content that is an iterable.
 
-        No more parts are under way than the link can send in time. Raises RemoteError, ConnectionError to try again
-        later.
+        On a slow link fewer parts are sent at once, so that no part takes too long. Raises RemoteError, and
+        ConnectionError if a later attempt may succeed.
         """
         if isinstance(content, bytes | memoryview):
             size = len(content)
-            if size > _PART:  # otherwise all parts under way would be copies
+            if size > _PART:  # without slices, obstore would copy every part that it is sending
                 whole = memoryview(content)
                 content = (whole[start : start + _PART] for start in range(0, size, _PART))
         parts = (
@@ -207,11 +209,14 @@ class Bucket:
         self._done(name, written)
 
     def seconds(self, size: int) -> float | None:
-        """How long sending so many bytes will take; None if nothing tells."""
+        """How long it will take to send so many bytes; None without a measurement."""
         return size / self._speed if self._speed else None
 
     def get(self, name: str, limit: int) -> bytes:
-        """The content of a small object. Raises RemoteError, FileNotFoundError, ConnectionError to try again later."""
+        """The content of a small object.
+
+        Raises RemoteError, FileNotFoundError, and ConnectionError if a later attempt may succeed.
+        """
         found = self._done(name, self._call(lambda: self._obstore.get(self._store, name)))
         if found.meta["size"] > limit:
             raise RemoteError(f"{name}: expected at most {limit} bytes, found {found.meta['size']}")
@@ -220,7 +225,7 @@ class Bucket:
         return content
 
     def get_range(self, name: str, start: int, stop: int) -> memoryview:
-        """Some bytes of an object. Raises as `get` does."""
+        """The bytes of an object from `start` to `stop`. Raises the errors of `get`."""
         found = self._call(lambda: self._obstore.get_range(self._store, name, start=start, end=stop))
         if found is Answer.UNKNOWN and (size := self.size(name)) < stop:
             raise RemoteError(f"{name}: expected {stop} bytes, found {size}")
@@ -236,15 +241,15 @@ class Bucket:
         return {meta["path"]: _stored(meta) for page in listed for meta in page}
 
     def first_names(self) -> list[str]:
-        """The names of the first page of a listing. Raises as `objects` does."""
+        """The names on the first page of a listing. Raises the errors of `objects`."""
         listed = self._done("", self._call(lambda: next(iter(self._obstore.list(self._store)), [])))
         return [one["path"] for one in listed]
 
     def probe(self, stop: threading.Event) -> RemoteError | None:
-        """Raise RemoteError unless this server keeps what the protocol relies on. Some ignore conditions of a write.
+        """Raise RemoteError unless this server can run the protocol. Some servers ignore the condition of a write.
 
-        Returns the error of these credentials if they may not delete: versions come all the same. Raises
-        ConnectionError if the server does not answer, InterruptedError once `stop` is set.
+        If the credentials may not delete, the error is returned instead of raised, because publishing works without
+        deletions. Raises ConnectionError if the server does not answer, InterruptedError once `stop` is set.
         """
         name = f"probe/0/{secrets.token_hex(8)}"
         try:
@@ -278,7 +283,7 @@ class Bucket:
             raise self._unfit(f"let {winners} of {_RACE} writers replace one state of an object")
 
     def _put_surely(self, name: str, operation: Create | Replace, stop: threading.Event) -> Answered:
-        """Write an object, again after answers that decide nothing: a lost answer, or 429."""
+        """Write an object. Try again after an unknown outcome, such as a lost answer or status 429."""
         wait, is_unsure = _FIRST_WAIT, False
         for _ in range(_TRIES):
             answer = self._put(name, operation)
@@ -299,11 +304,11 @@ class Bucket:
         raise ConnectionError(f"{self.address}: {why}")
 
     def size(self, name: str) -> int:
-        """The size of an object in bytes. Raises as `get` does."""
+        """The size of an object in bytes. Raises the errors of `get`."""
         return self.head(name).size
 
     def head(self, name: str) -> Stored:
-        """The size and the age of an object. Raises as `get` does."""
+        """The size of an object and the time of its last write. Raises the errors of `get`."""
         return _stored(self._done(name, self._call(lambda: self._obstore.head(self._store, name))))
 
     def _unfit(self, what: str) -> RemoteError:
@@ -319,7 +324,7 @@ class Bucket:
             )
         except refusals:
             return Answer.REFUSED
-        if written is Answer.MISSING and isinstance(operation, Replace):  # as S3 says of an object that is gone
+        if written is Answer.MISSING and isinstance(operation, Replace):  # S3's answer if the object is gone
             return Answer.REFUSED
         if written is Answer.MISSING:
             raise self._no_bucket()
@@ -329,9 +334,9 @@ class Bucket:
         return RemoteError(f"{self.address}: there is no such bucket: create it, or correct the address or the region")
 
     def _call(self, call: Callable[[], Any], *answers: type[Exception]) -> Any:
-        """The result of a call, MISSING, or UNKNOWN for an error that may pass.
+        """Returns the result of a call, MISSING, or UNKNOWN for an error that may be temporary.
 
-        Raises RemoteError for no access, and the errors that are `answers` to this call.
+        Raises RemoteError if access is denied, and errors of the classes `answers`, which are answers to this call.
         """
         is_answer = True
         try:
@@ -374,7 +379,7 @@ def _stored(meta: Any) -> Stored:
 
 
 def _tag(meta: Any) -> str:
-    """ETag and version of an object as one text: GCS has generations only."""
+    """The ETag and the version of an object as one text. GCS compares only versions, which it calls generations."""
     return f"{meta.get('e_tag') or ''}\n{meta.get('version') or ''}"
 
 

@@ -1,4 +1,4 @@
-"""How a mirror and its bucket are doing, as one value: in a local copy for followers, on a pipe for a publisher."""
+"""The status of a mirror and its bucket. Followers read it in a local copy, publishers from a pipe."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _NUMBER = 1 << 63
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Copied:
-    """The version that a mirror copied last, and when it came how far. Times are in seconds since the epoch.
+    """The version that a mirror copied last, and when it reached each stage. Times are in seconds since the epoch.
 
-    in_bucket_at  None for versions of a mirror that did not say
+    in_bucket_at  when the bucket had the version; None if the mirror that uploaded it did not record this
     here_at       when it was in the local copy; for a publisher, when its mirror knew that the bucket has the version
-    served_at     None while another version serves
+    served_at     when it began to serve; None while another version serves
     way           "whole" or "delta"
-    deltas        how many deltas the way has
+    deltas        how many deltas were copied
     bytes         bytes over the network
     size          bytes of the whole version
     seconds       duration of the transfer
@@ -39,9 +39,9 @@ class Copied:
 
 
 def stages(copied: Any) -> dict[str, float]:
-    """The seconds of each stage that a version, as a value or a message, has come through from its step on.
+    """The seconds that each stage took for a version, beginning with its training step. `copied` is a value or message.
 
-    The clocks of two hosts may differ, so a stage is never negative.
+    A difference that is negative, because the clocks of two hosts differ, counts as 0.
     """
     at = [copied.step_done_at, copied.published_at, copied.in_bucket_at or copied.here_at, copied.here_at]
     at += [copied.served_at] if copied.served_at else []
@@ -53,13 +53,13 @@ def stages(copied: Any) -> dict[str, float]:
 class BucketStatus:
     """The status of a mirror between a local store and a bucket. Counts are since the mirror started.
 
-    reason         why versions do not get through; "" while they do
+    reason         why versions are not copied at present; "" while they are
     over           whether the mirror ended for good: another publisher has begun, or somebody emptied the bucket
     answered_at    when the bucket last answered, in seconds since the epoch
     newest         the newest version in the bucket
     behind         number of versions that wait to be copied
-    waiting_since  how long they have waited: since the first was there, or since the last copy
-    failures       looks and commits that failed
+    waiting_since  since when they wait, in seconds since the epoch: when the oldest was published, or the last copy
+    failures       failed attempts to look or copy
     """
 
     address: str
@@ -75,13 +75,13 @@ class BucketStatus:
     failures: int = 0
 
     def ageless(self) -> BucketStatus:
-        """This status without what changes while nothing happens."""
+        """This status without `answered_at` and `served_at`, for comparing two statuses."""
         copied = None if self.copied is None else replace(self.copied, served_at=None)
         return replace(self, answered_at=None, copied=copied)
 
 
 def from_values(values: Any) -> BucketStatus:
-    """Read what `asdict` made. Raises ValueError."""
+    """Read a status from the values that `asdict` made. Raises ValueError."""
     status = _read(BucketStatus, values)
     copied = status.pop("copied", None)
     return BucketStatus(**status, copied=None if copied is None else Copied(**_read(Copied, copied)))
@@ -91,7 +91,7 @@ _KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (i
 
 
 def _read(kind: type[BucketStatus | Copied], values: Any) -> dict[str, Any]:
-    """The known fields. Keys of a newer paramsync are left out."""
+    """The known fields, checked. Keys of a newer paramsync are left out."""
     if not isinstance(values, Mapping):
         raise ValueError(f"expected fields by name, found {type(values).__name__}")
     read: dict[str, Any] = {field.name: values[field.name] for field in fields(kind) if field.name in values}

@@ -1,4 +1,4 @@
-"""Finds and deletes the objects of a bucket that no version needs, for an operator: publishers do so as they go."""
+"""Finds and deletes objects of a bucket that no version needs, for operators. Publishers do so while they publish."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ FORMS = {
     "graphs": rf"{_NUMBER}\.pb",
     "versions": rf"{_NUMBER}\.json",
 }
-"""The kinds of objects, and how their names end."""
+"""The kinds of objects, and the pattern of the last part of their names."""
 
-RUN = 8  # letters of the run's identity in a name, by which an object of ours differs from anybody else's
-MOST_CONDEMNED = 512  # names in the state
+RUN = 8  # names contain the first RUN letters of the run's identity, which mark objects as ours
+MOST_CONDEMNED = 512  # most condemned names that we put into a state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unneeded:
     """An object that no version needs.
 
-    `condemned` objects are named by the state, which followers may still read. Others are orphans: a publisher that was
-    killed wrote them, and no state names them.
+    A `condemned` object is named by the state, because followers may still read it. All other unneeded objects are
+    orphans: a publisher that was killed wrote them, and no state names them.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Unneeded:
 
 
 def list_unneeded(bucket: Bucket, state: State) -> list[Unneeded]:
-    """The condemned objects that are still there, and the orphans. Raises RemoteError without the right to list."""
+    """The condemned objects that still exist, and the orphans. Raises RemoteError without the right to list."""
     with asked_once():
         there = _list(bucket)
     orphans = orphans_among(there, state)
@@ -61,10 +61,11 @@ def _list(bucket: Bucket) -> dict[str, Stored]:
 
 
 def orphans_among(names: Iterable[str], state: State) -> frozenset[str]:
-    """The names that earlier publishers of this run made and that the state does not have.
+    """The names that earlier publishers of this run made and that the state does not contain.
 
-    No state will ever have these names: their publishers are fenced off, and each publisher makes names of its own
-    epoch. Names of the current epoch may be on the way into the state. Any other name may be somebody else's.
+    No later state will contain them: their publishers are fenced off, and each publisher makes names with its own
+    epoch. Names of the current epoch are left out, because the next state may contain them. Objects with other names
+    may belong to somebody else.
     """
     forms = [f"{kind}/{_NUMBER}/{state.run[:RUN]}-{form}" for kind, form in FORMS.items()]
     ours = re.compile("|".join(forms))
@@ -73,11 +74,11 @@ def orphans_among(names: Iterable[str], state: State) -> frozenset[str]:
 
 
 def delete(bucket: Bucket, state: State, unneeded: list[Unneeded], wait: Callable[[], object]) -> list[Unneeded]:
-    """Delete objects that no version needed in this state; returns the deleted ones. Safe beside a publisher.
+    """Delete objects that no version needed in this state. Returns the deleted objects. A publisher may be running.
 
-    As a publisher does: condemns the orphans by compare-and-swap, waits, looks at the state again, deletes only names
-    that the state still condemns, and takes the deleted names out. Raises RemoteError, also if another publisher begins
-    meanwhile.
+    The steps are those of a publisher: condemn the orphans by compare-and-swap, wait, read the state again, delete only
+    the names that it still condemns, and take the deleted names out of it. Raises RemoteError, also if another
+    publisher begins meanwhile.
     """
     rest = [*state.condemned, *(found.name for found in unneeded if not found.condemned)]
     deleted: set[str] = set()

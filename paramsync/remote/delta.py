@@ -1,20 +1,20 @@
-"""Deltas: the changed elements of an array as compressed differences, lossless. Arrays in, bytes out.
+"""Deltas: lossless, compressed differences between two arrays.
 
-A delta of a block has one of four forms, whichever suits the share of changed elements:
+The delta of a block has one of four forms, depending on the share of changed elements:
 
 SAME    nothing
 SPARSE  the number of changed elements in each run of 65,536; the gaps between their positions; their differences
 DENSE   the differences of all elements
 RAW     the new elements, if DENSE would not be smaller
 
-An element counts as the unsigned integer of its bits, and differences wrap around: where a weight crosses zero, the
-difference of its bits overflows. Low bytes that are zero in all differences, as after rounding to bfloat16, are left
-out. Small differences of either sign become small numbers by zig-zag coding. A gap is the difference of the low 16 bits
-of two neighbouring positions and wraps around, too: the counts of the runs give the high bits back. Gaps and
-differences are split into planes of their bytes, from the lowest to the highest that is not zero, which zstd compresses
-further.
+The bits of an element are read as an unsigned integer. Differences wrap around, because the difference of the bits
+overflows if a weight crosses zero. Low bytes that are zero in all differences, as after rounding to bfloat16, are left
+out. Zig-zag coding turns small differences of either sign into small numbers. A gap is the difference between the low
+16 bits of two neighbouring positions; it wraps around, and the counts of the runs restore the high bits. Gaps and
+differences are split into planes: first all lowest bytes, and so on up to the highest bytes that are not all zero. zstd
+compresses the planes.
 
-A delta says nothing about the array that it was made from: the caller checks the result by its checksum.
+A delta does not identify the array that it was made from, so the caller must check the result by its checksum.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ BLOCK = 4 << 20  # bytes of a block
 
 SAME, SPARSE, DENSE, RAW = range(4)
 
-_RUN = 1 << 16  # elements: two bytes tell a position within a run; temporary arrays of a run stay in a cache
-_CHUNK = 4 * _RUN  # elements that are compared at once: they stay in a cache until their differences are taken
-_DENSE = 2  # a block is dense if more than one element in so many changed: gathering them would take longer
-_LEVEL = 1  # of zstd: higher levels save a few percent for several times the time
-_HEAD = struct.Struct("<BBII")  # form, low bytes of differences that are left out, bytes of gaps, of differences
-_FEW = 10  # one changed element in so many, or more: numpy finds them without a branch for each
+_RUN = 1 << 16  # elements of a run: a position within it takes two bytes, and its temporary arrays fit the CPU cache
+_CHUNK = 4 * _RUN  # elements that are compared at once, so that they are still in the CPU cache when subtracted
+_DENSE = 2  # DENSE if more than one in so many elements changed, because gathering the changed ones is slower
+_LEVEL = 1  # level of zstd: higher levels take several times as long and save a few percent
+_HEAD = struct.Struct("<BBII")  # form, number of low bytes left out, bytes of packed gaps, bytes of packed differences
+_FEW = 10  # if fewer than one in so many elements changed, `_places` skips groups of eight unchanged elements
 
 
 def encode(old: Unsigned, new: Unsigned) -> bytes:
-    """The delta from `old` to `new`, blocks of the same size and unsigned dtype."""
+    """The delta from `old` to `new`: two blocks of the same size and unsigned dtype."""
     counts: list[int] = []
     gaps, differences = [], []
     last = 0  # position of the last changed element
@@ -87,21 +87,21 @@ def _raw(new: Unsigned) -> bytes:
 
 
 def add(deltas: Sequence[memoryview], count: int, dtype: np.dtype[np.unsignedinteger[Any]]) -> bytes:
-    """The delta that leads as far as these deltas of a block of `count` elements do, one after the other."""
-    total = np.zeros(count, dtype)  # of the differences; from the first RAW delta on, the elements
+    """One delta with the effect of applying these deltas of a block of `count` elements in order."""
+    total = np.zeros(count, dtype)  # the sum of the differences, or the new elements once a delta was RAW
     for delta in deltas:
         apply(delta, total, total)
     if any(delta[0] == RAW for delta in deltas):
         return _raw(total)
     zeros = np.zeros(count, dtype)
     added = encode(zeros, total)
-    return added if added[0] != RAW else _dense(zeros, total)  # its elements would be differences
+    return added if added[0] != RAW else _dense(zeros, total)  # RAW would store the sums as if they were elements
 
 
 def apply(delta: memoryview, source: Unsigned, target: Unsigned) -> None:
-    """Write the new elements into `target`, from the old elements in `source`, which may be `target` itself.
+    """Apply a delta to the old elements in `source` and write the new elements into `target`.
 
-    Raises ValueError for a delta that does not fit this block; the target is then of no use any more.
+    Both may be the same array. Raises ValueError for a delta that does not fit; `target` is then undefined.
     """
     if len(delta) < _HEAD.size:
         raise ValueError(f"expected a delta of at least {_HEAD.size} bytes, found {len(delta)}")
@@ -141,7 +141,7 @@ def apply(delta: memoryview, source: Unsigned, target: Unsigned) -> None:
             part = slice(run * _RUN, (run + 1) * _RUN)
             if is_copied:
                 np.copyto(target[part], source[part])
-            _add(target[part], places[end : end + count], numbers[end : end + count])  # while the run is in the cache
+            _add(target[part], places[end : end + count], numbers[end : end + count])  # the run is still in the cache
             end += count
 
 
@@ -153,7 +153,7 @@ def _add(target: Unsigned, places: Positions, numbers: Unsigned) -> None:
 
 
 def _places(differs: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], count: int) -> Positions:
-    """The positions of the elements that are true, at most `count`, ascending."""
+    """The positions of true elements in ascending order. `count` is how many there are at most."""
     if count * _FEW > len(differs) or len(differs) % 8:
         return np.flatnonzero(differs)
     eights = differs.view(np.uint64)
@@ -166,7 +166,7 @@ def _places(differs: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], count: int
 
 
 def _pack_differences(pieces: Sequence[Unsigned]) -> tuple[int, bytes]:
-    """How many low bytes are zero in all differences, and the others packed. Overwrites the differences."""
+    """Returns how many low bytes are zero in all differences, and the other bytes packed. Overwrites the pieces."""
     bits = 8 * pieces[0].itemsize
     used = 0
     for piece in pieces:
@@ -193,7 +193,7 @@ def _differences(planes: Bytes, dtype: np.dtype[np.unsignedinteger[Any]], shift:
 
 
 def _pack(pieces: Sequence[Unsigned]) -> bytes:
-    """The planes of the bytes of these numbers, compressed."""
+    """Compress the byte planes of these numbers: all lowest bytes first."""
     used = -(-max(int(piece.max()) for piece in pieces).bit_length() // 8)
     planes = np.empty((used, sum(map(len, pieces))), np.uint8)
     end = 0
@@ -205,7 +205,7 @@ def _pack(pieces: Sequence[Unsigned]) -> bytes:
 
 
 def _unpack(packed: memoryview, count: int, most: int) -> Bytes:
-    """The planes of the bytes of so many numbers, `most` at most. Raises ValueError for bytes of another number."""
+    """Decompress at most `most` byte planes of `count` numbers. Raises ValueError if the bytes do not fit."""
     planes = np.empty(count * most, np.uint8)
     try:
         size = cramjam.zstd.decompress_into(packed, planes.data)

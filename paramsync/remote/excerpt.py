@@ -1,4 +1,4 @@
-"""Single versions of a bucket for a look at them, in a local store that lasts as long as the look."""
+"""Fetches single versions of a bucket into a temporary local store, for commands that inspect them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from paramsync.remote.state import Listed, State
 from paramsync.remote.transfer import Transfer
 from paramsync.store.store import Store
 
-_folders: set[str] = set()  # of excerpts that are open
+_folders: set[str] = set()  # folders of open excerpts
 
 
 def remove_all() -> None:
-    """Remove the files of all excerpts: the process is about to end, while another thread may wait for a bucket."""
+    """Remove the files of all excerpts, for a process that ends while another thread may still wait for a bucket."""
     for folder in _folders:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 class Excerpt:
-    """A local store, in the folder for temporary files, for versions of a bucket. A context manager, for one thread."""
+    """A local store for versions of a bucket, in the folder for temporary files. A context manager for one thread."""
 
     def __init__(self, bucket: Bucket, *, keep: int = 1) -> None:
         """The local store has room for `keep` versions."""
@@ -46,7 +46,7 @@ class Excerpt:
         _folders.discard(self._folder.name)
 
     def fetch(self, listed: Listed) -> Transfer:
-        """Fetch a version into the local store. Versions come in ascending order. Raises RemoteError for damage."""
+        """Fetch a version into the local store. Call this in ascending order of versions. Raises RemoteError."""
         try:
             with asked_once():
                 return self._download.fetch(listed)
@@ -58,7 +58,10 @@ class Excerpt:
 
 
 def find(bucket: Bucket, state: State, number: int | None) -> Listed:
-    """The version with this number; None: the newest. Raises UnknownVersionError, RemoteError if there is none."""
+    """The version with this number, or the newest for None.
+
+    Raises UnknownVersionError, and RemoteError if nothing is published yet.
+    """
     newest = state.newest
     if newest is None:
         raise RemoteError(f"{bucket.address}: nothing is published there yet")
@@ -69,7 +72,7 @@ def find(bucket: Bucket, state: State, number: int | None) -> Listed:
 
 
 def read_manifests(bucket: Bucket, versions: Iterable[Listed]) -> dict[Listed, Manifest | str]:
-    """The manifest of each version, or what is wrong with the manifest."""
+    """The manifest of each version, or a text that says what is wrong with it."""
 
     def read(listed: Listed) -> Manifest | str:
         try:
@@ -85,13 +88,13 @@ def read_manifests(bucket: Bucket, versions: Iterable[Listed]) -> dict[Listed, M
 
 
 def sizes_in(manifest: Manifest) -> dict[str, int | None]:
-    """The objects that a version may need, with their sizes; None: not known, as of a graph."""
+    """The sizes of the objects that a version may need, by name. The size of a graph is None: the manifest lacks it."""
     sizes: dict[str, int | None] = {manifest.graph: None} if manifest.graph else {}
     return {**sizes, manifest.whole.name: manifest.whole.size} | {edge.name: edge.size for edge in manifest.edges}
 
 
 def faults(bucket: Bucket, sizes: Mapping[str, int | None]) -> dict[str, str]:
-    """What is wrong with objects of these sizes: those that are gone or have another size."""
+    """What is wrong with the objects that are missing or do not have these sizes, by name."""
 
     def check(name: str) -> str:
         try:

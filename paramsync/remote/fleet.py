@@ -1,4 +1,4 @@
-"""What operators choose for all followers of a bucket: one compare-and-swap of its state, which followers obey."""
+"""Operators' choices for all followers of a bucket. Each is one compare-and-swap of the state, which followers read."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from paramsync.remote.bucket import Bucket, naming
 from paramsync.remote.protocol import Steps
 from paramsync.remote.state import State
 
-_SECONDS = 30.0  # for a bucket to answer
+_SECONDS = 30.0  # how long to wait for a bucket
 
 T = TypeVar("T")
 Choice = Callable[[State], Mapping[str, Any]]
-"""The choices that follow from a state."""
+"""Computes the new choices from the current state."""
 
 
 def choose(address: str, choice: Choice) -> State:
-    """Make a choice for all followers; returns the state that has it.
+    """Make a choice for all followers. Returns the state that contains it.
 
-    Raises RemoteError, also for an address that nobody published to, and what `choice` raises.
+    Raises RemoteError, also if nothing is published at the address, and the errors of `choice`.
     """
     return perform(Bucket(address), protocol.choose(choice, secrets.token_hex(16)))
 
 
 def perform(bucket: Bucket, steps: Steps[T]) -> T:
-    """Run steps of the protocol for an operator, who waits. Raises RemoteError, FencedError."""
+    """Run steps of the protocol for an operator's command, with a limit of time. Raises RemoteError, FencedError."""
     stop = threading.Event()
     timer = threading.Timer(_SECONDS, stop.set)
     timer.start()
@@ -48,7 +48,7 @@ def perform(bucket: Bucket, steps: Steps[T]) -> T:
 
 
 def pin(address: str, number: int | None) -> Choice:
-    """Serve this version and no newer one; None: follow the newest."""
+    """Serve this version; None means the newest."""
 
     def choice(state: State) -> Mapping[str, Any]:
         if number is not None:
@@ -59,7 +59,7 @@ def pin(address: str, number: int | None) -> Choice:
 
 
 def roll_back(address: str) -> Choice:
-    """Serve the version before the pinned or newest one."""
+    """Serve the version before the pinned version, or before the newest if none is pinned."""
 
     def choice(state: State) -> Mapping[str, Any]:
         wanted = state.wanted
@@ -72,7 +72,7 @@ def roll_back(address: str) -> Choice:
 
 
 def label(address: str, name: str, number: int | None) -> Choice:
-    """Have a label lead to this version; None: remove the label."""
+    """Give this version a label; None removes the label."""
 
     def choice(state: State) -> Mapping[str, Any]:
         if number is None and name not in state.labels:
