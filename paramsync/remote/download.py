@@ -1,4 +1,4 @@
-"""Brings a local store up to a bucket: the newest version, by the cheapest way, checked before anybody sees it."""
+"""Fetches the newest version of a bucket into a local store with the fewest bytes, and checks it before its commit."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ from paramsync.tensorbundle.index import Entry, Index
 from paramsync.version import Version
 
 _EMPTY: Array = np.empty(0, np.uint8)
-_FIRST_PAUSE, _LAST_PAUSE = 15.0, 600.0  # seconds until a version that came damaged is fetched again
+_FIRST_PAUSE, _LAST_PAUSE = 15.0, 600.0  # seconds until a version that arrived damaged is fetched again
 
 
 class _LostError(Exception):
-    """Carries an error of the bucket through the writer, which takes an OSError for an error of its store."""
+    """Carries an OSError of the bucket through the writer, which would treat it as an error of its store."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(str(error))
@@ -57,10 +57,10 @@ class _LostError(Exception):
 
 
 class Download:
-    """A follower's side of a bucket: writes nothing into it. One thread owns it."""
+    """The follower's side of a bucket, which only reads. One thread owns it."""
 
     def __init__(self, bucket: Bucket, path: Path, *, keep: int, stop: threading.Event) -> None:
-        """The store at `path` is made and locked: nobody else may publish there. Raises StoreError."""
+        """Make the store at `path` and lock it, so that nobody else publishes there. Raises StoreError."""
         self._bucket = bucket
         self._stop = stop
         self._store = Store(path)
@@ -75,9 +75,9 @@ class Download:
         self._tag: str | None = None
         self._seen: State | None = None
         self._base: tuple[Version, Bundle] | None = None  # the last commit of this writer
-        self._bad: set[str] = set()  # deltas that came damaged
-        self._refused: tuple[int, float, float] | None = None  # the version that came damaged, when to retry, and pause
-        self._gone = 0  # number of the last version that lacked an object
+        self._bad: set[str] = set()  # names of deltas that arrived damaged
+        self._refused: tuple[int, float, float] | None = None  # number of a damaged version, when to retry, and pause
+        self._gone = 0  # number of the last version with a missing object
 
     def close(self) -> None:
         self._base = None
@@ -85,12 +85,12 @@ class Download:
 
     @property
     def state(self) -> State | None:
-        """The last state that was seen."""
+        """The last state that was read."""
         return self._seen
 
     @property
     def waiting(self) -> tuple[Listed, ...]:
-        """The versions that are still to be fetched, as far as is known here: the pinned one, or all newer ones."""
+        """The versions of the last state that are newer than the local store; with a pin, only the pinned version."""
         if self._seen is None:
             return ()
         local, pinned = self._writer.latest(), self._seen.pinned
@@ -99,15 +99,15 @@ class Download:
 
     @property
     def newest(self) -> int | None:
-        """The newest version in the bucket, as far as is known here."""
+        """Number of the newest version in the bucket, as last seen here."""
         newest = None if self._seen is None else self._seen.newest
         return None if newest is None else newest.number
 
     def run_once(self) -> Transfer | None:
-        """Look at the state, and fetch the newest version if it is not here.
+        """Read the state, and fetch the version that followers should serve, if it is newer than the local store.
 
-        Raises RemoteError for a state or a version that cannot be used, ConnectionError while the bucket is away, and
-        errors of the local store. The next call tries again, if there is anything new.
+        Raises RemoteError for an unusable state or version, ConnectionError if the bucket does not answer, EmptiedError
+        if the state is gone, and errors of the local store. A later call tries again.
         """
         found = self._bucket.read(self._tag)
         if found is Answer.UNKNOWN:
@@ -128,7 +128,7 @@ class Download:
             return None
         try:
             return self.fetch(listed)
-        except FileNotFoundError as error:  # collected meanwhile: the next state names a newer version
+        except FileNotFoundError as error:  # deleted since the state was read: a newer state will name a newer version
             self._tag = None
             if self._gone != listed.number:
                 self._gone = listed.number
@@ -140,25 +140,25 @@ class Download:
             raise
 
     def _check_newest(self, local: Version) -> None:
-        """Raise RemoteError if the bucket is behind this copy, which may be from before a restart of this mirror."""
+        """Raise RemoteError if the bucket's newest version is older than the local version."""
         if self.newest is not None and self.newest < local.number:
             found = f"version {local.number} here and version {self.newest} in the bucket"
             advice = f"remove {self._store.path} to follow the bucket from its beginning"
             raise RemoteError(f"the bucket has an older state, or another run: found {found}; {advice}")
 
     def _waits(self, listed: Listed) -> bool:
-        """Whether this version came damaged a short time ago."""
+        """Whether this version arrived damaged and its pause is not over."""
         return self._refused is not None and self._refused[0] == listed.number and time.monotonic() < self._refused[1]
 
     def _refuse(self, listed: Listed) -> None:
-        """Let a version that came damaged wait: damage on the way passes, damage in the bucket may be mended."""
+        """Set the pause after which a damaged version is fetched again. It doubles with each failure."""
         again = self._refused is not None and self._refused[0] == listed.number
         pause = min(2 * self._refused[2], _LAST_PAUSE) if again and self._refused is not None else _FIRST_PAUSE
         self._refused = listed.number, time.monotonic() + pause, pause
         self._bad = self._bad if not again else set()
 
     def note(self, status: BucketStatus) -> None:
-        """Say in the copy how versions come, what operators chose, and which state this mirror followed last."""
+        """Write the note in the copy: the status, operators' choices, and the last state that this mirror followed."""
         self._note = replace(self._note, reason=status.reason, status=status.ageless())
         if (state := self._seen) is not None:
             self._note = replace(self._note, pinned=state.pinned, labels=dict(state.labels))
@@ -176,8 +176,8 @@ class Download:
         return (self._store.path / copy_note.NAME).exists()
 
     def _look(self, state: State) -> None:
-        """Take note of a state. Raises RemoteError for one that must not be followed."""
-        if self._written is not None and not self._is_noted():  # an operator's word that any run may be followed
+        """Accept a state as the last one seen. Raises RemoteError if it must not be followed."""
+        if self._written is not None and not self._is_noted():  # an operator removed the note to allow another run
             self._note, self._written = CopyNote(self._bucket.address), None
         note = self._note
         if note.run not in ("", state.run):
@@ -187,11 +187,14 @@ class Download:
             raise RemoteError(f"{states.NAME}: somebody brought an older state back; ignored")
         self._seen = state
         self._note = replace(note, run=state.run, epoch=state.epoch, sequence=state.sequence)
-        if not note.run:  # before there is a version of this run
+        if not note.run:  # the copy must name its run before it contains a version of that run
             self._write_note()
 
     def fetch(self, listed: Listed) -> Transfer:
-        """Fetch a version by the cheapest way. Raises FileNotFoundError for a lost object, RemoteError for damage."""
+        """Fetch a version with the fewest bytes.
+
+        Raises FileNotFoundError if an object is missing, RemoteError if the version arrives damaged.
+        """
         begun = time.monotonic()
         manifest = read_manifest(self._bucket, listed)
         version = manifest.version()
@@ -229,7 +232,10 @@ class Download:
         raise RemoteError(f"version {listed.number} came damaged: {problem}")
 
     def _ways(self, manifest: Manifest, number: int, size: int) -> Iterator[tuple[str, tuple[Edge, ...]]]:
-        """The ways to a version, the cheapest first, each without objects that came damaged before."""
+        """The ways to get a version: with deltas from a local version, then from the whole version in the bucket.
+
+        No way uses deltas that arrived damaged before.
+        """
         here = {version.number: version.checksum for version in self._store.versions()}
         fit = [edge for edge in manifest.edges if here.get(edge.base, edge.checksum) == edge.checksum]
         way = manifests.route([edge for edge in fit if edge.name not in self._bad], here, number, most=size)
@@ -243,7 +249,7 @@ class Download:
     def _arriving(
         self, kind: str, whole: Whole, packed: Index, edges: tuple[Edge, ...]
     ) -> tuple[Arriving, frozenset[str], int]:
-        """How the tensors come, the names of tensors that the last commit has already, and the bytes to receive.
+        """Returns the tensors to commit, the names of those unchanged since the last commit, and the bytes to receive.
 
         Raises ValueError, RemoteError for objects that do not fit the version.
         """
@@ -286,7 +292,7 @@ class Download:
     def _read_whole(
         self, source: str, entries: Mapping[str, Entry], ranges: Sequence[Range], places: Sequence[Array]
     ) -> None:
-        """Read ranges of tensors, which lie one after another, from the object with all tensors of a version."""
+        """Read consecutive ranges of tensors from the object with all tensors of a version."""
         starts = [entries[name].offset + start for name, start, _ in ranges]
         end = starts[-1] + len(places[-1])
         content = np.frombuffer(self._bucket.get_range(source, starts[0], end), np.uint8) if end > starts[0] else _EMPTY
@@ -294,7 +300,7 @@ class Download:
             np.copyto(place, content[at - starts[0] :][: len(place)])
 
     def _delta(self, edge: Edge, entries: Mapping[str, Entry]) -> Blocks:
-        """The content of a delta object. A large one is kept on a disk, not in memory."""
+        """The content of a delta object. A large delta is kept in a temporary file, not in memory."""
         is_small = edge.size <= PORTION
         content = memoryview(self._bucket.get(edge.name, edge.size)) if is_small else self._spool(edge)
         try:
@@ -309,7 +315,7 @@ class Download:
 
             def read(start: int) -> None:
                 content = self._bucket.get_range(edge.name, start, min(start + PORTION, edge.size))
-                while content:  # not through a mapping: without room, that would end the process
+                while content:  # writing through a mapping would kill the process if the disk is full
                     start += (count := os.pwrite(file.fileno(), content, start))
                     content = content[count:]
 

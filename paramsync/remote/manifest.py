@@ -1,4 +1,4 @@
-"""The manifest of a version in a bucket: its record, its index, and the objects with its data. A value and its JSON."""
+"""The manifest of a version in a bucket: the version's record and index, and the objects with its data."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any
 from paramsync.errors import RemoteError
 from paramsync.version import Version
 
-LIMIT = 128 << 20  # bytes
+LIMIT = 128 << 20  # bytes of a manifest
 
-_EDGES = 256
+_EDGES = 256  # deltas of a manifest; further deltas are not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An object with the delta from version `base`, whose tensors have this checksum, to version `number`."""
+    """An object with the delta from version `base`, whose tensors have the checksum `checksum`, to version `number`."""
 
     base: int
     checksum: str
@@ -40,13 +40,13 @@ class Edge:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """How to get a version. All versions between `whole` and this one have the same tensors by name, dtype and shape.
+    """How to get a version.
 
     record  the text of the version's record
     index   the index of its tensors, as they lie in a packed object
-    graph   the object with the version's graph; "" for a version without a graph
-    whole   the object with all tensors of the newest version that is there as a whole: this one or an earlier one
-    edges   deltas that lead to this version from earlier ones, also by way of versions in between
+    graph   name of the object with the version's graph; "" for a version without a graph
+    whole   the object with all tensors of this version, or of an earlier version with the same names, dtypes and shapes
+    edges   deltas from earlier versions to this version, or to versions in between
     """
 
     record: str
@@ -56,12 +56,12 @@ class Manifest:
     edges: tuple[Edge, ...]
 
     def objects(self) -> tuple[str, ...]:
-        """The names of all objects that are needed to get this version in any of the ways."""
+        """The names of all objects that may be needed to get this version."""
         names = [self.graph, self.whole.name, *(edge.name for edge in self.edges)]
         return tuple(dict.fromkeys(filter(None, names)))
 
     def version(self) -> Version:
-        """The version's record. Raises RemoteError for a malformed one."""
+        """The version's record. Raises RemoteError if it is malformed."""
         try:
             return Version.from_json(self.record)
         except (ValueError, RecursionError) as error:
@@ -90,9 +90,9 @@ def from_json(content: bytes, *, name: str, digest: str) -> Manifest:
 
 
 def route(edges: Iterable[Edge], known: Iterable[int], number: int, most: int | None = None) -> tuple[Edge, ...] | None:
-    """The deltas of the fewest bytes that lead to a version from any of the `known` ones.
+    """The chain of deltas from any `known` version to version `number` that has the fewest bytes.
 
-    None if there is no way, or none of fewer than `most` bytes.
+    None if there is no chain, or none of fewer than `most` bytes.
     """
     ahead: dict[int, list[Edge]] = {}
     for edge in edges:

@@ -1,4 +1,4 @@
-"""A publisher's way into a bucket: a local store in memory, and a mirror beside training that empties it."""
+"""Publishes to a bucket: the publisher writes to a local store in memory, and a mirror process copies its versions."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.trainer")
 
-_LOCAL = 2  # versions in the local store; the bucket keeps the others
-_MOST_WAITING = 256  # versions whose way into the bucket is told
+_LOCAL = 2  # versions that the local store keeps
+_MOST_WAITING = 256  # listeners hear of the copies of at most so many waiting versions
 _PREFIX, _KEPT = "paramsync-out-", "paramsync-kept-"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Outgoing:
-    """The local store of one publisher, at `path`, whose versions go to a bucket from the call of `writer` on.
+    """The local store of one publisher, at `path`. After the call of `writer` its versions are copied to a bucket.
 
-    The store is removed once its last version is in the bucket, even if the publisher was killed. The next publisher on
-    this machine removes the store if the mirror was killed, too. Any thread.
+    `close` removes the store once its last version is in the bucket. If the publisher was killed, the mirror removes
+    the store. If the mirror was killed too, the next publisher on this machine does. Any thread.
     """
 
     def __init__(self, address: str, *, keep: int) -> None:
@@ -50,17 +50,17 @@ class Outgoing:
         self._closed = False
         self._changing = threading.Lock()  # guards the next three fields
         self._waiting: dict[int, Version] = {}  # versions that are not in the bucket yet
-        self._waiting_since = 0.0  # since when there is one, or since the last one got there
+        self._waiting_since = 0.0  # when the first waiting version was published, or when the last copy was made
         self._listeners: tuple[Callable[[Version], object], ...] = ()
         _clear()
         self.path, self._lock = _make()
 
     def writer(self, *, durable: bool = False, signing_key: Path | None = None) -> StoreWriter:
-        """The writer of the local store, whose versions come after those in the bucket.
+        """Take over the bucket from an earlier publisher. Returns a writer that continues the bucket's numbers.
 
-        Takes the bucket over from an earlier publisher. So call this last: a program that cannot publish, because its
-        port is taken or its settings are wrong, must not stop the one that does. Raises RemoteError, and as StoreWriter
-        does.
+        Call this last, after everything else that can fail: a program that cannot publish, because its port is taken or
+        its settings are wrong, must not stop an earlier publisher that works. Raises RemoteError, and the errors of
+        StoreWriter.
         """
         with ExitStack() as until_failure:
             until_failure.callback(self.give_up)
@@ -70,19 +70,19 @@ class Outgoing:
                 str(self.path), self.address, keep=self._keep, lock=self._lock, on_copied=self._copied
             )
             self.child.wait_until_taken_over()
-            newest = _newest(self._bucket)  # only now: until then an earlier publisher may add versions
+            newest = _newest(self._bucket)  # after the take-over, because an earlier publisher could add versions
             if newest is not None:
                 writer.go_above(newest)
             until_failure.pop_all()
         return writer
 
     def subscribe(self, listener: Callable[[Version], object]) -> None:
-        """Call `listener` with each version that is in the bucket, on a thread that it must not block."""
+        """Call `listener` with each version once it is in the bucket, on a thread that it must not block."""
         with self._changing:
             self._listeners = (*self._listeners, listener)
 
     def published(self, version: Version) -> None:
-        """Note that a version is in the local store, and waits for the mirror."""
+        """Note that a version was committed to the local store and waits for the mirror."""
         with self._changing:
             if not self._waiting:
                 self._waiting_since = version.committed_at or version.snapshot_at
@@ -90,7 +90,7 @@ class Outgoing:
             if len(self._waiting) > _MOST_WAITING:
                 del self._waiting[min(self._waiting)]
         copied = None if self.child is None else self.child.status.copied
-        if copied is not None and copied.number >= version.number:  # the mirror was faster than this call
+        if copied is not None and copied.number >= version.number:  # the mirror had copied it before this call
             self._copied(copied)
 
     def _copied(self, copied: Copied) -> None:
@@ -98,21 +98,21 @@ class Outgoing:
             version = self._waiting.get(copied.number)
             self._waiting = {number: waits for number, waits in self._waiting.items() if number > copied.number}
             self._waiting_since = copied.here_at
-        if version is not None:  # otherwise `published` comes later
+        if version is not None:  # if it is None, `published` is still to be called and calls this again
             trace_copy("upload", copied)
             for listener in self._listeners:
                 listener(version)
 
     def status(self) -> BucketStatus:
-        """How the mirror is doing, how many versions wait, and since when."""
+        """The status of the mirror, with how many versions wait and since when."""
         status = BucketStatus(address=self.address) if self.child is None else self.child.status
         with self._changing:
             newest = -1 if status.newest is None else status.newest
-            behind = sum(number > newest for number in self._waiting)  # a mirror may die before it reports its copy
+            behind = sum(number > newest for number in self._waiting)  # some may be copied though not reported
             return replace(status, behind=behind, waiting_since=self._waiting_since if behind else None)
 
     def give_up(self) -> None:
-        """End the mirror at once, before anything is published, and remove the store."""
+        """End the mirror at once and remove the store. For a publisher that fails before its first version."""
         if self._closed:
             return
         self._closed = True
@@ -121,7 +121,7 @@ class Outgoing:
         self._remove()
 
     def close(self) -> None:
-        """Wait until the last version is in the bucket, at most a minute. A version that is not there yet is kept."""
+        """Wait at most a minute until the last version is in the bucket. If it is not, keep the store for a person."""
         if self._closed:
             return
         self._closed = True
@@ -145,17 +145,17 @@ class Outgoing:
 
 
 def keep_aside(store: Path) -> Path:
-    """Rename the local store of a publisher that has ended, for a person to look after: nobody removes the store."""
+    """Rename the local store of a publisher that has ended, so that no program removes it before a person looks."""
     kept = store.with_name(store.name.replace(_PREFIX, _KEPT, 1))
     store.rename(kept)
     return kept
 
 
 def _make() -> tuple[Path, int]:
-    """A new folder in memory, and the descriptor that locks the folder for as long as a process has it open."""
+    """Make a folder in memory. Returns it and a descriptor that locks it while any process has the descriptor open."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=memory()))
-        with suppress(FileNotFoundError):  # another publisher took the folder for one that was left behind
+        with suppress(FileNotFoundError):  # before it was locked, another publisher's `_clear` removed the folder
             lock = os.open(path, _FOLDER)
             fcntl.flock(lock, fcntl.LOCK_SH)
             if path.exists():
@@ -164,7 +164,7 @@ def _make() -> tuple[Path, int]:
 
 
 def _clear() -> None:
-    """Remove the folders of publishers that were killed together with their mirrors: nobody has these folders open."""
+    """Remove the unlocked folders: their publishers and mirrors were killed."""
     for path in memory().glob(f"{_PREFIX}*"):
         with suppress(OSError):
             lock = os.open(path, _FOLDER)

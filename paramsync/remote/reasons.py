@@ -1,6 +1,6 @@
-"""What an error of an object store means, in one line: the same line each time, and without a credential.
+"""Explains errors of object stores in one line, which is the same for the same error and contains no credential.
 
-Texts of obstore have the address of the request, in which Azure's signatures are, and the answer of the server.
+obstore's own texts contain the server's answer and the address of the request, which for Azure contains a signature.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KEYS = {
 
 
 def reason(error: BaseException, prefix: str) -> str:
-    """Why an operation failed. `prefix` is of the variables that matter: AWS, GOOGLE or AZURE."""
+    """Why an operation failed. `prefix` is the prefix of the environment variables: AWS, GOOGLE or AZURE."""
     text = _text(error)
     if meaning := _meaning(text, prefix):
         return meaning
@@ -62,7 +62,7 @@ def denial(error: BaseException, prefix: str) -> str:
     said = _said(text)
     if meaning := _meaning(text, prefix):
         return meaning
-    if said and not _DENIED.search(text):  # of the credentials, not of what they may do
+    if said and not _DENIED.search(text):  # the credentials are wrong, rather than without a right
         return f"{said}: check {_KEYS[prefix]}"
     method, address = (requests[-1][1], requests[-1][2]) if requests else ("DELETE", "")
     asked = "delete" if "?delete" in address else _ASKED.get(method, "use")
@@ -74,7 +74,7 @@ def no_credentials(prefix: str) -> str:
 
 
 def is_without_credentials(error: BaseException) -> bool:
-    """Whether the last place where credentials are looked for, the machine's own, has none."""
+    """Whether no credentials were found, so that the machine's metadata service was asked as the last resort."""
     return _METADATA.search(_text(error)) is not None
 
 
@@ -83,7 +83,10 @@ def is_without_bucket(error: BaseException) -> bool:
 
 
 def is_denied(error: BaseException) -> bool:
-    """Whether an error of no class of its own says that access is denied, as those of listings and deletions do."""
+    """Whether the text of an error says that access is denied.
+
+    For listings and deletions, obstore raises a generic error instead of PermissionDeniedError.
+    """
     text = _text(error)
     return bool(_DENIED.search(text) or _UNKNOWN_KEY.search(text))
 
@@ -100,13 +103,13 @@ def _text(error: BaseException) -> str:
 
 
 def _said(text: str) -> str:
-    """The code and the message of the server; "" without one. Only the first line: others name the request."""
+    """The server's error code and the first line of its message; "" without both. Later lines name the request."""
     code = _CODE.search(text)
     message = _MESSAGE.search(text)
     return ": ".join(part for part in (code and (code[1] or code[2]), message and message[1].strip(" .")) if part)
 
 
 def _from(address: str) -> str:
-    """The server of a request, without a password; "" for an address that obstore does not show."""
+    """from SCHEME://HOST, without a password; "" if the address has no host."""
     split = urlsplit(address)
     return f" from {split.scheme}://{split.netloc.rpartition('@')[2]}" if split.netloc else ""

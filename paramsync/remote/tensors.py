@@ -1,7 +1,8 @@
-"""The tensors of a version as bytes: how they lie one after another in an object, and as a delta between two versions.
+"""The tensors of a version as the bytes of an object: packed one after another, or as a delta between two versions.
 
-A packed object has the tensors in the order of their names, each aligned. A delta object has, for each tensor in the
-same order, the number of its blocks (0 for a tensor that did not change), then the size and the bytes of each block.
+A packed object contains the tensors in the order of their names, each aligned. A delta object contains for each tensor,
+in the same order, the number of its blocks (0 for a tensor that did not change), then the size and the bytes of the
+delta of each block.
 """
 
 from __future__ import annotations
@@ -27,22 +28,22 @@ from paramsync.tensorbundle.sstable import mask
 
 _COUNT = struct.Struct("<I")
 _SAME = bytes([delta.SAME])  # the first byte of the delta of a block that did not change
-_TOGETHER = 8  # blocks that are made at once
+_TOGETHER = 8  # blocks that are encoded at once
 assert delta.BLOCK == PORTION  # a store asks for tensors in portions
-_LARGEST = 8  # bytes of an element of a delta
+_LARGEST = 8  # most bytes of an element that a delta compares
 
 Contents = Mapping[str, Array]
-"""The bytes of each tensor as they are stored, by name, in the order of the names."""
+"""The stored bytes of each tensor, by name, in the order of the names."""
 
 Parts = Iterator[tuple[int, bytes]]
-"""A delta object: each time its next bytes, and how many bytes of tensors they cover."""
+"""A delta object in pieces: how many bytes of tensors a piece covers, and its bytes."""
 
 Blocks = Mapping[str, Sequence[memoryview]]
-"""The deltas of the blocks of each tensor that changed, by name."""
+"""The deltas of all blocks of each changed tensor, by name."""
 
 
 def contents(bundle: Bundle) -> dict[str, Array]:
-    """The bytes of a version's tensors, in the memory of its files but for strings and partitioned variables."""
+    """The bytes of a version's tensors. Strings and partitioned variables are copied, all others are not."""
     found: dict[str, Array] = {}
     for name in sorted(bundle.entries, key=str.encode):
         array = bundle.array(name)
@@ -67,7 +68,7 @@ def pack(entries: Mapping[str, Entry], found: Contents) -> Index:
 
 
 def stream(packed: Index, found: Contents) -> Iterator[memoryview]:
-    """The bytes of a packed object, a few megabytes at a time, in the memory of the contents."""
+    """The bytes of a packed object, a few megabytes at a time, without copying the contents."""
     end = 0
     for name, content in found.items():
         yield memoryview(bytes(packed.entries[name].offset - end))
@@ -82,7 +83,7 @@ def size_of(packed: Index) -> int:
 
 
 def check(packed: Index) -> None:
-    """Raise ValueError unless a store can have these tensors, and they lie one after another as `pack` lays them."""
+    """Raise ValueError unless a store can contain these tensors and their offsets are those that `pack` assigns."""
     end = 0
     for name, entry in packed.entries.items():
         if dtypes.to_numpy(entry.dtype) is None:
@@ -94,7 +95,7 @@ def check(packed: Index) -> None:
 
 
 def alike(first: Mapping[str, Entry], second: Mapping[str, Entry]) -> bool:
-    """Whether two versions have the same tensors by name, dtype, shape and size: a delta can lead between them."""
+    """Whether two versions have the same tensors by name, dtype, shape and size, as a delta requires."""
     return first.keys() == second.keys() and all(
         (entry.dtype, entry.shape, entry.size) == (second[name].dtype, second[name].shape, second[name].size)
         for name, entry in first.items()
@@ -102,7 +103,7 @@ def alike(first: Mapping[str, Entry], second: Mapping[str, Entry]) -> bool:
 
 
 def difference(entries: Mapping[str, Entry], old: Contents, new: Contents) -> Parts:
-    """The delta object that leads from `old` to `new`."""
+    """The delta object from `old` to `new`."""
 
     def encode(name: str, part: slice) -> bytes:
         width = _width(entries[name])
@@ -112,7 +113,7 @@ def difference(entries: Mapping[str, Entry], old: Contents, new: Contents) -> Pa
 
 
 def total(entries: Mapping[str, Entry], deltas: Sequence[Blocks]) -> Parts:
-    """The delta object that leads as far as these do, one after the other."""
+    """One delta object with the effect of applying these deltas in order."""
 
     def encode(name: str, part: slice) -> bytes:
         changes = [changed[name][part.start // delta.BLOCK] for changed in deltas if name in changed]
@@ -125,13 +126,13 @@ def total(entries: Mapping[str, Entry], deltas: Sequence[Blocks]) -> Parts:
 
 
 def _parts(sizes: Mapping[str, int], same: Callable[[str], bool], encode: Callable[[str, slice], bytes]) -> Parts:
-    """A delta object of tensors of these sizes, in their order. `encode` makes the delta of a block."""
+    """The pieces of a delta object for tensors of these sizes, in order. `encode` makes the delta of one block."""
     for name, size in sizes.items():
         if same(name):
             yield size, _COUNT.pack(0)
             continue
         parts = [slice(start, start + delta.BLOCK) for start in range(0, size, delta.BLOCK)]
-        if len(parts) > _TOGETHER:  # not all are in memory at once
+        if len(parts) > _TOGETHER:  # too many blocks to have in memory at once
             yield 0, _COUNT.pack(len(parts))
             for at in range(0, len(parts), _TOGETHER):
                 yield _TOGETHER * delta.BLOCK, b"".join(_encode(partial(encode, name), parts[at : at + _TOGETHER]))
@@ -143,7 +144,7 @@ def _parts(sizes: Mapping[str, int], same: Callable[[str], bool], encode: Callab
 
 
 def _encode(encode: Callable[[slice], bytes], parts: Sequence[slice]) -> list[bytes]:
-    """The deltas of these blocks, each behind its size."""
+    """The deltas of these blocks, each preceded by its size."""
     blocks = [b""] * len(parts)
 
     def work(at: int) -> None:
@@ -155,7 +156,7 @@ def _encode(encode: Callable[[slice], bytes], parts: Sequence[slice]) -> list[by
 
 
 def blocks(entries: Mapping[str, Entry], content: memoryview) -> Blocks:
-    """The parts of a delta object. Raises ValueError for an object that does not fit these tensors."""
+    """Split a delta object into its blocks. Raises ValueError if it does not fit these tensors."""
     found: dict[str, tuple[memoryview, ...]] = {}
     at = 0
 
@@ -184,9 +185,10 @@ def blocks(entries: Mapping[str, Entry], content: memoryview) -> Blocks:
 
 
 def advance(entry: Entry, changed: Sequence[memoryview], start: int, source: Array, target: Array) -> None:
-    """Write new bytes of a tensor into `target`, from the old bytes in `source`, which may be `target` itself.
+    """Apply the deltas of a tensor's blocks to old bytes in `source`, and write the new bytes into `target`.
 
-    Both begin at `start` in the tensor and end with a block. Raises ValueError for a delta that does not fit.
+    Both may be the same array. They begin at byte `start` of the tensor, and both ends are ends of blocks. Raises
+    ValueError for a delta that does not fit.
     """
     width = _width(entry)
     for at in range(0, len(target), delta.BLOCK):
@@ -195,7 +197,7 @@ def advance(entry: Entry, changed: Sequence[memoryview], start: int, source: Arr
 
 
 def _width(entry: Entry) -> np.dtype[Any]:
-    """The unsigned dtype that a delta compares the elements of a tensor by."""
+    """The unsigned dtype as which a delta compares the elements of a tensor."""
     dtype = dtypes.to_numpy(entry.dtype)
     size = 1 if dtype is None or entry.dtype == dtypes.STRING else min(dtype.itemsize, _LARGEST)
     return np.dtype(f"u{size}")

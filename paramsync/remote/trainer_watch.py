@@ -1,4 +1,4 @@
-"""Has a mirror look at once when the trainer says that a version is in the bucket. Without it, only polls find that."""
+"""Makes a mirror look as soon as the trainer reports a version in the bucket, instead of at the next poll."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class TrainerWatch:
                     wait = _FIRST_WAIT
                     repeats.over()
                     self._look()
-            except (ParamsyncError, ValueError) as error:  # ValueError: of a channel that is closed
+            except (ParamsyncError, ValueError) as error:  # ValueError: the channel is closed
                 if not self._ended.is_set() and (told := repeats.text(str(error))) is not None:
                     _log.warning("%s; new versions are found by polling the bucket", told)
             self._ended.wait(wait)

@@ -1,4 +1,4 @@
-"""What a mirror did: one version that came or went."""
+"""A version that a mirror copied."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class Transfer:
     bytes    how many bytes of data went over the network
     size     bytes of the whole version
     way      "whole" or "delta"
-    deltas   how many deltas the way has
-    seconds  how long it took
+    deltas   how many deltas were copied
+    seconds  duration of the transfer
     at       when the bucket had the version, in seconds since the epoch; 0 if an earlier release put it there
-    damages  why cheaper ways could not be taken
+    damages  errors of cheaper ways that were tried first
     """
 
     version: Version

@@ -1,4 +1,4 @@
-"""Copies the newest version of a local store into a bucket: data and manifest, then the state that names them."""
+"""Copies the newest version of a local store into a bucket: first data and manifest, then the state that names them."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, Index
 from paramsync.version import Version
 
-GRACE = 60.0  # seconds that condemned objects stay for followers which are reading them
+GRACE = 60.0  # seconds for which condemned objects stay, because followers may be reading them
 
-_STRIDES = (1, 8, 64)  # deltas lead over so many versions: a follower that is late takes few of them
-_KEPT = 64  # strides for which a delta stays
+_STRIDES = (1, 8, 64)  # how many versions a delta spans; with long deltas, a late follower needs only a few
+_KEPT = 64  # a delta is kept for this many times its stride, in versions
 _WORTH = 0.8  # a delta must be smaller than this share of a whole version
-_LARGE = 64 << 20  # bytes of a whole version for which time counts: otherwise only bytes do
-_SAMPLE = 1 / 8  # of the tensors: then the time for the delta is foreseen
-_SMALL = 1 << 20  # bytes of a delta that is kept in memory
-_CHAIN = 0.5  # of a whole version: deltas since the last whole version may take so many bytes
+_LARGE = 64 << 20  # bytes: for smaller whole versions, the time to make a delta is not considered
+_SAMPLE = 1 / 8  # after this share of the tensors, the time to make the whole delta is estimated
+_SMALL = 1 << 20  # bytes: larger deltas are kept in a temporary file, not in memory
+_CHAIN = 0.5  # the deltas since the last whole version may have at most this share of its bytes
 
 _Object: TypeAlias = tuple[str, bytes | memoryview | Iterable[memoryview], int]
 """Name, content and size of an object to send."""
@@ -48,7 +48,7 @@ _Object: TypeAlias = tuple[str, bytes | memoryview | Iterable[memoryview], int]
 
 @dataclass(frozen=True, eq=False)
 class _Sent:
-    """A version that is in the bucket, with its files, which stay as they are while they are referred to."""
+    """A version in the bucket, with its mapped files, whose bytes do not change while `bundle` is referenced."""
 
     version: Version
     bundle: Bundle
@@ -57,7 +57,7 @@ class _Sent:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Delta:
-    """A delta, and its content: in memory, or in a file on the disk."""
+    """A delta, and its content in memory or in a mapped temporary file."""
 
     edge: Edge
     content: memoryview
@@ -74,11 +74,11 @@ class _Placed:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """How a publisher takes a bucket over, and does so again after its process died, but not from a successor.
+    """Lets a new process of the same publisher take over the bucket again, unless a successor has begun.
 
-    nonce  of the take-over: the next process of the publisher knows by it that only the report was lost
+    nonce  nonce of the take-over: a new process recognises a take-over by an earlier process that died before `tell`
     seen   the run and the epoch that an earlier process of the publisher reported
-    tell   reports run and epoch, once the bucket is taken over
+    tell   called with run and epoch once the bucket is taken over
     """
 
     nonce: str
@@ -109,34 +109,34 @@ class Upload:
         self._held: Held | None = None
         self._warning: RemoteError | None = None
         self._base: _Sent | None = None  # the version that was sent last
-        self._deltas: dict[int, tuple[_Delta, ...]] = {}  # by stride: those since the last delta of the next stride
-        self._count = 0  # of commits
-        self._begun = 0  # count of commits when the last whole version was sent: strides begin there
+        self._deltas: dict[int, tuple[_Delta, ...]] = {}  # by stride: deltas since the last delta of the next stride
+        self._count = 0  # number of commits
+        self._begun = 0  # value of `_count` at the last whole version, from which strides are counted
         self._whole: Whole | None = None
         self._edges: tuple[_Placed, ...] = ()
         self._graph = ("", "")  # digest and object of the last graph
-        self._condemned: dict[str, float] = {}  # since when, by name
+        self._condemned: dict[str, float] = {}  # when each name was first seen condemned
         self._swept: frozenset[str] = frozenset()
-        self._orphans: set[str] = set()  # names that were written, and that no state names yet
+        self._orphans: set[str] = set()  # names of written objects that no state names yet
 
     def start(self) -> None:
-        """Take the bucket over from earlier publishers. Raises RemoteError if the server is not fit for this."""
+        """Take over the bucket from earlier publishers. Raises RemoteError if the server cannot run the protocol."""
         self._warning = self._bucket.probe(self._stop)
         if self._claim.seen is None and self._bucket.read() is Answer.MISSING:
             self._check_alone()
-        if self._stop.is_set():  # the program beside has ended, and a successor may have begun
+        if self._stop.is_set():  # the parent program has ended, and a successor may have begun
             raise InterruptedError
         steps = protocol.take_over(secrets.token_hex(16), self._claim.nonce, seen=self._claim.seen)
         self._held = self._bucket.perform(steps, self._stop)
         self._claim.tell(self._held.state.run, self._held.state.epoch)
-        with suppress(RemoteError, ConnectionError, FileNotFoundError):  # without the right to list, orphans stay
+        with suppress(RemoteError, ConnectionError, FileNotFoundError):  # orphans stay if they cannot be listed
             self._orphans.update(sorted(list_orphans(self._bucket, self._held.state))[:MOST_CONDEMNED])
 
     def _check_alone(self) -> None:
         """Raise RemoteError if a folder without a state has objects that no publisher wrote."""
         try:
             names = self._bucket.first_names()
-        except (RemoteError, ConnectionError, FileNotFoundError):  # without the right to list
+        except (RemoteError, ConnectionError, FileNotFoundError):  # for example, no right to list
             return
         strangers = [name for name in names if name and name.partition("/")[0] not in (*FORMS, "probe")]
         if strangers:
@@ -144,14 +144,14 @@ class Upload:
             raise RemoteError(f"{self._bucket.address}: expected an empty folder, {found}")
 
     def run_once(self) -> Transfer | None:
-        """Copy the newest version, unless the bucket has it or a newer one.
+        """Copy the newest version, unless the bucket has it or a newer version.
 
-        Raises FencedError and RemoteError, after which this publisher stops; ConnectionError and errors of the store,
-        after which the next call tries again.
+        After FencedError and EmptiedError no further call can succeed. After RemoteError, ConnectionError and errors of
+        the store, the next call tries again.
         """
         if self._held is None:
             self.start()
-        elif self._warning is not None:  # once, after the first version
+        elif self._warning is not None:  # raised once, at the second call
             warning, self._warning = self._warning, None
             raise warning
         assert self._held is not None
@@ -173,12 +173,12 @@ class Upload:
 
     @property
     def has_begun(self) -> bool:
-        """Whether this publisher has taken the bucket over, in this process or before."""
+        """Whether this publisher has taken over the bucket, in this process or in an earlier one."""
         return self._held is not None or self._claim.seen is not None
 
     @property
     def newest(self) -> int | None:
-        """The newest version in the bucket."""
+        """Number of the newest version in the bucket."""
         newest = None if self._held is None else self._held.state.newest
         return None if newest is None else newest.number
 
@@ -205,7 +205,8 @@ class Upload:
         edges = tuple([placed.edge for placed in (*self._edges, *sent_now)])
         whole = self._whole
         chain = None if whole is None else manifests.route(edges, [whole.number], version.number)
-        far = self._count - self._begun >= _STRIDES[-1] * (_KEPT - 1)  # the way from the whole version would be deleted
+        # After so many commits, the deltas that start at the last whole version would soon be deleted.
+        far = self._count - self._begun >= _STRIDES[-1] * (_KEPT - 1)
         if whole is None or chain is None or far or sum(edge.size for edge in chain) > size * _CHAIN:
             whole = Whole(version.number, self._name("data", str(version.number)), size)
             objects.append((whole.name, tensors.stream(packed, contents), size))
@@ -215,7 +216,7 @@ class Upload:
         name = self._name("versions", f"{version.number}.json")
         objects.append((name, content, len(content)))
         self._orphans.update(name for name, _, _ in objects)
-        each(lambda placed: self._bucket.put(*placed), objects, threads=len(objects))  # only the state has to wait
+        each(lambda placed: self._bucket.put(*placed), objects, threads=len(objects))  # in any order, before the state
         entry = Listed(version.number, name, hashlib.sha256(content).hexdigest(), at=time.time())
         change = protocol.listing(entry, manifest.objects(), self._keep, self._swept, frozenset(self._orphans))
         nonce = self._claim.nonce[: protocol.WHO] + secrets.token_hex(protocol.WHO // 2)
@@ -239,11 +240,11 @@ class Upload:
         return (self._count - self._begun) % stride == 0
 
     def _is_kept(self, placed: _Placed) -> bool:
-        """Whether a delta is of use: for followers that are late, or on the way from the whole version."""
+        """Whether the state keeps a delta, for late followers and for the chain from the whole version."""
         return self._count - placed.count < placed.stride * _KEPT
 
     def _make_deltas(self, sent: _Sent, contents: Contents, size: int) -> dict[int, _Delta]:
-        """The delta that leads to this version from the one before, by its stride, unless it is not worth sending."""
+        """The delta from the previous version, by its stride; empty if it is not worth sending."""
         base = self._base
         if base is None or not tensors.alike(base.packed.entries, sent.packed.entries):
             return {}
@@ -257,10 +258,9 @@ class Upload:
         return {} if delta is None else {_STRIDES[0]: delta}
 
     def _send_long_deltas(self, made: dict[int, _Delta], entries: Mapping[str, Entry], size: int) -> None:
-        """Send the longer deltas that lead to the version just committed; the next commit names them.
+        """Send the longer deltas to the version that was just committed. The next manifest names them.
 
-        Only followers that are late need them, so the version did not wait for them. Without an answer they are left
-        out.
+        They are sent after the commit, because only late followers need them. A delta that cannot be sent is left out.
         """
         for stride, longer in pairwise(_STRIDES):
             steps = (*self._deltas.get(stride, ()), *filter(None, [made.get(stride)]))
@@ -277,11 +277,11 @@ class Upload:
             self._deltas[stride] = () if self._is_due(longer) else steps
 
     def _make(self, parts: Parts, base: int, checksum: str, number: int, size: int) -> _Delta | None:
-        """Keep these parts of a delta. None if a whole version, of this size, is there sooner."""
+        """Make a delta of these parts. None if a whole version, of `size` bytes, is smaller or faster to send."""
         whole_seconds = self._bucket.seconds(size) if size >= _LARGE else None
         begun = time.monotonic()
         covered = 0
-        with tempfile.SpooledTemporaryFile(_SMALL) as file:  # a delta may be larger than the memory of a mirror
+        with tempfile.SpooledTemporaryFile(_SMALL) as file:  # a delta may not fit into memory
             for count, content in parts:
                 file.write(content)
                 covered += count
@@ -301,7 +301,7 @@ class Upload:
         return _Delta(Edge(base, checksum, number, self._name("deltas", f"{base}-{number}"), length), kept)
 
     def _add_graph(self, digest: str, number: int, objects: list[_Object]) -> str:
-        """The name of a version's graph, which is sent unless the version before had it."""
+        """The name of the object with a version's graph. It is added to `objects` unless the last version had it."""
         if not digest or self._graph[0] == digest:
             return self._graph[1] if digest else ""
         name = self._name("graphs", f"{number}.pb")
@@ -310,13 +310,14 @@ class Upload:
         return name
 
     def _sweep(self) -> None:
-        """Delete what was condemned a grace period ago. The next commit takes the names out of the state."""
+        """Delete objects that were condemned a grace period ago. The next commit takes their names out of the state."""
         assert self._held is not None
         now = self._clock()
         condemned = frozenset(self._held.state.condemned) - self._swept
         self._condemned = {name: self._condemned.get(name, now) for name in condemned}
         oldest = sorted(self._condemned, key=lambda name: self._condemned[name])
-        many = oldest[: max(0, len(oldest) - MOST_CONDEMNED)]  # a follower that needs them takes a newer version
+        # Deletes the oldest early if there are too many; a follower that still needs them fetches a newer version.
+        many = oldest[: max(0, len(oldest) - MOST_CONDEMNED)]
         due = frozenset([*many, *(name for name in oldest if now - self._condemned[name] >= GRACE)])
         if not due:
             return
@@ -324,13 +325,13 @@ class Upload:
             self._swept |= self._bucket.perform(protocol.sweep(self._held, due), self._stop)
         except (FencedError, EmptiedError):
             raise
-        except (RemoteError, ConnectionError):  # without the right to delete, versions come all the same
+        except (RemoteError, ConnectionError):  # versions can be published even without the right to delete
             self._condemned.update(dict.fromkeys(due, now))
-            self._swept |= frozenset(many)  # a later publisher finds these objects by their names
+            self._swept |= frozenset(many)  # taken out of the state; a later publisher lists them as orphans
             raise
 
     def _name(self, kind: str, name: str) -> str:
-        """A name that nobody else uses: it has the run and the publisher's epoch."""
+        """A name that nobody else uses, because it contains the run and the publisher's epoch."""
         assert self._held is not None
         state = self._held.state
         return f"{kind}/{state.epoch}/{state.run[:RUN]}-{name}"
