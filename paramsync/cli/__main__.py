@@ -20,7 +20,7 @@ DONE, NOT_DONE, WRONG_ARGUMENTS = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command, and return its exit code."""
+    """Run one command. Returns its exit code."""
     try:
         open_closed_streams()
         return _answer(sys.argv[1:] if argv is None else argv)
@@ -62,7 +62,7 @@ def _say_as_json(error: ParamsyncError) -> None:
 def _run(arguments: Namespace) -> int:
     if arguments.module != "programs":  # the programs set gRPC's logging themselves
         silence_grpc()
-    with importing():  # here: the imports of one command take longer than all of --help
+    with importing():  # here, because the imports of a command take longer than all of --help
         module = importlib.import_module(f"paramsync.cli.{arguments.module}")
     done: bool | int = module.run(arguments)
     sys.stdout.flush()

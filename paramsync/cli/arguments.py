@@ -70,17 +70,17 @@ def _refuse(known: argparse.ArgumentParser, command: str, why: str) -> NoReturn:
 
 
 def _nearest(word: str, known: Sequence[str]) -> str:
-    from difflib import get_close_matches  # here: most arguments are right
+    from difflib import get_close_matches  # here, because it is only needed for wrong arguments
 
     near = get_close_matches(word.strip("'"), [name.strip("'") for name in known], n=1)
     return f": did you mean {near[0]}?" if near else ""
 
 
-_Commands = argparse._SubParsersAction  # argparse gives it no public name
+_Commands = argparse._SubParsersAction  # argparse has no public name for this class
 
 
 class _Release(argparse.Action):
-    """Looks the release up when `--version` is given."""
+    """Looks up the release only if `--version` is given."""
 
     def __init__(self, option_strings: Sequence[str], dest: str, *, help: str) -> None:  # noqa: A002, argparse's word
         super().__init__(option_strings, dest, nargs=0, help=help)
@@ -269,8 +269,9 @@ def _add_mirror(commands: _Commands[argparse.ArgumentParser]) -> None:
     mirror.add_argument("--once", action="store_true", help="copy the newest version, and end")
     text = "how many of the newest versions DST lists (default 5)"
     mirror.add_argument("--keep", type=_positive, default=5, metavar="N", help=text)
-    mirror.add_argument("--beside", metavar="NONCE", help=argparse.SUPPRESS)  # for a parent program: end with stdin
-    mirror.add_argument("--seen", nargs=2, metavar=("RUN", "EPOCH"), help=argparse.SUPPRESS)  # from the last process
+    # The next two are for a parent program: end at the end of standard input; what the previous process reported.
+    mirror.add_argument("--beside", metavar="NONCE", help=argparse.SUPPRESS)
+    mirror.add_argument("--seen", nargs=2, metavar=("RUN", "EPOCH"), help=argparse.SUPPRESS)
     _add_json(mirror, _JSON_LINES["mirror"])
 
     unneeded = _command(commands, "gc", "gc", "delete the objects of a bucket that no version needs")
@@ -282,7 +283,7 @@ def _add_mirror(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 
 def _add_programs(commands: _Commands[argparse.ArgumentParser]) -> None:
-    """Everything after the command is passed on, --help too."""
+    """Add `serve` and `train`. All their arguments, even --help, are passed on to the program."""
     serving = "serve predictions; --tf-serving as first argument: take tensorflow_model_server's flags"
     for name, program, summary in (("serve", "inferencer", serving), ("train", "trainer", "train and publish")):
         command = commands.add_parser(name, help=summary, add_help=False, prefix_chars="\0")

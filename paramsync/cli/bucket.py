@@ -1,4 +1,4 @@
-"""`paramsync versions` and `status` of the address of a bucket, and what other commands for an address share."""
+"""`paramsync versions` and `status` for the address of a bucket, and functions that other commands share."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paramsync.remote.manifest import Edge, Manifest
 from paramsync.remote.state import Listed, State
 from paramsync.remote.transfer import Transfer
 
-_POLL_SECONDS = 2.0  # between two looks of --watch
+_POLL_SECONDS = 2.0  # between two polls of --watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,10 @@ class RemoteRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """What a bucket holds. `broken` says what is wrong with manifests, `committed_at` when the newest version came."""
+    """The contents of a bucket.
+
+    `broken` says what is wrong with manifests. `committed_at` is when the newest version was written.
+    """
 
     state: State
     rows: list[RemoteRow]
@@ -65,13 +68,13 @@ class Contents:
 
 @dataclass(slots=True)
 class Look:
-    """Looks at a bucket. Reads each manifest only once, because manifests never change."""
+    """Reads the contents of a bucket. Reads each manifest only once, because manifests never change."""
 
     bucket: Bucket
     _manifests: dict[Listed, Manifest | str] = field(default_factory=dict)
 
     def run_once(self) -> Contents:
-        """Raises RemoteError if nothing is published there, or no answer comes."""
+        """Raises RemoteError if nothing is published there or the bucket does not answer."""
         state = self.bucket.state()
         new = [listed for listed in state.versions if isinstance(self._manifests.get(listed, ""), str)]
         known = self._manifests | read_manifests(self.bucket, new)
@@ -101,7 +104,7 @@ class Look:
         )
 
     def _committed_at(self, state: State) -> float | None:
-        """When the newest version came, by the server's clock. Operators' choices do not count."""
+        """When the newest version was written, by the bucket server's clock."""
         if state.newest is None:
             return None
         try:
@@ -169,7 +172,7 @@ def status(arguments: Namespace) -> bool:
 
 @dataclass(slots=True)
 class Watch:
-    """The view of `--watch`. It adds lines and objects when the bucket has changed, or stops or starts to answer."""
+    """The view of `--watch`. It has new lines and objects if the bucket changed, or stopped or started to answer."""
 
     address: str
     polled: Polled[Contents]

@@ -13,7 +13,7 @@ from paramsync.cli.arguments import parser
 from paramsync.errors import ParamsyncError
 
 _FILES = {"STORE", "SOURCE", "LOGDIR", "FILE", "PATH", "DIR", "KEYFILE", "PREFIX"}
-"""Arguments with these names are completed with names of files."""
+"""Arguments that are displayed with these names are completed with names of files."""
 _MODELS = shtab.cmd("paramsync completion models 2>/dev/null")
 
 
@@ -28,8 +28,8 @@ def run(arguments: Namespace) -> bool:
 
 
 def _models() -> list[str]:
-    """The models of the servers that commands ask by default. Names that a shell would interpret are left out."""
-    from paramsync.cli.servers import ask_all, connected  # here: the scripts need no gRPC
+    """The models of the default servers. Names with characters that a shell would interpret are left out."""
+    from paramsync.cli.servers import ask_all, connected  # here, because printing a script needs no gRPC
 
     default = Namespace(servers=None, token_file=None, tls_ca=None, tls_cert=None, tls_key=None)
     with connected(default) as inferencers:
@@ -45,5 +45,5 @@ def _complete_values(known: argparse.ArgumentParser) -> None:
                 _complete_values(command)
         elif action.metavar == "MODEL":
             action.complete = _MODELS  # type: ignore[attr-defined]  # read by shtab
-        elif action.metavar in _FILES or action.nargs == "*":  # "*" stands for the arguments of a program
+        elif action.metavar in _FILES or action.nargs == "*":  # "*": the arguments of `serve` and `train`
             action.complete = shtab.FILE  # type: ignore[attr-defined]

@@ -41,7 +41,7 @@ def _run(arguments: Namespace) -> bool:
 
 @contextmanager
 def _store(arguments: Namespace) -> Iterator[Store]:
-    """The store, or a local store with the two versions of a bucket."""
+    """The store to read. For the address of a bucket, a temporary store into which the two versions are fetched."""
     if not is_address(arguments.store):
         yield Store(Path(arguments.store))
         return

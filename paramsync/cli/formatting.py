@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _UNBOUNDED = 1 << 20  # columns
-_MANY = 512 << 20  # bytes whose reading takes long enough for a progress bar
+_MANY = 512 << 20  # for fewer bytes there is no progress bar, because reading them is fast
 NOTHING = "–"  # noqa: RUF001, shown for an absent value
 
 
 def console(*, stderr: bool = False) -> Console:
-    """The output for people. Text is never markup. In a file or pipe no line is wrapped and no text cut."""
+    """The output for people. Text is never read as markup. In a file or pipe no line is wrapped and no text is cut."""
     from rich.console import Console, ConsoleDimensions
 
     made = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
@@ -33,7 +33,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = ()) -> Table:
-    """A table without lines. Long texts are wrapped, except in `whole` columns. `right` columns are right-aligned."""
+    """A table without ruled lines. Long texts are wrapped, except in `whole` columns. `right` columns align right."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -96,7 +96,7 @@ def share(value: float | None) -> str:
 
 
 def signed(keys: Mapping[int, str | None]) -> Iterator[str]:
-    """A line for each key that a record names, with the numbers of its versions."""
+    """Yield a line for each signing key, with the versions that it signed. `keys` has the key of each version."""
     numbers: defaultdict[str, list[int]] = defaultdict(list)
     for number in sorted(keys, reverse=True):
         if (key := keys[number]) is not None:
@@ -107,8 +107,8 @@ def signed(keys: Mapping[int, str | None]) -> Iterator[str]:
 
 
 def to_json(value: object) -> str:
-    """One line. NaN and infinity become strings, since JSON has no such numbers."""
-    import json  # here: most output is not JSON
+    """One line of JSON. NaN and infinity become strings, because JSON has no such numbers."""
+    import json  # here, because most output is not JSON
 
     return json.dumps(_numbers(value), allow_nan=False) + "\n"
 

@@ -56,7 +56,7 @@ def run(arguments: Namespace) -> bool:
 
 
 def _publish(target: str, store: str, allow_ops: Sequence[str]) -> tuple[dict[str, Any], str]:
-    """Run `trainer.graph_publish`, since the commands do not import TensorFlow."""
+    """Run `trainer.graph_publish` in another process, because the commands do not import TensorFlow."""
     programs.check_tensorflow()
     options = [f"--allow-op={op}" for op in allow_ops]
     done = subprocess.run(

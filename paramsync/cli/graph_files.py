@@ -1,4 +1,4 @@
-"""Reads graphs without TensorFlow: of a store, a graph file, a `.meta` file, a SavedModel, or a frozen graph."""
+"""Reads graphs without TensorFlow, from a store, a graph file, a `.meta` file, a SavedModel, or a frozen graph."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _OWN = "__saved_model_"  # the prefix of TensorFlow's internal signatures
 class Spec:
     """An input, output or variable. `tensor` is its name in the graph.
 
-    A shape of None has any rank, and a dimension of None any size.
+    A shape of None means any rank, and a dimension of None means any size.
     """
 
     name: str
@@ -74,9 +74,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredGraph:
-    """A graph and what its file says about it. `graph_def` is a serialised GraphDef; only graph files have a `digest`.
+    """A graph and the facts in its file. `graph_def` is a serialised GraphDef. Only graph files have a `digest`.
 
-    `.meta` files and frozen graphs have no signatures. Without `parameters` the graph's variables are its parameters.
+    Frozen graphs have no signatures. If `parameters` is empty, the graph's variables are its parameters.
     """
 
     path: Path
@@ -109,7 +109,7 @@ def variables(content: bytes, what: str) -> dict[str, str | None]:
 
 
 def variables_of(store: Store, version: Version) -> dict[str, str | None]:
-    """As `variables`, for a version's graph; empty if there is no graph, or it cannot be read."""
+    """The result of `variables` for a version's graph; empty if there is no graph or it cannot be read."""
     if not version.graph:
         return {}
     path = store.graph_file(version.graph)
@@ -131,7 +131,7 @@ def parameter(spec: Spec, variable: str | None = None) -> ParameterOutline:
 def find(path: Path) -> StoredGraph:
     """The graph at a path. Raises GraphError, StoreError, CorruptCheckpointError."""
     if not path.is_dir():
-        return _read(path, path.resolve())  # a link given as the path is followed
+        return _read(path, path.resolve())  # follows a link, which `files.content` would refuse
     if (path / SAVED_MODEL).exists():
         return _read(path / SAVED_MODEL)
     return _read(_in_store(path))
@@ -273,7 +273,7 @@ def _limited(parts: Sequence[bytes], what: str) -> Sequence[bytes]:
     return parts
 
 
-# What a GraphDef contains: counts of ops, variables, placeholders, possible results. The file may be malicious. -------
+# The outline of a GraphDef: its ops, variables, placeholders and possible results. The file may be malicious. ---------
 
 EDGES = 5_000_000
 """The most inputs of all nodes together."""
@@ -312,7 +312,7 @@ def sizes(shape: bundle_pb2.TensorShape) -> tuple[int | None, ...] | None:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """The parts of a node that an outline needs. `calls` are names of functions."""
+    """The parts of a node that an outline needs. `calls` are the names of functions that it calls."""
 
     op: str
     inputs: tuple[str, ...]
@@ -350,7 +350,7 @@ class Outline:
     def ends(self) -> list[str]:
         """The nodes that may be results: they depend on a placeholder, and no other node reads their outputs.
 
-        Nodes that training adds do not count.
+        Nodes that training adds, such as gradients, are ignored.
         """
         readers: dict[str, list[str]] = {}
         for name, node in self._nodes.items():
@@ -410,7 +410,7 @@ class Outline:
 
 
 def unsafe(ops: Iterable[str]) -> list[str]:
-    """The ops that are not known to be safe: a graph of others may use them only if they are allowed by name."""
+    """The ops that are not on the list of safe ops. An inferencer serves them only if they are allowed by name."""
     return sorted(set(ops) - SAFE - _LIFTED - _TABLES)
 
 

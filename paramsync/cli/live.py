@@ -1,6 +1,6 @@
-"""The live view of `status --watch`, `top` and `up`: programs are polled, and the view is drawn in place or printed.
+"""The live view of `status --watch`, `top` and `up`: polls programs, and draws the view in place or prints lines.
 
-Each program has a thread that asks it now and then. The caller's thread shows the last answers of all programs.
+Each program is polled on its own thread. The caller's thread shows the last answers of all programs.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from paramsync.host.files import line
 if TYPE_CHECKING:
     from rich.console import Console
 
-_STARTING_SECONDS = 0.05  # between two looks whether all programs have answered
+_STARTING_SECONDS = 0.05  # between two checks whether all programs have answered
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
 class Last(Generic[_Answer]):
-    """The last answer of a program, None before the first, and the error if it does not answer now.
+    """The last answer of a program, and the error if the last call failed. `answer` is None before the first answer.
 
-    Times are on the monotonic clock, which nobody sets.
+    Times are from the monotonic clock.
     """
 
     answer: _Answer | None = None
@@ -39,12 +39,12 @@ class Last(Generic[_Answer]):
 
     @property
     def age(self) -> float:
-        """Seconds since the answer."""
+        """Seconds since the last answer."""
         return time.monotonic() - self.at
 
 
 class Polled(Generic[_Answer]):
-    """One program, asked on a thread of its own. `last` is replaced as a whole: any thread may read it."""
+    """One program, polled on its own thread. Any thread may read `last`, because it is replaced as a whole."""
 
     def __init__(self, ask: Callable[[], _Answer], seconds: float) -> None:
         """`ask` is called again `seconds` after it returned."""
@@ -57,7 +57,7 @@ class Polled(Generic[_Answer]):
         threading.Thread(target=self._run, daemon=True).start()
 
     def close(self) -> None:
-        """Stop asking. The thread ends after its current call, which the caller can end by closing the client."""
+        """Stop polling. The thread ends after its current call. Closing the client ends that call."""
         self._closing.set()
 
     def run_once(self) -> None:
@@ -79,16 +79,16 @@ class Polled(Generic[_Answer]):
 
 
 class View(Protocol):
-    """What is shown of programs. Each method reads their last answers."""
+    """What is shown about programs. Each method reads their last answers."""
 
     def drawn(self) -> Any:
-        """What rich draws on a terminal."""
+        """A renderable of rich, for a terminal."""
 
     def lines(self) -> Iterable[str]:
-        """New lines, for output that is no terminal."""
+        """Lines that are new since the last call, for output that is not a terminal."""
 
     def objects(self) -> Iterable[object]:
-        """New objects, for --json."""
+        """Objects that are new since the last call, for --json."""
 
 
 def show(
@@ -100,9 +100,9 @@ def show(
     screen: Console | None = None,
     goes_on: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Show the view every `seconds` while `goes_on()`, beginning once all programs have answered or failed.
+    """Show the view every `seconds` while `goes_on()` is true, beginning once all programs have answered or failed.
 
-    Raises the RequestError of a program that does not know the model.
+    Raises RequestError if a program answers with it, for example because it does not know the model.
     """
     screen = screen or console()
     pause = threading.Event()
@@ -112,7 +112,7 @@ def show(
             program.start()
         live = None
         if redraws(screen) and not json:
-            from rich.live import Live  # here: other output does without
+            from rich.live import Live  # here, because other output does not need it
 
             live = stack.enter_context(Live(console=screen, auto_refresh=False, vertical_overflow="crop"))
         while goes_on():

@@ -1,4 +1,4 @@
-"""`paramsync mirror`: keeps a store up with another, of which at least one is in a bucket."""
+"""`paramsync mirror`: copies new versions from one store to another. At least one of them is in a bucket."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from paramsync.remote.upload import Claim
 
 def run(arguments: Namespace) -> bool:
     """With --once, True if the target has the newest version at the end."""
-    memory.limit_heap()  # otherwise blocks of a few megabytes are returned each time, and paid for with new pages
+    memory.limit_heap()  # or blocks of a few megabytes would be given back and mapped anew, which is slow
     try:
         return _run(arguments)
     except ParamsyncError as error:
         if not arguments.beside:
             raise
-        sys.stdout.write(to_json({"error": str(error)}))  # for the log of the program beside
+        sys.stdout.write(to_json({"error": str(error)}))  # the parent program logs it
         return False
 
 
@@ -48,12 +48,12 @@ def _run(arguments: Namespace) -> bool:
         except BrokenPipeError:
             if not arguments.beside:
                 raise
-            if "error" in facts:  # the program was killed, and no longer reads what its last version came to
+            if "error" in facts:  # the parent was killed and cannot log this error
                 unread.append(str(facts["error"]))
 
     def tell(done: Transfer) -> None:
         if arguments.beside:
-            return  # the status has it
+            return  # the parent reads the copied version in the status
         if arguments.json:
             write(_facts(done))
         else:
@@ -110,9 +110,9 @@ def _run(arguments: Namespace) -> bool:
 
 
 def _beside(mirror: Mirror, tell: Callable[[Transfer], None], warn: Callable[[str], None]) -> bool:
-    """Run until the program beside ends: then standard input ends. A version that it published last is still copied.
+    """Run until standard input ends, because the parent program ended. Then copy its last published version.
 
-    Each byte on standard input says that there is a new version.
+    Each byte on standard input means that there is a new version. Returns whether the last version was copied.
     """
     ending = threading.Event()
 
@@ -129,7 +129,7 @@ def _beside(mirror: Mirror, tell: Callable[[Transfer], None], warn: Callable[[st
         return True
     mirror.stop.clear()
     done = mirror.finish(tell, warn)
-    if done and not is_address(mirror.source):  # a store of the program's own, in memory
+    if done and not is_address(mirror.source):  # the parent's temporary store in memory
         shutil.rmtree(mirror.source, ignore_errors=True)
     return done
 
@@ -140,7 +140,7 @@ def _complain(reason: str) -> None:
 
 @contextmanager
 def _until_told() -> Iterator[tuple[threading.Event, threading.Event]]:
-    """The events `stop` and `news` of a mirror, which SIGTERM and Ctrl-C set: the version under way is finished.
+    """The events `stop` and `news` of a mirror. SIGTERM and Ctrl-C set both, so that the current copy is finished.
 
     A second signal ends the process.
     """

@@ -21,7 +21,7 @@ from paramsync.rpc.server import plain
 from paramsync.v1 import sync_pb2 as pb
 
 _LOOK_SECONDS = 0.5  # between two checks whether the reader of our output has left
-_AGAIN_SECONDS = 1.0  # until a lost server is asked again
+_AGAIN_SECONDS = 1.0  # between two calls to a server that does not answer
 
 _EVENTS = {
     pb.Event.FOUND: "found",
@@ -57,8 +57,8 @@ def run(arguments: Namespace) -> bool:
 
 
 def _of_fleet(arguments: Namespace) -> bool:
-    """Choose for all followers of a bucket."""
-    from paramsync.remote import fleet  # here: most operators have no bucket
+    """Change the operators' choices for all followers of a bucket."""
+    from paramsync.remote import fleet  # here, because most operators have no bucket
 
     address, command = arguments.model, arguments.command
     if command == "watch":
@@ -80,7 +80,7 @@ def _of_fleet(arguments: Namespace) -> bool:
 
 
 def _replace_workers(inferencers: Sequence[Inferencer], arguments: Namespace) -> bool:
-    """Replace workers, one server after the other. Stops with the error of the first worker that is not replaced."""
+    """Replace the workers of one server after the other. Stops at the first worker that cannot be replaced."""
     for inferencer in inferencers:
         at = f"{inferencer.address} " if len(inferencers) > 1 else ""
         for replaced in inferencer.replace_workers():
@@ -93,7 +93,7 @@ def _replace_workers(inferencers: Sequence[Inferencer], arguments: Namespace) ->
 
 
 def _roll_back(changes: Sequence[ServerChange], arguments: Namespace) -> bool:
-    """Say which version each server goes back to, then ask for exactly that version."""
+    """Print which version each server goes back to, then request exactly that version."""
     ask_all(changes, lambda change: change.run(lambda: change.inferencer.status(arguments.model)[0]))
     if arguments.dry_run:
         return tell(arguments, changes, lambda change, status: _way_back(status))
@@ -132,11 +132,11 @@ def _pinned(status: pb.ModelStatus) -> str:
 
 
 _News = pb.Event | ParamsyncError | Sequence[pb.ModelStatus]
-"""An event, why a server is lost, or the models of a server that answers again."""
+"""An event; the error of a server that does not answer; or the models of a server that answers again."""
 
 
 def _watch(inferencers: Sequence[Inferencer], arguments: Namespace) -> None:
-    """Tell events until Ctrl-C. Of several servers one may be lost and come back; of one server, raises its error."""
+    """Print events until Ctrl-C. Servers that do not answer are called again; if there is only one, raise its error."""
     news: queue.SimpleQueue[tuple[str, _News]] = queue.SimpleQueue()
     ended = threading.Event()
 
@@ -144,7 +144,8 @@ def _watch(inferencers: Sequence[Inferencer], arguments: Namespace) -> None:
         address, lost = inferencer.address, False
         while not ended.is_set():
             try:
-                models = inferencer.status(arguments.model)  # a stopped process would open the stream and stay silent
+                # Ask for the status first: a stopped process would accept the stream but never send anything.
+                models = inferencer.status(arguments.model)
                 if lost:
                     news.put((address, models))
                 lost = False
@@ -181,7 +182,7 @@ def _tell(address: str, news: _News, arguments: Namespace, *, several: bool) -> 
         server = f"{address} " if several else ""
         text = to_json({"server": address, **plain(news)}) if arguments.json else f"{line(_event(news, server))}\n"
         sys.stdout.write(text)
-        sys.stdout.flush()  # the reader waits for each event
+        sys.stdout.flush()  # or a pipe would get the event only later
 
 
 def _event(event: pb.Event, server: str) -> str:

@@ -1,6 +1,6 @@
-"""The status of a trainer and of servers as rich draws it: lines about the trainer, one table of models, then notes.
+"""Draws the status of a trainer and of servers with rich: lines about the trainer, a table of models, then notes.
 
-This module makes no calls: its functions turn answers and the time of day into text.
+This module makes no calls: its functions turn answers and the current time into text.
 """
 
 from __future__ import annotations
@@ -27,15 +27,18 @@ Answers = Mapping[str, Last[pb.GetStatusResponse]]
 """The last answer of each server, by its address."""
 
 _STATES = {pb.ModelStatus.SERVING: GOOD, pb.ModelStatus.WAITING: DOUBTFUL, pb.ModelStatus.DRAINING: DOUBTFUL}
-_LATE_SECONDS = 5.0  # longer than the slowest poll: a larger lag is more than a swap in progress
+_LATE_SECONDS = 5.0  # a larger lag is marked; it is longer than the slowest poll, so no swap is in progress
 _NAMED = 5  # versions that one sentence lists
 _WRAPPED = ("server", "model", "lag", "in memory")
 
 
 @dataclass(frozen=True)
 class FittedTable:
-    """A table of named cells. On a narrow terminal it leaves out `dispensable` columns, in this order. If it is still
-    too wide, long names are wrapped."""
+    """A table of named cells.
+
+    On a narrow terminal it leaves out the `dispensable` columns, in their order. If it is still too wide, it wraps long
+    names.
+    """
 
     rows: Sequence[Mapping[str, Text]]
     dispensable: Sequence[str] = ()
@@ -104,7 +107,7 @@ def _number(model: pb.ModelStatus, field: str) -> str:
 
 
 def behind(model: pb.ModelStatus, seconds: float = 0.0) -> str:
-    """How far the served version is behind the published version, `seconds` after the status was given."""
+    """How far the served version is behind the published version. `seconds` is the age of the status."""
     parts = lag(model, seconds).split(", ")
     if parts == [NOTHING]:
         return NOTHING
@@ -114,7 +117,7 @@ def behind(model: pb.ModelStatus, seconds: float = 0.0) -> str:
 
 
 def lag(model: pb.ModelStatus, seconds: float = 0.0) -> str:
-    """The lag as time, steps and versions."""
+    """The lag as time, steps and versions. `seconds` is the age of the status."""
     parts = []
     if model.HasField("lag_seconds"):
         parts.append(duration(model.lag_seconds + (seconds if model.lag_seconds else 0.0)))
@@ -126,7 +129,7 @@ def lag(model: pb.ModelStatus, seconds: float = 0.0) -> str:
 
 
 def _notes(server: str, last: Last[pb.GetStatusResponse], now: float, *, several: bool) -> Iterator[Text]:
-    """Sentences about one server, for which the table has no column; red says that something is wrong."""
+    """Sentences with facts about one server that are not in the table. Problems are red."""
     if last.answer is not None:
         for model in last.answer.models:
             yield from _model_notes(model, f"{server} " if several else "", last.age, now, told=not several)
@@ -158,7 +161,7 @@ def _model_notes(model: pb.ModelStatus, server: str, seconds: float, now: float,
 
 
 def _coming(bucket: pb.Bucket, now: float) -> Iterator[str]:
-    """How versions come from a bucket: its last answer, and the stages and the way of the last version."""
+    """How versions arrive from a bucket: its last answer, and how and how fast the last version was copied."""
     facts = [f"answered {ago(bucket.answered_at, now)}"] if bucket.HasField("answered_at") else []
     facts += [f"{bucket.behind} version{'' if bucket.behind == 1 else 's'} to fetch"] if bucket.behind else []
     yield f"bucket {bucket.address} {', '.join(facts)}".rstrip()
@@ -245,7 +248,7 @@ def _trainer(status: pb.PublisherStatus, now: float) -> Iterator[Text]:
         facts = [f"version {status.published.number} published {ago(status.published.committed_at, now)}"]
     else:
         facts = ["nothing published yet"]
-    # not by `duration`, which rounds to milliseconds: a good stall is well below one millisecond
+    # `duration` rounds to milliseconds, but a good stall is well below one millisecond.
     facts += [f"training held {status.stall_seconds * 1000:.1f} ms"] if status.HasField("stall_seconds") else []
     facts += [f"{status.skipped} skipped"] if status.skipped else []
     facts += [f"{status.refused} refused"] if status.refused else []
@@ -262,7 +265,7 @@ def _trainer(status: pb.PublisherStatus, now: float) -> Iterator[Text]:
 
 
 def _going(bucket: pb.Bucket, now: float) -> Iterator[str]:
-    """How versions get into a bucket: the last one, its way, and versions that wait."""
+    """How versions get into a bucket: the last version, how it was copied, and how long others have waited."""
     copied = bucket.copied
     if not bucket.HasField("copied"):
         facts = ["no version of this publisher is in the bucket yet"]

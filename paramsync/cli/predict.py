@@ -27,7 +27,7 @@ from paramsync.rpc.client import Prediction, Predictor
 _ROWS = 12  # rows of an answer that a terminal shows
 _VALUES = 12  # values of a row that a terminal shows
 _UNBOUNDED = 1 << 30  # columns
-_CLASSES = 1000  # wider rows are rarely scores of classes, and get no argmax
+_CLASSES = 1000  # longer rows get no argmax, because they are rarely scores of classes
 
 _decoded = np.frompyfunc(lambda text: text.decode(errors="replace"), 1, 1)
 
@@ -54,7 +54,7 @@ def run(arguments: Namespace) -> bool:
 
 
 def _ask(predictor: Predictor, model: str, values: Mapping[str, Value]) -> Prediction:
-    """Send the request. In JSON, 1 may mean 1.0: if the server refuses whole numbers and wants float32, send that."""
+    """Send the request. If the server refuses whole numbers from JSON and wants float32, send them as float32."""
     values = dict(values)
     while True:
         try:
@@ -84,7 +84,7 @@ def _show(screen: Console, name: str, array: np.ndarray) -> None:
     table.add_column(f"{name}: {kind} {list(array.shape)}", no_wrap=True, overflow="ellipsis", ratio=1)
     count = min(_ROWS, len(rows)) if watched else len(rows)
     for number in range(count):
-        row = rows[number : number + 1]  # a slice: a row of bytes would not be an array
+        row = rows[number : number + 1]  # a slice, because `rows[number]` may be bytes instead of an array
         table.add_row(
             str(number),
             *([str(int(row.argmax()))] if scores else []),
@@ -117,14 +117,14 @@ _encoded = np.frompyfunc(str.encode, 1, 1)  # numpy's own strings would drop zer
 @dataclass(frozen=True, slots=True)
 class Value:
     array: np.ndarray
-    maybe_float: bool = False  # whole numbers in JSON may be meant as float32
+    maybe_float: bool = False  # whether these are whole numbers from JSON, which may be meant as float32
 
     def as_float(self) -> Value:
         return Value(self.array.astype(np.float32))
 
 
 def read_value(name: str, text: str, *, rows: int | None = None) -> Value:
-    """The value of the input called name: JSON, @FILE.npy or @FILE.npz:KEY. Raises SettingsError."""
+    """Read the value of input `name` from JSON, @FILE.npy or @FILE.npz:KEY. Raises SettingsError."""
     try:
         value = _from_file(text[1:]) if text.startswith("@") else _from_json(text)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The process of a command: Ctrl-C during imports, and standard streams that are closed, full or no longer read."""
+"""The process of a command: handles Ctrl-C during imports, and standard streams that are closed, full or not read."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ INTERRUPTED = 130
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """End the process at once on Ctrl-C: within an import KeyboardInterrupt would print a traceback, or be lost.
+    """End the process at once on Ctrl-C. During an import KeyboardInterrupt would print a traceback or be lost.
 
-    Imports leave no garbage, so the collector is off. Main thread only.
+    The garbage collector is off, because imports leave little garbage. Main thread only.
     """
     before = signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
     collecting = gc.isenabled()
@@ -37,9 +37,9 @@ def importing() -> Iterator[None]:
 
 
 def interruptible(call: Callable[[], T]) -> T:
-    """Make a call on another thread, so that Ctrl-C ends the wait: obstore notices no signal until a server answers.
+    """Make a call on another thread, so that Ctrl-C ends the wait. obstore itself notices signals only after an answer.
 
-    The interrupted call goes on until the process ends.
+    After Ctrl-C the call goes on until the process ends.
     """
     future: Future[T] = Future()
 
@@ -54,7 +54,7 @@ def interruptible(call: Callable[[], T]) -> T:
 
 
 def leave(code: int) -> NoReturn:
-    """Flush the output and end the process. The interpreter's own ending takes longer than a small restore."""
+    """Flush the output and end the process without Python's cleanup, which is slow."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # `main` has reported the error
             stream.flush()
@@ -62,7 +62,10 @@ def leave(code: int) -> NoReturn:
 
 
 def open_closed_streams() -> None:
-    """Open closed streams on /dev/null, so that no other file gets their numbers; print unknown letters as "?"."""
+    """Open closed standard streams on /dev/null, so that no other file gets their numbers.
+
+    Also have output replace letters that the locale lacks by question marks.
+    """
     for number in range(3):
         try:
             os.fstat(number)
@@ -72,7 +75,7 @@ def open_closed_streams() -> None:
     sys.stderr = sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # letters that the locale lacks become question marks
+            stream.reconfigure(errors="replace")
 
 
 def _nowhere() -> TextIO:
@@ -81,7 +84,7 @@ def _nowhere() -> TextIO:
 
 def check_reader() -> None:
     """Raise BrokenPipeError if the reader of our output has left. Without this, only the next write would raise it."""
-    with contextlib.suppress(io.UnsupportedOperation):  # the output is not a file
+    with contextlib.suppress(io.UnsupportedOperation):  # raised if the output is not a file
         output = select.poll()
         output.register(sys.stdout.fileno(), 0)
         if any(event & select.POLLERR for _, event in output.poll(0)):

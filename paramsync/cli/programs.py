@@ -1,6 +1,6 @@
-"""The trainer and the inferencer as processes: `paramsync serve` and `train` become them, `up` has them as children.
+"""Runs the trainer and the inferencer: `paramsync serve` and `train` become these programs, `up` starts them.
 
-The wheel packs both below `paramsync`; in a checkout they lie beside the library.
+In a wheel both are packages within `paramsync`; in a checkout they are top-level packages.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ if os.getppid() != int(parent):  # it ended before
     sys.exit(1)
 os.execv(command[0], command)
 """
-"""A program that becomes a command which ends with its parent. A preexec function would run Python between fork and
-exec, which may abort in a process with threads."""
+"""A program that asks the kernel to end it with its parent, then executes a command, which is ended as well.
+
+A preexec function instead would run Python between fork and exec, which may abort in a process with threads.
+"""
 _ADDRESS = re.compile(r"(\w+) (\S+:\d+)")
 
 
 def module(program: str) -> str:
-    """The name for `python -m` of "trainer", "inferencer", or a module within them."""
+    """The full name, for `python -m`, of "trainer", "inferencer", or a module within them."""
     packed = find_spec(f"paramsync.{program.partition('.')[0]}") is not None
     return f"paramsync.{program}" if packed else program
 
@@ -51,9 +53,9 @@ def check_tensorflow() -> None:
 
 
 def run(arguments: Namespace) -> NoReturn:
-    """Replace this process by the program, with the rest of the arguments.
+    """Replace this process by the program, which gets the rest of the arguments.
 
-    After --tf-serving the rest are flags of tensorflow_model_server.
+    With --tf-serving the rest are flags of tensorflow_model_server.
     """
     check_tensorflow()
     given = arguments.arguments
@@ -69,7 +71,7 @@ class Child:
     def __init__(self, program: str, arguments: Sequence[str], *, log: Path) -> None:
         self.program = program
         self._log = log
-        self._was_told = False  # whether `end` was called while it ran
+        self._was_told = False  # whether `end` was called while the program ran
         with log.open("wb") as output:
             command = [sys.executable, "-m", module(program), *arguments]
             self._process = subprocess.Popen(
@@ -90,7 +92,7 @@ class Child:
         return self._process.poll() is not None
 
     def addresses(self) -> Mapping[str, str]:
-        """The addresses in the line that the program logs when it is ready, by name; empty before."""
+        """The addresses that the program logs when it is ready, by name; empty until then."""
         _, ready, rest = self._log.read_text(errors="replace").partition(f"{self.program} ready: ")
         line, end, _ = rest.partition("\n")
         return dict(_ADDRESS.findall(line)) if ready and end else {}
@@ -104,14 +106,14 @@ class Child:
         self._process.terminate()
 
     def wait(self, seconds: float) -> str | None:
-        """Wait for its end, and kill it after `seconds`. Returns what went wrong, if anything."""
+        """Wait until the program ends, and kill it after `seconds`. Returns what went wrong, if anything."""
         try:
             code = self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
             return self._fault("did not end when it was asked to, and was killed")
-        if self._was_told and code in (0, -signal.SIGTERM):  # -SIGTERM if it could not handle signals yet
+        if self._was_told and code in (0, -signal.SIGTERM):  # -SIGTERM: it ended before it could handle signals
             return None
         return self._fault(f"ended with exit code {code}" if self._was_told else f"ended by itself, exit code {code}")
 

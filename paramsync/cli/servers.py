@@ -1,4 +1,4 @@
-"""Asks all servers of a command at the same time, and prints their answers, in words or as JSON."""
+"""Calls all servers of a command at the same time, and prints their answers as text or JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paramsync.rpc.client import Inferencer
 from paramsync.rpc.server import plain
 from paramsync.v1 import sync_pb2 as pb
 
-_SILENT_SECONDS = 60.0  # after this time without an answer, a bucket counts as lost
+_SILENT_SECONDS = 60.0  # a bucket that has not answered for this long is reported
 
 _Target = TypeVar("_Target")
 _Answer = TypeVar("_Answer")
@@ -57,16 +57,16 @@ def trainer(arguments: Namespace, servers: Sequence[str]) -> tuple[str, bool]:
 
 @contextlib.contextmanager
 def connected(arguments: Namespace) -> Iterator[list[Inferencer]]:
-    """A client of each server; leaving ends the calls that still wait."""
+    """A client for each server. Leaving the context ends calls that still wait."""
     with contextlib.ExitStack() as stack:
         shown = credentials(arguments)
         yield [stack.enter_context(Inferencer(address, shown)) for address in addresses(arguments)]
 
 
 def ask_all(targets: Sequence[_Target], ask: Callable[[_Target], _Answer]) -> list[_Answer | ParamsyncError]:
-    """The answer or error of each target, in their order. Takes as long as the slowest target.
+    """Call `ask` for all targets at once. Returns the answer or error of each target, in order.
 
-    Ctrl-C does not wait for the calls: the threads are daemons, and closing the clients ends them.
+    Ctrl-C does not wait for the calls: their threads are daemons, and closing the clients ends them.
     """
     answers: dict[int, _Answer | ParamsyncError] = {}
 
@@ -158,7 +158,7 @@ def tell(
 
 
 def _next_step(error: ParamsyncError) -> str:
-    """What to do, if the error does not say it."""
+    """Advice to append to an error's text; empty if the text contains advice."""
     cause = error.__cause__ if isinstance(error, SyncError) else error
     if not isinstance(cause, CallError) or isinstance(cause, NotReachableError):
         return ""
@@ -179,7 +179,7 @@ def _change_report(change: ServerChange) -> dict[str, object]:
 
 
 def bucket_faults(bucket: pb.Bucket, now: float) -> Iterator[str]:
-    """Why versions do not come from a bucket, and for how long it has not answered; nothing if all is well."""
+    """Why versions do not arrive from a bucket, and for how long it has not answered; nothing if all is well."""
     silent = now - bucket.answered_at if bucket.HasField("answered_at") else 0.0
     words = [f"no answer for {duration(silent)}"] if silent > _SILENT_SECONDS else []
     words += [bucket.reason.removeprefix(f"{bucket.address}: ")] if bucket.reason else []

@@ -10,19 +10,22 @@ if TYPE_CHECKING:
     from paramsync.rpc.client import Credentials
 
 SERVER = "PARAMSYNC_SERVER"
-"""The control ports of inferencers, HOST:PORT, with commas between them."""
+"""This variable has the control ports of inferencers as HOST:PORT, separated by commas."""
 
 _GRPC_VERBOSITY = "GRPC_VERBOSITY"
 _FOR_TERMINALS = {"FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
 
 
 def environment_for_logs() -> dict[str, str]:
-    """The environment for a child whose output a program reads, without variables that make it draw or keep quiet."""
+    """The environment for a child process whose output is a log.
+
+    It lacks the variables that make a child draw as on a terminal, or that silence gRPC.
+    """
     return {name: value for name, value in os.environ.items() if name not in {*_FOR_TERMINALS, _GRPC_VERBOSITY}}
 
 
 def silence_grpc() -> None:
-    """Keep gRPC's C library from logging errors that its callers get too. Call this before gRPC is imported."""
+    """Stop gRPC's C library from logging errors that it also raises. Call this before gRPC is imported."""
     os.environ.setdefault(_GRPC_VERBOSITY, "NONE")
 
 
@@ -32,15 +35,15 @@ def servers() -> str:
 
 
 def credentials(arguments: Namespace | None = None) -> Credentials:
-    """The token and certificates of a command's arguments, else of the environment. Raises SettingsError."""
-    from paramsync.rpc import settings  # here: --help does not need it
+    """The token and certificates from a command's arguments, or else from the environment. Raises SettingsError."""
+    from paramsync.rpc import settings  # here, because --help does not need it
     from paramsync.rpc.client import Credentials
 
     given = arguments or Namespace(token_file=None, tls_ca=None, tls_cert=None, tls_key=None)
     tokens = settings.tokens(given.token_file)
     tls = None
     if (files := settings.client_files(given.tls_ca, given.tls_cert, given.tls_key)) is not None:
-        from paramsync.rpc.tls import ClientTls  # here: most commands speak no TLS
+        from paramsync.rpc.tls import ClientTls  # here, because most commands do not use TLS
 
         tls = ClientTls(*files)
     return Credentials(token=None if tokens is None else tokens.first(), tls=tls)

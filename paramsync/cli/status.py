@@ -1,4 +1,4 @@
-"""`paramsync status`: training, publishing and serving; once, continuously, or as one line for a monitor."""
+"""`paramsync status`: shows training, publishing and serving, once, continuously, or as one line for a monitor."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.5
 def run(arguments: Namespace) -> bool | int:
     """True if every server answers; with `--check` the exit code."""
     if is_address(arguments.model):
-        from paramsync.cli import bucket  # here: most models are named
+        from paramsync.cli import bucket  # here, because most calls name a model
 
         return bucket.status(arguments)
     if arguments.check:
@@ -52,10 +52,10 @@ def run(arguments: Namespace) -> bool | int:
     if arguments.json:
         sys.stdout.write(to_json(report(address, publisher, dict(zip(servers, lasts, strict=True)))))
     else:
-        with importing():  # after the calls: --json does not need it
+        with importing():  # here, because --json does not need this module
             from paramsync.cli.overview import status_view
         screen = console()
-        # errors are printed below
+        # without errors, which are printed below
         shown = {server: Last(last.answer, last.at) for server, last in zip(servers, lasts, strict=True)}
         screen.print(status_view(publisher.answer, shown, time.time()))
         screen.file.flush()
@@ -66,7 +66,7 @@ def run(arguments: Namespace) -> bool | int:
 
 
 class _Watch:
-    """The view of `--watch`. Lines and objects are new if a model has changed, or a server is lost or back."""
+    """The view of `--watch`: new lines and objects if a model changed, or a server stopped or began answering."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ def _essences(answer: pb.GetStatusResponse | None) -> list[str]:
 
 
 def _essence(model: pb.ModelStatus) -> str:
-    """The facts that are worth a line if they change. Ages change all the time."""
+    """The facts that get a new line if they change. Ages are left out, because they change all the time."""
     refused = [quarantined.number for quarantined in model.quarantined]
     pinned = model.pinned if model.HasField("pinned") else None
     return repr(
@@ -180,7 +180,7 @@ def _check(arguments: Namespace) -> int:
 
 
 def summary(findings: Sequence[Finding]) -> Finding:
-    """The worst level with all problems, the worst first; without problems, the good news."""
+    """The worst level, and all problems, the worst first. Without problems, the texts of all good findings."""
     worst = max((level for level, _ in findings), default=Level.GOOD)
     told = [finding for finding in findings if finding[0] is not Level.GOOD or worst is Level.GOOD]
     return worst, "; ".join(text for _, text in sorted(told, key=lambda finding: -finding[0]))
@@ -204,7 +204,7 @@ def check_server(
 
 
 def check_model(model: pb.ModelStatus, now: float, *, max_lag: float, max_age: float | None) -> Iterator[Finding]:
-    """The problems of a model. If no version serves, only that is reported."""
+    """The problems of a model. If no version serves, no other problem is reported."""
     quarantine = {case.number: case.reason for case in model.quarantined}
     if not model.HasField("serving"):
         reasons = [model.reason or "none has come"]

@@ -1,4 +1,4 @@
-"""`paramsync sync`: makes every server serve the newest version now, of one model or all."""
+"""`paramsync sync`: makes every server serve the newest version of one model, or of all models, now."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _of_all(inferencers: Sequence[Inferencer]) -> list[ServerChange]:
     for inferencer, models in zip(inferencers, ask_all(inferencers, Inferencer.status), strict=True):
         if isinstance(models, ParamsyncError):
             changes.append(ServerChange(inferencer, "", error=models))
-        else:  # no change for a joined model: its parts are models too, and are synced
+        else:  # a joined model needs no change of its own, because its parts are models and are synced
             changes += [ServerChange(inferencer, status.model) for status in models if not status.parts]
     return changes
 
@@ -72,8 +72,8 @@ def _sentence(change: ServerChange, status: pb.ModelStatus) -> str:
 
 @contextlib.contextmanager
 def _shown(changes: Sequence[ServerChange]) -> Iterator[Show]:
-    """On a terminal, a bar for each change with its phase and progress; elsewhere nothing."""
-    screen = console(stderr=True) if sys.stderr.isatty() else None  # rich takes longer to import than most syncs take
+    """Show a progress bar for each change if standard error is a terminal, else nothing."""
+    screen = console(stderr=True) if sys.stderr.isatty() else None  # importing rich takes longer than most syncs
     if screen is None or not redraws(screen):
         yield lambda change, progress: None
         return

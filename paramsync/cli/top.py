@@ -1,4 +1,4 @@
-"""`paramsync top`: requests and latencies of each model, and the load of the workers, every second."""
+"""`paramsync top`: shows requests and latencies of each model, and the load of the workers, every second."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _STATES = {pb.WorkerStatus.ANSWERING: GOOD, pb.WorkerStatus.STARTING: DOUBTFUL, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """What a model did between two samples. Latencies are None if no request was answered."""
+    """The requests of a model between two samples. Latencies are None if no request was answered."""
 
-    answered: float  # a second
-    refused: float  # a second
+    answered: float  # requests per second
+    refused: float  # requests per second
     p50: float | None
     p99: float | None
 
 
 def rate(before: pb.ModelLoad, after: pb.ModelLoad, seconds: float) -> Rate:
-    """The difference of two counts. When a worker ends, the counts fall, and its part of the interval is lost."""
+    """The rate from the counts of two samples. If a worker ended between them, its requests are missing."""
     pairs = zip_longest(after.latencies, before.latencies, fillvalue=0)
     counts = [max(0, late - early) for late, early in pairs]
     return Rate(
@@ -54,7 +54,7 @@ def rate(before: pb.ModelLoad, after: pb.ModelLoad, seconds: float) -> Rate:
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """Bars, each a share of the greatest value; a gap for None."""
+    """A bar for each value, scaled to the greatest value; a gap for None."""
     most = max((value for value in values if value is not None), default=0.0)
     shares = (None if value is None else value / most if most else 0.0 for value in values)
     return "".join(" " if share is None else _LEVELS[round(share * (len(_LEVELS) - 1))] for share in shares)
@@ -62,7 +62,7 @@ def sparkline(values: Sequence[float | None]) -> str:
 
 @dataclass(slots=True)
 class ModelSamples:
-    """One model of one server, as of the last samples."""
+    """The last samples of one model at one server."""
 
     status: pb.ModelStatus
     load: pb.ModelLoad
@@ -71,7 +71,7 @@ class ModelSamples:
 
 
 class ServerSamples:
-    """The answers of one server, sample by sample."""
+    """Turns the answers of one server into samples of its models."""
 
     def __init__(self, inferencer: Inferencer, model: str) -> None:
         self.address = inferencer.address
@@ -80,7 +80,7 @@ class ServerSamples:
         self._at = 0.0
 
     def run_once(self) -> None:
-        """Add the last answer to the samples, unless it was added before."""
+        """Add the last answer to the samples, unless it was added already."""
         last = self.polled.last
         if last.answer is None or last.at == self._at:
             return

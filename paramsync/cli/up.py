@@ -1,4 +1,4 @@
-"""`paramsync up`: a trainer and an inferencer on this machine, shown until Ctrl-C."""
+"""`paramsync up`: runs a trainer and an inferencer on this machine, and shows their status until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,18 +34,18 @@ from paramsync.rpc.addresses import HOST, address, check_ports, free_port
 from paramsync.rpc.client import Credentials, Inferencer, Predictor, Trainer
 
 _MODEL, _INPUT = "digits", "image"
-_READY_SECONDS = 180.0  # a small machine takes its time to import TensorFlow
-_END_SECONDS = 15.0
-_SHOW_SECONDS = 0.25
-_LINE_SECONDS = 2.0
-_READY_LOOK_SECONDS = 0.05  # short: the first version is to answer before the second comes
-_SAMPLE, _BATCH = 500, 100  # held-out examples: for each version, and in one request
+_READY_SECONDS = 180.0  # how long the start may take: a small machine is slow to import TensorFlow
+_END_SECONDS = 15.0  # how long the programs may take to end
+_SHOW_SECONDS = 0.25  # between two updates of the view
+_LINE_SECONDS = 2.0  # between two lines if the output is not a terminal
+_READY_LOOK_SECONDS = 0.05  # between two checks; short, so that requests reach the first version
+_SAMPLE, _BATCH = 500, 100  # number of held-out examples that each version answers, and that one request has
 _ASK_SECONDS = 0.05  # between two requests
 _BARS = 40  # accuracies that a sparkline shows
 
 
 class _EndedError(Exception):
-    """A signal came, or a child ended, before there was anything to show."""
+    """A signal arrived, or a child ended, before the first version served."""
 
 
 def run(arguments: Namespace) -> bool:
@@ -53,7 +53,7 @@ def run(arguments: Namespace) -> bool:
     check_tensorflow()
     ports = ("port", "rest_port", "control_port", "trainer_port")
     check_ports(HOST, {f"--{name.replace('_', '-')}": vars(arguments)[name] for name in ports})
-    arguments.trainer_port = arguments.trainer_port or free_port(HOST)  # the inferencer starts first and is given it
+    arguments.trainer_port = arguments.trainer_port or free_port(HOST)  # the inferencer, which starts first, needs it
     people = console(stderr=arguments.json)
     children: list[Child] = []
     faults: list[str] = []
@@ -78,7 +78,7 @@ def run(arguments: Namespace) -> bool:
                 show(view, view.programs, seconds=_SHOW_SECONDS, screen=people, goes_on=goes_on)
                 view.prober.close()
         except _EndedError:
-            pass  # `end_all` returns what was wrong
+            pass  # `end_all` returns the reason
         except ParamsyncError as error:
             faults.append(str(error))
         finally:
@@ -105,7 +105,7 @@ def _start(
 ) -> tuple[Trainer, Inferencer, Predictor]:
     """Start both programs and wait until the first version serves. Raises ParamsyncError if that takes too long.
 
-    The trainer starts second: the first version that is served and shown has learnt nothing yet.
+    The inferencer starts first, so that it serves the first version, which has learnt nothing yet.
     """
     deadline = time.monotonic() + _READY_SECONDS
 
@@ -127,7 +127,7 @@ def _start(
     options += ["--held-out", str(folder / "held_out.npz"), "--control-port", str(arguments.trainer_port)]
     children.append(trainer := Child("trainer", options, log=folder / "trainer.log"))
     wait_until(trainer.addresses, "the trainer to start")
-    shown = Credentials(token=credentials().token)  # both programs take it from the same environment, and speak no TLS
+    shown = Credentials(token=credentials().token)  # without TLS; both programs read the token from the environment
     control, predictions = (inferencer.addresses()[name] for name in ("control", "predictions"))
     training = clients.enter_context(Trainer(trainer.addresses()["control"], shown))
     serving = clients.enter_context(Inferencer(control, shown))
@@ -145,7 +145,7 @@ def _serves(predictor: Predictor) -> bool:
 
 @contextlib.contextmanager
 def _set_by_signals() -> Iterator[threading.Event]:
-    """An event that Ctrl-C, SIGTERM and a closed terminal set."""
+    """An event that is set by Ctrl-C, by SIGTERM, or if the terminal is closed."""
     wanted = threading.Event()
     before = {number: signal.signal(number, lambda *_: wanted.set()) for number in ending_signals()}
     try:
@@ -172,21 +172,21 @@ class HeldOut:
 
 @dataclass(slots=True)
 class AnsweredVersion:
-    """A version that has answered: seconds since its step was done, if known, and right answers by batch."""
+    """A version that answered: seconds from the end of its step to the answer, if known; right answers by batch."""
 
     freshness: float | None
     right: dict[int, int] = field(default_factory=dict)
 
 
 class Prober:
-    """Asks the model about the held-out examples, one batch after the other. Each version answers the whole sample."""
+    """Sends the held-out examples to the model in batches, and measures the accuracy and freshness of each version."""
 
     def __init__(self, predictor: Predictor, inferencer: Inferencer, held_out: HeldOut) -> None:
         self.predictions = 0
         self.failed = 0
         self.last_failure = ""
         self.versions: dict[int, AnsweredVersion] = {}
-        self.accuracies: list[float] = []  # of the versions that have answered the whole sample
+        self.accuracies: list[float] = []  # one for each version that has answered all batches
         self._predictor = predictor
         self._inferencer = inferencer
         self._held_out = held_out
@@ -194,12 +194,12 @@ class Prober:
         self._closed = False
 
     def run_once(self) -> None:
-        """Ask about the next batch. Ask a new version about the whole sample, before the next version comes."""
+        """Send the next batch. If a new version answers, send all batches at once, before another version serves."""
         while self._ask():
             pass
 
     def _ask(self) -> bool:
-        """One request. True if the version that answered has not answered the whole sample."""
+        """Send one batch. True if the version that answered has not answered all batches yet."""
         batch, batches = self._batch, len(self._held_out.labels)
         try:
             prediction = self._predictor.predict(_MODEL, {_INPUT: self._held_out.images[batch]})
@@ -225,11 +225,11 @@ class Prober:
         return False
 
     def close(self) -> None:
-        """Do not count calls that fail from now on: they were cancelled."""
+        """Do not count calls that fail from now on, because they were cancelled."""
         self._closed = True
 
     def _freshness(self, number: int, answered_at: float) -> float | None:
-        """Seconds from the end of the version's step to its first answer; None if a newer version serves by now."""
+        """Seconds from the end of the version's step to its first answer; None if another version serves already."""
         try:
             (status,) = self._inferencer.status(_MODEL)
         except CallError:
@@ -263,7 +263,7 @@ class Summary:
 
 
 class UpView:
-    """The status of both programs, and what the prober found."""
+    """The status of both programs, and the prober's results."""
 
     def __init__(self, trainer: Trainer, inferencer: Inferencer, prober: Prober) -> None:
         self.prober = prober
@@ -300,7 +300,7 @@ class UpView:
         yield ", ".join([*parts, f"accuracy {share(self.summary().last_accuracy)}", f"failed {self.prober.failed}"])
 
     def objects(self) -> Iterator[object]:
-        yield from ()  # --json prints the summary, at the end
+        yield from ()  # --json prints only the summary at the end
 
     def summary(self) -> Summary:
         training, prober = self._trainer.last.answer, self.prober

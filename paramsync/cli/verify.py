@@ -40,9 +40,9 @@ from paramsync.version import Version
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFinding:
-    """One tensor. `variable` is the framework's name of it, if known.
+    """The finding about one tensor. `variable` is the framework's name for it, if known.
 
-    `problem` is a wrong checksum, or a NaN or infinity in a parameter of the graph; None if there is none.
+    `problem` names a wrong checksum, or a NaN or infinity in a parameter of the graph; None if there is none.
     """
 
     name: str
@@ -56,9 +56,9 @@ class TensorFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict on one version. If its files as a whole have `problems`, `tensors` may be empty.
+    """The verdict on one version. `problems` are about its files; `tensors` is empty if they cannot be opened.
 
-    `signed_by` is the trusted key that signed it, if any.
+    `signed_by` is the trusted key that signed the version, if any.
     """
 
     number: int
@@ -103,7 +103,7 @@ def _run(arguments: Namespace) -> bool:
 
 
 def _verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdict]:
-    """The verdicts on the versions that were asked for."""
+    """The verdicts on the requested versions of a local store."""
     store = Store(Path(arguments.store))
     name, versions, broken = look(store.path)
     if name is None:
@@ -120,7 +120,7 @@ def _verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdi
 
 
 def remote_verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdict]:
-    """The same of a bucket: each version is fetched as a server would, by deltas from the version before if it can."""
+    """The verdicts on the requested versions of a bucket. Fetches them as a server would, by deltas if possible."""
     from paramsync.cli.bucket import fetch  # here: most stores are directories
     from paramsync.remote.bucket import Bucket
     from paramsync.remote.excerpt import Excerpt, faults, find, read_manifests, sizes_in
@@ -143,15 +143,15 @@ def remote_verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator
                 problems += done.damages
                 verdict = _verify(excerpt.store, done.version, trust)
                 if done.way == "delta" and not isinstance(manifest, str) and manifest.whole.number == listed.number:
-                    with Excerpt(bucket) as other:  # servers without the version before fetch the whole version
+                    with Excerpt(bucket) as other:  # also check the whole version, which new servers fetch
                         problems += fetch(other, bucket, listed, manifest).damages
             except RemoteError as error:
                 problems.append(str(error))
             if problems and listed not in (state := bucket.state()).versions:
-                if arguments.all:  # dropped since it was listed
+                if arguments.all:  # the publisher dropped the version meanwhile
                     continue
                 find(bucket, state, listed.number)
-            if listed == last:  # no version needs these objects by its manifest, and servers may
+            if listed == last:  # the rest of `faulty` are objects in the state that no manifest names
                 problems += faulty.values()
             yield replace(verdict, problems=[*problems, *verdict.problems])
 
@@ -178,7 +178,7 @@ def _verify(store: Store, version: Version, trust: TrustedKeys | None) -> Verdic
     if version.graph and (broken := _graph_problem(store.graph_file(version.graph), version.graph)):
         problems.append(broken)
     try:
-        bundle = store.open(version, mapped=False)  # a mapped file that is cut meanwhile would end this process
+        bundle = store.open(version, mapped=False)  # if a mapped file were truncated, this process would be killed
     except (CorruptCheckpointError, UnreadableError) as error:
         problems.append(str(error))
     else:
@@ -217,7 +217,7 @@ def _distrust(store: Store, version: Version, trust: TrustedKeys) -> str | None:
 
 
 def _graph_problem(path: Path, digest: str) -> str | None:
-    """What is wrong with a graph file, if anything. A file without a checksum is an older publisher's."""
+    """What is wrong with a graph file, if anything. Older publishers wrote graph files without a checksum."""
     try:
         content = files.content(path, limit=files.MAX_MESSAGE)
         file = parse(graph_def_pb2.GraphFile, content, str(path))

@@ -23,7 +23,7 @@ from paramsync.remote.bucket import is_address
 from paramsync.store.store import LOCK, Store, read_state, record_file
 from paramsync.version import Version
 
-_NAMED = 3  # files that stand in an error
+_NAMED = 3  # most files that an error names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,8 +31,9 @@ class VersionRow:
     """One version.
 
     `bytes`, `bytes_written` and `finite` are from its record; None if TensorFlow wrote it. `file_bytes` is the size of
-    its data files, `shared_bytes` of the data files that other versions have too. `held_by` are process ids; None if
-    the kernel does not tell. `signed_by` is the key that the record names; `verify` checks the signature.
+    its data files. `shared_bytes` is the size of those that other versions share. `held_by` has the ids of processes
+    that use its files; None if the kernel does not show them. `signed_by` is the key that the record names, whose
+    signature only `verify` checks.
     """
 
     number: int
@@ -76,9 +77,9 @@ def run(arguments: Namespace) -> bool:
 
 
 def look(path: Path) -> tuple[str | None, list[Version], list[str]]:
-    """The name of the latest version, all readable versions, and the names of listed versions that cannot be read.
+    """Returns the name of the latest version, all readable versions, and the names of listed but unreadable versions.
 
-    Raises StoreError if `path` is no store, CorruptCheckpointError if the file `checkpoint` is broken.
+    Raises StoreError if `path` is not a store, CorruptCheckpointError if the file `checkpoint` is broken.
     """
     before = read_state(path)
     versions = Store(path).versions()
@@ -88,7 +89,7 @@ def look(path: Path) -> tuple[str | None, list[Version], list[str]]:
             there = [file.name for file in path.iterdir()]
         except OSError as error:
             raise StoreError(path, f"cannot be read: {error.strerror}") from error
-        if there and LOCK not in there:  # a publisher leaves its lock
+        if there and LOCK not in there:  # a publisher leaves its lock file in every store
             raise StoreError(path, f"is no store: expected a file 'checkpoint' in it, found {_some(there)}")
         return None, [], []
     readable = {version.prefix for version in versions}
@@ -102,7 +103,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _is_whole(path: Path, version: Version) -> bool:
-    """Whether its index can be read and its data files have the right size. A version that is pruned meanwhile has."""
+    """Whether the index can be read and the data files have the right size. True if the version is pruned meanwhile."""
     try:
         Store(path).open(version, mapped=False)
     except (CorruptCheckpointError, UnreadableError):
@@ -140,7 +141,7 @@ def _data_files(path: Path, name: str) -> Iterator[os.stat_result]:
 
 
 def _on_disk(path: Path) -> int:
-    """The bytes that the directory takes, retired files included. A file with several names counts once."""
+    """The bytes on disk of all files in the directory. A file with several names counts once."""
     taken = {}
     with os.scandir(path) as entries:
         for entry in entries:
@@ -175,7 +176,7 @@ LOCKS = Path("/proc/locks")
 
 
 def shared_locks(locks: Path = LOCKS) -> Mapping[_File, frozenset[int]] | None:
-    """The processes with a shared lock on each file, as far as the kernel tells this process; None if it does not."""
+    """The processes with a shared lock on each file, as far as the kernel shows them; None if it shows no locks."""
     try:
         lines = locks.read_text().splitlines()
     except OSError:
@@ -183,13 +184,13 @@ def shared_locks(locks: Path = LOCKS) -> Mapping[_File, frozenset[int]] | None:
     holders: defaultdict[_File, set[int]] = defaultdict(set)
     for line in lines:
         words = line.split()
-        if words[1:4] == ["FLOCK", "ADVISORY", "READ"]:  # a lock that is waited for has `->` before these words
+        if words[1:4] == ["FLOCK", "ADVISORY", "READ"]:  # lines of waiting requests have `->` before these words
             major, minor, inode = words[5].split(":")
             holders[int(major, 16), int(minor, 16), int(inode)].add(int(words[4]))
     return {file: frozenset(processes) for file, processes in holders.items()}
 
 
 def holders_of(files: Iterable[os.stat_result], locks: Mapping[_File, frozenset[int]]) -> list[int]:
-    """The processes that hold any of the files, in ascending order."""
+    """The processes that have a lock on any of the files, in ascending order."""
     identities = [(os.major(file.st_dev), os.minor(file.st_dev), file.st_ino) for file in files]
     return sorted(frozenset().union(*(locks.get(identity, ()) for identity in identities)))

@@ -110,6 +110,6 @@ def _said(text: str) -> str:
 
 
 def _from(address: str) -> str:
-    """from SCHEME://HOST, without a password; "" if the address has no host."""
+    """Text that names the server of a request, without a password; "" if the address has no host."""
     split = urlsplit(address)
     return f" from {split.scheme}://{split.netloc.rpartition('@')[2]}" if split.netloc else ""
