@@ -1,4 +1,4 @@
-"""python -m inferencer: serves predictions from whatever is the newest published version."""
+"""python -m inferencer: serves predictions from the newest published version of each model."""
 
 from __future__ import annotations
 

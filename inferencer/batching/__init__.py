@@ -1,1 +1,1 @@
-"""Runs a request at once when it can; otherwise batches it with others."""
+"""Runs requests: each at once if possible, otherwise in a batch with others."""

@@ -30,11 +30,11 @@ _Results = tuple[list[Answer | Exception], float]
 
 @dataclass(eq=False, slots=True)
 class BatchedSignature:
-    """One signature of a graph, for one model: whether requests may share a call, and which calls are short."""
+    """What the batcher knows about one signature: whether requests may share a call, and which calls are short."""
 
     batched: bool
     bounded: bool
-    """Whether only the shapes of the inputs decide how long a call takes, see `batchable.Traits.prompt`."""
+    """True if the time of a call depends only on the shapes of its inputs; see `batchable.Traits.prompt`."""
     short_bytes: int = 0
     """A call with at most this many bytes of inputs is expected to be short."""
     running: int = 0
@@ -63,15 +63,18 @@ class _Request:
 
 @dataclass(eq=False, slots=True)
 class _Queue:
-    """Requests that may share a call: the same signature and outputs, rows of one shape, and the same named version or
-    no named version. Requests marked `apart` have a second queue."""
+    """Requests of one signature that name the same version, or of one model and graph that name no version.
+
+    If the queue is `batched`, its requests may share a call: they ask for the same outputs, and their rows have the
+    same shape. Requests marked `apart` have queues of their own.
+    """
 
     key: Hashable
     signature: BatchedSignature
     batched: bool
     large: bool
-    """Whether every request has more rows than a batch may have."""
-    waiting: dict[_Request, None] = field(default_factory=dict)  # in the order they came
+    """True if each request of the queue has more rows than a batch may have."""
+    waiting: dict[_Request, None] = field(default_factory=dict)  # in order of arrival
     running: int = 0
     flush: asyncio.Handle | None = None
 
@@ -99,7 +102,7 @@ class Batcher:
         most: int = 1024,
         batched: Callable[[str], bool] = lambda model: True,
     ) -> None:
-        """`executor` has `threads` threads; at most `most` requests wait or run; `batched` says whether requests of a
+        """`executor` has `threads` threads. At most `most` requests wait or run. `batched` tells whether requests of a
         model may share calls."""
         self._executor = executor
         self._threads = threads
@@ -122,10 +125,10 @@ class Batcher:
             raise BusyError(f"{self._most} requests are waiting or being answered already; try again in a moment")
 
     def at_once(self, question: Question) -> Answer | None:
-        """Answer at once if the call is short and no other request waits or runs. Returns None otherwise. Raises the
-        call's error.
+        """Compute an answer at once if the call is short and no other request waits or runs; otherwise return None.
 
-        This request shares its call with no other. Call this only if no other request is expected now.
+        Raises the call's error. The request does not share its call, so use this only if no other request is expected
+        now.
         """
         signature = self._signature(question)
         size = _bytes(question)
@@ -139,14 +142,14 @@ class Batcher:
         try:
             raise answer
         finally:
-            del answer, question  # see `answer`
+            del answer, question  # otherwise the traceback of the error would keep the version alive
 
     async def answer(self, question: Question, *, deadline: float | None = None, apart: bool = False) -> Answer:
-        """Answer a question. Afterwards the question names the version that answered or failed.
+        """Answer a question. Afterwards `question.resident` is the version that answered or failed.
 
         `deadline` is in the loop's time. Requests marked `apart` have queues of their own, so that a flood of them does
-        not delay others. A waiting request is dropped when its caller leaves. Raises BusyError if too many requests
-        wait, TimeoutError, and the call's error.
+        not delay others. A waiting request is dropped when its caller is cancelled. Raises BusyError if too many
+        requests wait or run, TimeoutError after the deadline, and the call's error.
         """
         self.check()
         loop = asyncio.get_running_loop()
@@ -159,7 +162,7 @@ class Batcher:
             return await request.answer
         except asyncio.CancelledError:
             if request.answer.done() and not request.answer.cancelled():
-                request.answer.exception()  # the error came at the same moment: mark it as seen
+                request.answer.exception()  # mark the error as seen, or asyncio logs it
             raise
         finally:
             self._leave(request)
@@ -168,7 +171,7 @@ class Batcher:
             del request  # otherwise the traceback of an error would keep the version alive
 
     def close(self) -> None:
-        """End without waiting: calls in progress are given up."""
+        """Shut down at once, without waiting for calls in progress."""
         if self.held:
             _log.warning("predictions that did not end within the grace, and are given up: %d", self.held)
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -207,7 +210,7 @@ class Batcher:
         return request
 
     def _leave(self, request: _Request) -> None:
-        """The caller no longer waits: drop the request unless it is already running."""
+        """Drop a request whose caller no longer waits, unless it is already running."""
         if request in request.queue.waiting:
             del request.queue.waiting[request]
             self.held -= 1
@@ -241,7 +244,7 @@ class Batcher:
         return batch
 
     def _take(self, queue: _Queue, batch: Sequence[_Request]) -> list[Question]:
-        """Count these requests as running."""
+        """Count these requests as running instead of waiting, and return their questions."""
         for request in batch:
             del queue.waiting[request]
         self._computing += len(batch)
@@ -260,7 +263,7 @@ class Batcher:
                 return
 
     def _flush(self, queue: _Queue) -> None:
-        """Run one call: on the event loop if it is still short with all requests that have joined."""
+        """Run one call: on the event loop if the call is still short with all requests that have joined."""
         queue.flush = None
         if batch := self._next(queue):
             if queue.signature.is_short(_size(batch)):
@@ -268,7 +271,7 @@ class Batcher:
             elif self._may_start(queue):
                 self._submit(queue, batch)
             else:
-                return  # `_end` starts it once a thread is free
+                return  # `_end` starts the call once a thread is free
             self._start(queue)
         self._forget(queue)
 
@@ -299,13 +302,13 @@ class Batcher:
         queue.signature.running -= 1
         self._large -= queue.large
         self._running -= 1
-        if computing.cancelled():  # by `close`
+        if computing.cancelled():  # `close` did it
             self._computing -= len(batch)
             return
         self._give(queue, batch, computing.result())
         self._queues.pop(queue.key, None)
         if queue.waiting or queue.running:
-            self._queues[queue.key] = queue  # the last in turn now
+            self._queues[queue.key] = queue  # its next turn comes after all other queues
         for waiting in list(self._queues.values()):
             self._start(waiting)
 
@@ -337,18 +340,18 @@ class Batcher:
 
 
 def _serving(question: Question) -> Resident | None:
-    """The version that serves now, if it may answer this question."""
+    """Return the version that serves now, or None if the question must be answered by its own version."""
     if question.latest is None:
         return None
     try:
         serving = question.latest()
-    except ParamsyncError:  # no version serves any more: the question keeps its version
+    except ParamsyncError:  # no version serves any more
         return None
     return serving if serving.graph is question.resident.graph else None
 
 
 def _bytes(question: Question) -> int:
-    """Bytes of the inputs; for strings, of the pointers to them."""
+    """Count the bytes of the inputs. A string counts as a pointer."""
     return sum([array.nbytes for array in question.inputs.values()])
 
 
@@ -357,7 +360,7 @@ def _size(batch: Sequence[_Request]) -> int:
 
 
 def _computed(questions: list[Question]) -> _Results:
-    """Compute a call, on any thread."""
+    """Compute one call for these questions. Safe on any thread."""
     began = perf_counter()
     answers = execute.answers(questions)
     return answers, perf_counter() - began

@@ -37,12 +37,12 @@ def importing(settings: ModelSettings, *, descriptors: Sequence[int]) -> None:
         graph=settings.graph,
         verification=settings.verify,
         allowed=settings.allowed,
-        warmed=False,  # a trial calls the graph
+        warmed=False,  # a trial process calls the graph first, not this process
     )
 
     def restore(version: Version, *, descriptors: Sequence[int]) -> Imported:
         try:
-            source.look()  # finds out the kind of store
+            source.look()  # detects the kind of store
             return _imported(source.restore(version, partial(channel.tell, "progress")), *descriptors)
         except tf.errors.OpError as error:
             raise _portable(error) from None
@@ -64,7 +64,10 @@ def _imported(resident: Resident, graph: int, parameters: int) -> Imported:
 
 
 def _written(resident: Resident, descriptor: int) -> tuple[int, list[ParameterPlace | Any]]:
-    """Write the parameters one after another. Returns the size and the places; strings go with the message."""
+    """Write the parameters into the file, one after another. Returns the file's size and the place of each parameter.
+
+    For strings, and for dtypes that the file cannot hold, the list has the array itself instead of a place.
+    """
     arrays = [tensor.numpy() for tensor in resident.parameters]
     places: list[ParameterPlace | Any] = []
     size = 0
@@ -87,6 +90,6 @@ def _written(resident: Resident, descriptor: int) -> tuple[int, list[ParameterPl
 
 
 def _portable(error: tf.errors.OpError) -> Exception:
-    """An equivalent error that a process without TensorFlow can read."""
+    """Return an equivalent error that a process without TensorFlow can unpickle."""
     text = str(error.message)
     return MemoryError(text) if error.error_code in (4, 7, 8, 14) else RuntimeError(f"{type(error).__name__}: {text}")

@@ -18,25 +18,25 @@ from typing import Any
 
 from paramsync.errors import ParamsyncError
 
-_HEAD = struct.Struct("=IHQ")  # the number of bytes that follow, of descriptors, and the question's number
+_HEAD = struct.Struct("=IHQ")  # number of bytes that follow, number of descriptors, number of the question
 _QUESTION, _ANSWER, _ERROR, _NOTE = range(4)
-_MOST_DESCRIPTORS = 250  # in one message; the kernel allows 253
-_SEND_SECONDS = 90.0  # after so long without reading, the other process is given up
+_MOST_DESCRIPTORS = 250  # in one system call; the kernel allows 253
+_SEND_SECONDS = 90.0  # a send fails if the other process reads nothing for so long
 
 
 def _unchanging(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
     return MappingProxyType(values)
 
 
-copyreg.pickle(MappingProxyType, lambda proxy: (_unchanging, (dict(proxy),)))  # as in a version's metrics
+copyreg.pickle(MappingProxyType, lambda proxy: (_unchanging, (dict(proxy),)))  # for example the metrics of a version
 
 Handler = Callable[..., Any]
-"""Called with the arguments of a question, and its `descriptors`, if any, which it owns. Returns the answer or a Future
-of the answer."""
+"""A function that answers one kind of question. It gets the question's arguments and, if descriptors came with it, the
+keyword `descriptors`; the function must close them. It returns the answer or a Future of the answer."""
 
 
 class ClosedError(ParamsyncError):
-    """The other process is gone."""
+    """The other process has ended or closed the connection."""
 
 
 class Channel:
@@ -60,7 +60,7 @@ class Channel:
         threading.Thread(target=self.run, name=self._name, daemon=True).start()
 
     def ask(self, what: str, *arguments: Any, descriptors: Sequence[int] = ()) -> Future[Any]:
-        """Ask the other process. The answer is a result or an error. The caller still owns the descriptors."""
+        """Send a question, and return a Future of its answer. The caller still owns the descriptors."""
         number, answer = next(self._numbers), Future[Any]()
         self._waiting[number] = answer
         try:
@@ -77,7 +77,7 @@ class Channel:
             self._send(_NOTE, 0, (what, arguments), ())
 
     def close(self) -> None:
-        """Close the connection, which the other end notices."""
+        """Close the connection; `run` then returns at both ends."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -110,7 +110,7 @@ class Channel:
         answer = self._waiting.pop(number, None)
         if answer is None:
             return
-        with suppress(InvalidStateError):  # it was cancelled
+        with suppress(InvalidStateError):  # the caller cancelled the future
             if kind == _ANSWER:
                 answer.set_result(message)
             else:
@@ -144,13 +144,13 @@ class Channel:
                 self._send(_ERROR, number, RuntimeError(str(message)), ())
 
     def _send(self, kind: int, number: int, message: Any, descriptors: Sequence[int]) -> None:
-        """Raises OSError. If the other process reads nothing for too long, also closes the connection."""
+        """Send a message. Raises OSError. Closes the connection if the other process reads nothing for too long."""
         content = pickle.dumps((kind, message), pickle.HIGHEST_PROTOCOL)
         head = _HEAD.pack(len(content), len(descriptors), number)
         with self._sending:
             rest = memoryview(head)
             try:
-                for at in range(0, len(descriptors), _MOST_DESCRIPTORS):  # each part goes with one byte of the head
+                for at in range(0, len(descriptors), _MOST_DESCRIPTORS):  # each call needs a byte of content
                     socket.send_fds(self._socket, [rest[:1]], descriptors[at : at + _MOST_DESCRIPTORS])
                     rest = rest[1:]
                 self._socket.sendall(rest)
@@ -160,7 +160,10 @@ class Channel:
                 raise
 
     def _receive(self) -> tuple[int, int, Any, list[int] | None]:
-        """Kind, number, message and descriptors; None for descriptors if this process may open no more."""
+        """Receive a message. Returns its kind, number, content and descriptors.
+
+        The descriptors are None if this process may not open so many files.
+        """
         head, descriptors = b"", list[int]()
         while len(head) < _HEAD.size:
             part, came, _, _ = socket.recv_fds(self._socket, _HEAD.size - len(head), _MOST_DESCRIPTORS)
@@ -184,7 +187,7 @@ class Channel:
 
 
 def pair(*, send_seconds: float = _SEND_SECONDS) -> tuple[socket.socket, socket.socket]:
-    """Two ends. A send fails after `send_seconds` in which the other end reads nothing."""
+    """Return the two ends of a connection. A send fails if the other end reads nothing for `send_seconds`."""
     ends = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     seconds, rest = divmod(send_seconds, 1)
     for end in ends:

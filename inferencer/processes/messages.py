@@ -14,7 +14,7 @@ from ..settings.settings import AnySettings
 
 @dataclass(frozen=True, slots=True)
 class GraphMessage:
-    """A graph. Its bytes come as a file. `key` is its number in this server."""
+    """A graph. The graph's bytes come in a file. `key` is the graph's number in this server."""
 
     key: int
     allowed: tuple[str, ...] = ()
@@ -23,7 +23,7 @@ class GraphMessage:
 
 @dataclass(frozen=True, slots=True)
 class ParameterPlace:
-    """The place of a parameter: the index of its file in the message, and the first byte."""
+    """The place of a parameter: the index of its file in the message, and the offset of its first byte."""
 
     file: int
     offset: int
@@ -33,7 +33,7 @@ class ParameterPlace:
 
 @dataclass(frozen=True, slots=True)
 class VersionMessage:
-    """A version. The files of its graph and its data come as descriptors. `key` is its number in this server."""
+    """A version. Its graph and its data come as descriptors of files. `key` is the version's number in this server."""
 
     key: int
     version: Version
@@ -43,7 +43,7 @@ class VersionMessage:
     parameters: Sequence[ParameterPlace | Any]
     """The place or the values of each parameter, in the graph's order."""
     ranges: Sequence[tuple[int, int, int]] = ()
-    """Ranges to bring into the page table before the version serves: the file, the first byte, the end."""
+    """Ranges of bytes to map before the version serves, each with the file's index, the first byte and the end."""
 
 
 @dataclass(frozen=True, slots=True)

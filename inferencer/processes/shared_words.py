@@ -1,4 +1,4 @@
-"""SharedWords: memory shared by the processes of one server, as words of eight bytes, each read and written whole."""
+"""SharedWords: memory that the processes of one server share. Words of eight bytes are read and written atomically."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from types import TracebackType
 
 from ..settings.flags import MOST_WORKERS
 
-_CALLS = 16  # calls of each worker that the supervisor can see at a time
-_SLOTS = MOST_WORKERS + 1  # the additional slot is for a successor while its predecessor leaves
+_CALLS = 16  # most calls of a worker that the supervisor can see at a time
+_SLOTS = MOST_WORKERS + 1  # one more, because a worker's successor starts before the worker has left
 _SIZE = 8 * (1 + _SLOTS + _SLOTS * _CALLS)
 
 
 class SharedWords:
-    """`epoch` is one word: the number of the current epoch. `taken` has a word for each slot: the bytes that requests
-    of the worker in this slot take."""
+    """`epoch` is one word, the number of the current epoch. Each worker has a slot, with a word in `taken`: the bytes
+    of memory that the worker's requests take."""
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
@@ -30,21 +30,21 @@ class SharedWords:
 
 
 def create() -> int:
-    """New shared words, as a descriptor."""
+    """Create shared words, and return a descriptor of them."""
     descriptor = os.memfd_create("words")
     os.ftruncate(descriptor, _SIZE)
     return descriptor
 
 
 class CallsUnderWay:
-    """The keys of the versions that a worker is computing: the supervisor reads them after a crash."""
+    """The keys of the versions that a worker is computing. The supervisor reads the keys after a crash."""
 
     def __init__(self, words: memoryview) -> None:
         self._words = words
         self._free = list(range(len(words)))
 
     def call(self, key: int) -> CallUnderWay:
-        """A context for the call of a version, on any thread."""
+        """Return a context in which the version counts as being computed. Safe on any thread."""
         return CallUnderWay(self._words, self._free, key)
 
     def take(self) -> frozenset[int]:
@@ -56,7 +56,7 @@ class CallsUnderWay:
 
 
 class CallUnderWay:
-    """A call in progress. If all places are taken, the supervisor does not see it."""
+    """A call in progress. If all places are taken, the supervisor does not see this call."""
 
     __slots__ = ("_free", "_key", "_place", "_words")
 

@@ -14,9 +14,12 @@ _SETTINGS = f"{__package__.rpartition('.')[0]}.settings.settings"
 
 
 def main(arguments: Sequence[str] | None = None, *, parsing: str = _SETTINGS) -> int:
-    """Serve. The module `parsing` reads the settings. Exit code 0 after a drain, 2 for wrong settings."""
+    """Serve until stopped. Returns the exit code: 0 after a drain, 2 if the server cannot start.
+
+    The module named `parsing` reads the settings.
+    """
     stop = Stop()
-    stop.listen()  # before the imports, which take time
+    stop.listen()  # before the imports, because they take long and a signal may come meanwhile
     import importlib
 
     from paramsync.errors import ParamsyncError
@@ -24,7 +27,7 @@ def main(arguments: Sequence[str] | None = None, *, parsing: str = _SETTINGS) ->
 
     try:
         settings = importlib.import_module(parsing).parse(sys.argv[1:] if arguments is None else arguments)
-        from . import start  # not before: importing it takes several times as long as --help
+        from . import start  # imported late, because it would make --help several times slower
 
         start.run(settings, stop=stop)
     except ParamsyncError as error:
@@ -35,8 +38,8 @@ def main(arguments: Sequence[str] | None = None, *, parsing: str = _SETTINGS) ->
 
 
 def end(code: int) -> NoReturn:
-    """End the process at once: the interpreter would wait for a computation that never ends."""
+    """End the process at once. A normal exit would wait for threads, whose computations may never end."""
     if sys.stderr is not None:
-        with contextlib.suppress(OSError):  # its terminal was closed
+        with contextlib.suppress(OSError):  # the terminal was closed
             sys.stderr.flush()
     os._exit(code)

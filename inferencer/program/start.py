@@ -27,7 +27,7 @@ from ..supervisor.template import Template
 _DESCRIPTORS = 64
 _OF_MODEL = 3  # descriptors of each model: a graph, and a version's file twice, for checking and for sending
 _OF_WORKER = 7  # descriptors of each worker: process, channel, and listeners, at most at two addresses and a path
-_END_OF_MIRROR = 2.0  # seconds that the process of a mirror may take to end
+_END_OF_MIRROR = 2.0  # seconds that the process that mirrors a bucket may take to end
 _log = logging.getLogger("paramsync.inferencer")
 
 
@@ -44,7 +44,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
 
 @contextmanager
 def _mirrored(settings: Settings) -> Iterator[None]:
-    """Within this context, local copies of stores in buckets are kept up with them, each by a process of its own."""
+    """A context that keeps local copies of stores in buckets up to date. Each copy has its own process."""
     models = [model for model in settings.models if isinstance(model, ModelSettings) and model.address]
     token = None if settings.tokens is None else settings.tokens.first()
     credentials = Credentials(token=token, tls=trainer_tls(settings))
@@ -59,7 +59,7 @@ def _mirrored(settings: Settings) -> Iterator[None]:
 
 
 def _check_descriptors(models: int, workers: int) -> None:
-    """Raise SettingsError for too few descriptors for one version of each model."""
+    """Raise SettingsError if this process may have too few descriptors for one version of each model."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = _DESCRIPTORS + _OF_MODEL * models + _OF_WORKER * workers
     if limit != resource.RLIM_INFINITY and needed > limit:
@@ -79,7 +79,7 @@ async def _serve(settings: Settings, template: Template, stop: Stop, manager: Se
     _log.info("inferencer starts: %s; workers: %d", names, settings.workers)
     stop.arm(lambda: loop.is_closed() or loop.call_soon_threadsafe(told.set))
     _warn(settings)
-    with closing(template):  # closed here, too: threads that wait for its import would keep the event loop from ending
+    with closing(template):  # close here, too: threads that wait for its import would keep the event loop from ending
         starting, stopping = asyncio.ensure_future(server.start()), asyncio.ensure_future(told.wait())
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
@@ -99,7 +99,7 @@ async def _serve(settings: Settings, template: Template, stop: Stop, manager: Se
 
 
 def _warn(settings: Settings) -> None:
-    """Warn of flags without effect, and of ports that others can call without a token or in plain."""
+    """Warn of flags without effect, and of ports that others can call without a token or without TLS."""
     tf_serving = settings.tf_serving
     if tf_serving is not None and tf_serving.changing_nothing:
         _log.warning("flags that change nothing here: %s", ", ".join(tf_serving.changing_nothing))

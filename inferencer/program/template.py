@@ -1,8 +1,8 @@
 """The template: a process that imports the modules that workers need, and is forked for each worker.
 
-Run as a module, with the number of a descriptor on which the supervisor asks for processes, and the format of logs.
-The template calls neither TensorFlow nor gRPC: both start threads at their first call, and threads do not survive a
-fork.
+The supervisor runs this module with two arguments: the descriptor of a socket on which it asks for processes, and the
+format of logs. The template never calls TensorFlow or gRPC, because both start threads at their first call, and threads
+do not survive a fork.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paramsync.program.process import ending_signals, start_logging
 def main() -> None:
     connection = socket.socket(fileno=int(sys.argv[1]))
     for ending in ending_signals():
-        signal.signal(ending, signal.SIG_IGN)  # the supervisor gets the signal, too, and ends its workers in order
+        signal.signal(ending, signal.SIG_IGN)  # the supervisor gets the signal, too, and ends its processes in order
     gc.disable()  # imports make no garbage, and collections would take a tenth of the time
     roles = _roles(log_format=sys.argv[2])
     gc.freeze()  # so that no collection writes to these pages, and all children share them
@@ -54,10 +54,12 @@ def main() -> None:
 
 
 def _is_forked(connection: socket.socket, supervisor: int) -> bool:
-    """Fork a process that is a child of the supervisor, and send its pid to the supervisor. True in the new process.
+    """Fork a process that is a child of the supervisor, and send its pid to the supervisor.
 
-    1. A process in between forks the new process, sends the pid, and ends: the supervisor adopts the new process.
-    2. The new process asks the kernel to kill it when its parent, the supervisor, ends; the template may end before.
+    Returns True in the new process, False in the template.
+
+    1. A process in between forks the new process, sends the pid, and ends. The supervisor adopts the new process.
+    2. The new process asks the kernel to kill it when the supervisor ends. The template may end earlier.
     """
     ours, its = socket.socketpair()
     if between := os.fork():
@@ -76,7 +78,7 @@ def _is_forked(connection: socket.socket, supervisor: int) -> bool:
     if forked:
         its.send(b"%d" % forked)
         os._exit(0)
-    its.recv(1)  # until the template has seen the end of the process in between
+    its.recv(1)  # returns once the process in between has ended and the template has sent the pid
     its.close()
     end_with_parent()
     if os.getppid() != supervisor:  # the supervisor has ended meanwhile

@@ -1,1 +1,1 @@
-"""One folder for each protocol: translates, calls, maps errors."""
+"""The protocols, a folder each. A protocol translates requests, calls the batcher, and maps errors to statuses."""

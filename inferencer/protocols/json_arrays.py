@@ -23,12 +23,12 @@ Array = np.ndarray[Any, Any]
 B64 = "b64"
 _BYTES = "_bytes"  # suffix of outputs whose strings are bytes, not text
 _SPACE = b" \t\n\v\f\r"
-_RANK = 32
+_RANK = 32  # most dimensions of an input
 _DIGITS = 5  # enough for any number of one or two bytes
 _STEP = 1 << 18  # characters of base64 decoded in one step
 _PART = 4096  # elements of a list turned into an array in one step
 _VALUES = 1024  # values written in one step
-_BEYOND_INTEGERS = 1 << 63  # a whole number beyond 64 bits is read as a float
+_BEYOND_INTEGERS = 1 << 63  # JSON readers return a larger whole number as a float
 _SMALL_STRINGS = 1 << 15  # bytes of strings in a small answer
 
 
@@ -41,7 +41,10 @@ def is_b64(value: Any) -> bool:
 
 
 def read(name: str, value: Any, spec: TensorSpec, body: Body) -> Array:
-    """The array of nested lists of numbers, booleans or strings. Raises RequestError, NotImplementedError."""
+    """Turn nested lists of numbers, booleans or strings into an array of the spec's dtype.
+
+    Raises RequestError, or NotImplementedError for a dtype that JSON lacks.
+    """
     what = f"input {name!r}"
     if isinstance(value, list) and len(value) > _PART:
         parts = (value[at : at + _PART] for at in range(0, len(value), _PART))
@@ -62,7 +65,7 @@ def concatenate(what: str, arrays: Iterator[Array]) -> Array:
 
 
 def _flat(what: str, value: Any) -> tuple[tuple[int, ...], list[Any]]:
-    """The shape of nested lists, and the innermost values. Raises InputError for ragged lists."""
+    """Return the shape of nested lists, and the innermost values. Raises InputError for ragged lists."""
     shape: list[int] = []
     level = [value]
     while list in (kinds := set(map(type, level))):
@@ -114,7 +117,7 @@ def _dtype(what: str, spec: TensorSpec) -> np.dtype[Any]:
 
 
 def string(what: str, value: Any) -> bytes:
-    """Text, or the bytes of {"b64": ...}. Raises InputError."""
+    """Return a text, or the content of {"b64": ...}, as bytes. Raises InputError."""
     if isinstance(value, str):
         try:
             return value.encode()
@@ -138,7 +141,7 @@ def to_json(value: Any) -> bytes:
 
 
 def is_small(answer: Mapping[str, Array]) -> bool:
-    """Whether an answer is written within a few milliseconds."""
+    """Whether an answer can be written as JSON within a few milliseconds."""
     arrays = answer.values()
     if sum(map(count_values, arrays)) > _VALUES:
         return False
@@ -146,7 +149,7 @@ def is_small(answer: Mapping[str, Array]) -> bool:
 
 
 def write_lists(name: str, array: Array) -> Iterator[bytes]:
-    """An output as nested lists, in pieces. Raises InputError for a dtype that JSON lacks."""
+    """Write an output as nested lists, in pieces. Raises InputError for a dtype that JSON lacks."""
     if not array.ndim or (count := count_values(array)) <= _VALUES:
         yield to_json(to_lists(name, array))
     elif count // len(array) > _VALUES:
@@ -159,7 +162,7 @@ def write_lists(name: str, array: Array) -> Iterator[bytes]:
 
 
 def write_list(count: int, size: int, piece: Callable[[int, int], list[Any]]) -> Iterator[bytes]:
-    """A list of `count` elements with `size` values in total; `piece(first, end)` returns a range of the elements."""
+    """Write a list of `count` elements with `size` values in total. `piece(first, end)` returns a range of elements."""
     step = max(1, count * _VALUES // max(1, size))
     yield b"["
     for at in range(0, count, step):
@@ -168,12 +171,15 @@ def write_list(count: int, size: int, piece: Callable[[int, int], list[Any]]) ->
 
 
 def count_values(array: Array) -> int:
-    """How many values and lists an array is written as; an empty array may be many lists."""
+    """Count the values and lists that stand for an array in JSON. An empty array may be many lists."""
     return sum(math.prod(array.shape[: rank + 1]) for rank in range(array.ndim)) or 1
 
 
 def to_lists(name: str, array: Array) -> Any:
-    """The array as nested lists of JSON values, with the fewest digits that their dtype needs. Raises InputError."""
+    """Return the array as nested lists of JSON values. Numbers have the fewest digits that their dtype needs.
+
+    Raises InputError for a dtype that JSON lacks.
+    """
     if array.dtype.kind == "O":
         flat = np.empty(array.size, object)
         flat[:] = [_text(value, as_bytes=name.endswith(_BYTES)) for value in array.reshape(-1).tolist()]
@@ -181,7 +187,7 @@ def to_lists(name: str, array: Array) -> Any:
     if array.dtype.kind in "iub" or array.dtype == np.float64:
         return array.tolist()
     if array.dtype.kind == "f":
-        return array.astype("S32").astype(np.float64).tolist()  # 0.2, not 0.20000000298023224 nor 0.199951171875
+        return array.astype("S32").astype(np.float64).tolist()  # float32's 0.2 becomes 0.2, not 0.20000000298023224
     if array.dtype.name.startswith(("bfloat16", "float8", "float6", "float4")):
         return _shortest(array).tolist()
     raise InputError(f"output {name!r}", expected="a dtype that JSON has; use gRPC", found=array.dtype)
@@ -207,5 +213,5 @@ def _text(value: bytes, *, as_bytes: bool) -> Any:
         try:
             return value.decode()
         except UnicodeDecodeError:
-            pass  # not UTF-8: as base64
+            pass  # not UTF-8: write it as base64
     return {B64: base64.b64encode(value).decode()}

@@ -16,17 +16,17 @@ from paramsync.errors import InputError, ParamsyncError, RequestError, TooLargeE
 from paramsync.host.files import shown
 
 MOST_BYTES = 16 << 20
-"""Bytes of JSON in a body: no other thread of Python runs while they are parsed. Tensors behind JSON do not count."""
-_MOST_SLOWLY = 2 << 20  # of JSON that only the standard library can read: it takes about as long as the rest for 16 MB
-_NAMED = 8  # keys that an error shows
-_LIST, _OBJECT, _TEXT, _KEY, _VALUE = 96, 256, 96, 128, 72  # bytes of each in Python, orjson's scratch space included
+"""Most bytes of JSON in a body, because parsing holds the GIL. Binary tensors after the JSON do not count."""
+_MOST_SLOWLY = 2 << 20  # most bytes for the standard library's parser, which takes as long as orjson for 16 MB
+_NAMED = 8  # most keys that an error shows
+_LIST, _OBJECT, _TEXT, _KEY, _VALUE = 96, 256, 96, 128, 72  # bytes in memory of each, with orjson's scratch space
 _SLOW = "NaN, Infinity, half a surrogate pair or a key twice"
 _NO_MARKS = bytes(set(range(256)) - set(b':"'))
 _CONSTANTS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
 class BodyTooLargeError(TooLargeError):
-    """A body, or JSON in a body, beyond the limit."""
+    """A body, or the JSON in a body, is larger than the limit."""
 
     http_status = 413
 
@@ -38,18 +38,18 @@ class Body:
     """A body: one JSON object."""
 
     def __init__(self, content: bytes) -> None:
-        """`content` is at most MOST_BYTES, which `parsed_bytes` checks. Raises RequestError."""
+        """Parse `content`, whose size the caller has checked with `parsed_bytes`. Raises RequestError."""
         self.infinities = False
-        """Whether infinity was written as a word; otherwise an infinite number is too large for a float."""
+        """True if the body has the word Infinity. If False, an infinite value was a number too large for a float."""
         value = self._parse(content.removeprefix(BOM_UTF8)) if content else None
         if not isinstance(value, dict):
             raise InputError("body", expected="a JSON object", found=kind(value) if content else "nothing")
         self.fields: dict[str, Any] = value
 
     def _parse(self, content: bytes) -> Any:
-        """Parse with orjson, or with the standard library if the body has something that orjson refuses or hides: NaN,
-        infinite numbers, half surrogate pairs, or duplicate keys."""
-        gc.disable()  # a collection meanwhile would find nothing, and take longer than the rest
+        """Parse with orjson. Use the standard library for bodies with NaN, Infinity or half surrogate pairs, which
+        orjson refuses, or with duplicate keys, which orjson accepts silently."""
+        gc.disable()  # a garbage collection would find nothing, and take longer than the parsing
         try:
             value = orjson.loads(content)
         except JSONDecodeError as error:
@@ -84,11 +84,11 @@ class Body:
         return _CONSTANTS[name]
 
     def text(self, key: str) -> str:
-        """A string, or an empty one if there is none. Raises InputError."""
+        """Return the string of this key, or "" if the key is missing. Raises InputError."""
         return text(key, self.fields.get(key, ""))
 
     def listed(self, key: str) -> list[Any]:
-        """A list of one or more. Raises InputError."""
+        """Return the list of this key. Raises InputError if there is none or it is empty."""
         if key not in self.fields:
             raise InputError("body", expected=f"key {key!r}", found=named(self.fields) or "none")
         value = self.fields[key]
@@ -98,7 +98,7 @@ class Body:
 
 
 def parsed_bytes(content: bytes) -> int:
-    """How many bytes a Body and its arrays take at most, beside the content. Raises BodyTooLargeError."""
+    """Estimate the most bytes that a Body and its arrays take in addition to `content`. Raises BodyTooLargeError."""
     if len(content) > MOST_BYTES:
         raise BodyTooLargeError(f"{MOST_BYTES} bytes of JSON", _larger(content))
     containers = content.count(b"[") * _LIST + content.count(b"{") * _OBJECT
@@ -107,7 +107,7 @@ def parsed_bytes(content: bytes) -> int:
 
 
 def text(what: str, value: Any) -> str:
-    """Check that a value is a string of UTF-8, as messages need. Raises InputError."""
+    """Return a value that must be a string of UTF-8, because messages need UTF-8. Raises InputError."""
     if not isinstance(value, str):
         raise InputError(what, expected="a string", found=kind(value))
     try:
@@ -118,14 +118,14 @@ def text(what: str, value: Any) -> str:
 
 
 def kind(value: Any) -> str:
-    """The kind of a JSON value, as errors name it."""
+    """Name the kind of a JSON value for an error."""
     if isinstance(value, list):
         return f"a list of {len(value)}"
     return {dict: "an object", str: "a string", bool: "a boolean", type(None): "null"}.get(type(value), "a number")
 
 
 def named(keys: Any) -> str:
-    """Some keys, as an error shows them."""
+    """List the first keys for an error."""
     some = [shown(key) for key, _ in zip(keys, range(_NAMED), strict=False)]
     return ", ".join(some) + (f" and {len(keys) - _NAMED} more" if len(keys) > _NAMED else "")
 
@@ -133,7 +133,7 @@ def named(keys: Any) -> str:
 def _count_keys(value: Any, braces: int) -> int:
     """Count the keys of all objects in a value. A body with more colons outside strings has a duplicate key.
 
-    `braces` is the number of opening braces. Once as many objects are found, lists of numbers need not be searched.
+    `braces` is the number of opening braces in the body. The search ends once as many objects are found.
     """
     keys, level = 0, [value]
     while level and braces > 0:
@@ -146,7 +146,7 @@ def _count_keys(value: Any, braces: int) -> int:
 
 
 def _count_colons(content: bytes) -> int:
-    """Count the colons outside the strings of valid JSON. numpy releases the GIL meanwhile."""
+    """Count the colons outside the strings of valid JSON."""
     unescaped = content.replace(rb"\\", b"").replace(rb"\"", b"")
     marks = np.frombuffer(unescaped.translate(None, _NO_MARKS), np.uint8)
     is_quote = marks == ord('"')

@@ -1,1 +1,1 @@
-"""TensorFlow Serving's command line and files for our inferencer, so that a deployment moves by changing its image."""
+"""Starts the inferencer with TensorFlow Serving's flags and files, so that a deployment only changes its image."""

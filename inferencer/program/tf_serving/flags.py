@@ -102,7 +102,7 @@ def _settings(flags: Mapping[str, Any]) -> Settings:
         raise SettingsError("expected --port or --grpc_socket_path, found neither")
     arguments, trust = flags.get("grpc_channel_arguments", ()), tuple(flags["trust"])
     if trust:
-        TrustedKeys(trust)  # also without a model yet: they count for models that are added later
+        TrustedKeys(trust)  # read even without a model: models that are added later use the keys
     settings = Settings(
         models=_models(flags, config_file, trust),
         host=flags["host"],
@@ -148,7 +148,10 @@ def _models(flags: Mapping[str, Any], config_file: Path | None, trust: tuple[Pat
 
 
 def _model(config: Any, trust: tuple[Path, ...]) -> ModelSettings:
-    """The model's store. Versions and labels are chosen later, as by HandleReloadConfigRequest."""
+    """Read a model's name, store, and number of versions in memory.
+
+    The model's pinned version and labels are applied later, as by HandleReloadConfigRequest.
+    """
     model = ModelSettings(name=readers.name(config.name), store=_base_path(config.base_path), trust=trust)
     count = config.model_version_policy.latest.num_versions
     return replace(model, resident=count) if 0 < count <= 1000 else model
@@ -162,7 +165,8 @@ def _metrics_path(path: Path | None) -> str | None:
 
 
 def _batching(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """The most rows of one call. The file's other parameters have no effect: batches form while requests wait."""
+    """Read the most rows of one call. The file's other parameters have no effect, because batches form while requests
+    wait."""
     path = flags.get("batching_parameters_file")
     if path is None or not flags.get("enable_batching", False):
         return {}
@@ -176,7 +180,7 @@ def _batching(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message_bytes(arguments: Arguments) -> dict[str, Any]:
-    """The largest request or answer, from the limits of either; -1 means no limit."""
+    """Read the size limit for messages: the larger of gRPC's limits for requests and for answers. -1 means no limit."""
     limits = [value for name, value in arguments if name in _MESSAGES and isinstance(value, int)]
     if not limits:
         return {}

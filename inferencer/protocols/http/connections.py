@@ -20,12 +20,12 @@ from .replies import bare, failed
 _AIOHTTP = logging.getLogger("paramsync.rest.http")
 _AIOHTTP.setLevel(logging.CRITICAL)  # malformed requests are their senders' errors, not ours
 _MOST = 1024
-_MORE = 64  # more connections, only for health and metrics: monitoring works while the server is busy
-_MOST_TOLD = 1024  # refused connections that may stay open at a time until their clients have read the reason
+_MORE = 64  # additional connections, only for health and metrics, so that monitoring works while the server is busy
+_MOST_TOLD = 1024  # most refused connections that stay open at a time, so that their clients can read the reason
 _LINGERING = 1.0  # seconds for reading the rest of a refused body, so that its client reads the answer
-_TOLD_SECONDS = 5.0  # seconds that a refused connection stays open: its request may not have come yet
-_BRIEFLY = 30  # at the limit, a connection may be silent for this fraction of the patience
-_SHOWN = 200  # characters of an error
+_TOLD_SECONDS = 5.0  # seconds that a refused connection stays open, because its request may still be on its way
+_BRIEFLY = 30  # at the limit, a connection may be silent for 1/30 of the patience before it is closed to make room
+_SHOWN = 200  # most characters of an error message
 FULL = "there are as many connections as there may be; try again in a moment"
 
 
@@ -37,11 +37,11 @@ class Connections:
         self._patience = patience
         self._web = web.Server(handle, handler_cancellation=True)
         self._open: set[_Connection] = set()
-        self._silent: dict[_Connection, float] = {}  # connections without a request yet, since this time; newest last
-        self._idle: dict[_Connection, float] = {}  # connections between requests, since this time; newest last
+        self._silent: dict[_Connection, float] = {}  # before the first request: time of the last bytes; newest last
+        self._idle: dict[_Connection, float] = {}  # between requests: time of the last answer; newest last
         self._told = 0
         self._by_tls = False
-        self._handshake = min(SILENT_SECONDS, patience / 6)  # seconds
+        self._handshake = min(SILENT_SECONDS, patience / 6)  # seconds for a TLS handshake
         self._acceptor = Acceptor(self._accepted, handshake_seconds=self._handshake)
 
     async def start(self, listeners: Iterable[socket.socket], tls: ServerTls | None) -> None:
@@ -64,7 +64,7 @@ class Connections:
         return len(self._open)
 
     def asked(self, connection: web.RequestHandler) -> bool:
-        """Note a request. Returns False if its connection is only for health and metrics."""
+        """Record that a request came. Returns False if its connection is only for health and metrics."""
         if isinstance(connection, _Connection):
             self._silent.pop(connection, None)
             self._idle.pop(connection, None)
@@ -72,7 +72,7 @@ class Connections:
         return True
 
     def answered(self, connection: web.RequestHandler) -> None:
-        """Note that the request of this connection is answered."""
+        """Record that the request of this connection is answered."""
         if isinstance(connection, _Connection) and connection in self._open:
             self._idle[connection] = asyncio.get_running_loop().time()
 
@@ -84,7 +84,7 @@ class Connections:
         self._idle.pop(connection, None)
 
     def heard(self, connection: _Connection) -> None:
-        """Note bytes that may become a request."""
+        """Record that bytes came, which may become the first request."""
         if self._silent.pop(connection, None) is not None:
             self._silent[connection] = asyncio.get_running_loop().time()
 
@@ -113,7 +113,10 @@ class Connections:
         return connection
 
     def _has_made_room(self, now: float) -> bool:
-        """Close a connection that has been silent or idle for a while and has no unread bytes, if there is any."""
+        """Close one connection that has been silent or idle for a while and has no unread bytes.
+
+        Returns False if there is no such connection.
+        """
         for waiting in (self._silent, self._idle):
             oldest = next(iter(waiting), None)
             if oldest is None or now - waiting[oldest] < self._patience / _BRIEFLY or _has_unread(oldest.transport):
@@ -124,7 +127,7 @@ class Connections:
         return False
 
     def _check_handshake(self, connection: _Connection) -> None:
-        """Forget a connection whose TLS handshake failed: asyncio does not report its end."""
+        """Forget a connection whose TLS handshake failed, because asyncio does not report its end."""
         if connection.transport is None:
             self.over(connection)
         else:
@@ -136,7 +139,10 @@ class Connections:
             connection.force_close()
 
     def tells(self, more: int) -> bool:
-        """Count refused connections (`more` may be negative). Returns whether they may stay open to read the reason."""
+        """Add `more`, which may be negative, to the number of refused connections that are open.
+
+        Returns False if there are too many to keep another one open until its client has read the reason.
+        """
         self._told += more
         return self._told <= _MOST_TOLD
 
@@ -167,13 +173,13 @@ class _Connection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        super().handle_error(request, status, exc, message)  # it counts, and raises if an answer has begun
+        super().handle_error(request, status, exc, message)  # counts the error, and raises if an answer has begun
         text = f"request: expected HTTP/1.1, found something else: {one_line(message or str(exc))[:_SHOWN]}"
         return failed(status, UNFORESEEN if status == 500 else text, last=True)
 
 
 class _Refused(asyncio.Protocol):
-    """A refused connection. It stays open for a while: the kernel drops an unread answer when a socket is closed."""
+    """A refused connection. It stays open for a while, because closing a socket can drop an answer that is not read."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -181,7 +187,7 @@ class _Refused(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         transport.write(bare(503, FULL))
-        if self._connections.tells(1) and transport.can_write_eof():  # not by TLS
+        if self._connections.tells(1) and transport.can_write_eof():  # TLS cannot
             transport.write_eof()
             asyncio.get_running_loop().call_later(_TOLD_SECONDS, transport.abort)
         else:
@@ -192,7 +198,7 @@ class _Refused(asyncio.Protocol):
 
 
 def _has_unread(transport: asyncio.BaseTransport | None) -> bool:
-    """Whether bytes came that the event loop has not read yet."""
+    """Whether the kernel has bytes of this connection that the event loop has not read yet."""
     if transport is None or transport.is_closing():
         return False
     waiting = select.poll()

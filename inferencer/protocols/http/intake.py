@@ -18,7 +18,8 @@ from ..json_reader import BodyTooLargeError
 
 KNOWN = "gzip, deflate"
 MOST_TIMES = 100
-"""A body above FREE may unpack to this many times its packed size. Numbers pack to a tenth, zeros to a thousandth."""
+"""A body that unpacks to more than FREE bytes may have at most this many times its packed size. Numbers pack to about
+a tenth of their size, zeros to a thousandth."""
 FREE = 1 << 20
 _STEP = 1 << 18  # bytes unpacked in one step
 _PART = 1 << 16  # packed bytes given to zlib in one step: zlib copies input that it has not reached
@@ -35,7 +36,7 @@ class EncodingError(RequestError):
 
 
 def known(encoding: str) -> str:
-    """ "gzip", "deflate", or "" for none. Raises EncodingError."""
+    """Translate a Content-Encoding to "gzip", "deflate", or "" for none. Raises EncodingError."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
         return ""
@@ -64,7 +65,7 @@ def unpacked(content: bytes, encoding: str) -> Iterator[bytes]:
 
 
 def _deflated(content: bytes) -> int:
-    """The window size for zlib, with or without a zlib header: many clients leave the header out."""
+    """Return zlib's window size for a "deflate" body, with or without a zlib header, which many clients leave out."""
     return _ZLIB if content[:1] and content[0] & 0x0F == zlib.DEFLATED else _RAW
 
 
@@ -120,7 +121,9 @@ class Intake:
 
     @asynccontextmanager
     async def body(self, request: web.BaseRequest, share: MemoryShare) -> AsyncIterator[bytes]:
-        """The whole body, unpacked and counted in the share. Only one large body at a time is unpacked and used.
+        """A context with the whole body, unpacked and counted in the share.
+
+        Only one large or packed body at a time is unpacked and used.
 
         Raises RequestError, EncodingError, BodyTooLargeError, SlowBodyError, BusyError.
         """
@@ -147,7 +150,7 @@ class Intake:
             self._waiting.pop(share, None)
 
     def need(self, share: MemoryShare, size: int) -> None:
-        """Set the share's size. If memory is short, refuse later bodies that are not read yet, the newest first.
+        """Set the share's size. If memory is short, refuse bodies that came later and still wait, the newest first.
 
         Raises the errors of MemoryShare.need.
         """
@@ -163,7 +166,7 @@ class Intake:
     async def room(self, share: MemoryShare, size: int) -> None:
         """As `need`, but wait up to a second for memory that other processes may give back.
 
-        The time is random: if bodies wait for each other's memory, one gives up first, and another can be read.
+        The time is random. If bodies wait for each other's memory, one body gives up first, and another can be read.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + random.uniform(0, _MOST_WAITING)
@@ -185,12 +188,12 @@ class Intake:
             waiting.check()
             came = sum(map(len, waiting.parts))
             waiting.share.leave()
-            waiting.parts.clear()  # asyncio keeps this error, whose frames keep the parts, until garbage is collected
+            waiting.parts.clear()  # the error's traceback refers to the parts, and asyncio keeps it for a while
             if isinstance(error, asyncio.TimeoutError):
                 raise SlowBodyError(self._patience, came) from error
             if isinstance(error, web.RequestPayloadError):
                 raise RequestError("body: expected what its headers say, found something else") from error
-            if isinstance(error, ConnectionError):  # nobody reads this text
+            if isinstance(error, ConnectionError):  # the caller left, so nobody reads this text
                 raise RequestError("body: expected all of it, found that the caller left") from error
             raise
 
@@ -210,7 +213,7 @@ class Intake:
         return await self._joined(parts, share)
 
     async def _joined(self, parts: list[bytes], share: MemoryShare) -> bytes:
-        """Join the parts. A large body is copied on a thread, and counted twice meanwhile. Raises BusyError."""
+        """Join the parts. A large body is copied on a thread; it counts twice until then. Raises BusyError."""
         size = sum(map(len, parts))
         if size <= _SMALL:
             return b"".join(parts)

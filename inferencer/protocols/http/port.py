@@ -40,21 +40,21 @@ from .connections import FULL, Connections
 from .intake import KNOWN, EncodingError, Intake
 from .replies import STATUS, failed, reply
 
-_WRITTEN = 16  # bytes of JSON, and of values on the way, that a byte of an answer becomes at most
+_WRITTEN = 16  # most bytes of JSON and of Python values for each byte of an answer's arrays
 _BESIDE = 2  # copies of the inputs: as arrays, and in TensorFlow
 _UNREAD = 2  # copies of an answer: here, and in the kernel
-_SMALL = 1 << 14  # bytes: a body up to this size is read, and answered, on the event loop itself
+_SMALL = 1 << 14  # bytes: a body up to this size is parsed on the event loop itself
 _THREADS = 2
 _SECONDS = 30.0  # limit for an answer, as in TensorFlow Serving
-_MOST_ANSWERING = 3.0  # the first seconds of draining, in which requests are still answered
-_MOST_REFUSING = 2.0  # the seconds after these, in which requests are refused
+_MOST_ANSWERING = 3.0  # seconds: the longest first part of a drain, in which requests are still answered
+_MOST_REFUSING = 2.0  # seconds: the longest second part of a drain, in which requests are refused
 _STOPPING = "the server is stopping"
 _PATIENCE = 60.0  # seconds for a client to send a request, or to read its answer
 _HEALTH = "/healthz"
 _METRICS_SECONDS = 10.0  # how long the supervisor may take to add up the counts of all workers
 _METRICS = ("/metrics", "/monitoring/prometheus/metrics")  # the second as in TensorFlow Serving
 
-_NAMED = "model_spec"  # in a query: the answer shall name its model, version and signature
+_NAMED = "model_spec"  # a query parameter: if true, the answer names its model, version and signature
 
 _T = TypeVar("_T")
 
@@ -97,7 +97,7 @@ class HttpPort:
         await self._connections.start(listeners, tls)
 
     def leave(self) -> None:
-        """Stop listening, as another process has the listeners; from now on every answer ends its connection."""
+        """Stop listening, because another process has the listeners. From now on every answer ends its connection."""
         self._leaving = True
         self._connections.stop_listening(handed_on=True)
 
@@ -112,11 +112,12 @@ class HttpPort:
     async def close(self, *, grace: float, quiet_seconds: float) -> None:
         """Stop within the grace, without losing a request.
 
-        A connection that is being made while the port is closed is reset, so the port is closed while nobody calls:
+        Closing the port resets connections that clients are just opening. The port is therefore closed when nobody
+        calls:
 
         1. Answer requests until none has come for a while.
-        2. If clients call again and again, refuse their requests, so that they call another server.
-        3. Close the port, then idle connections; finish the answers that are under way.
+        2. If clients keep calling, refuse their requests, so that they call another server.
+        3. Close the port and idle connections, and finish the answers in progress.
         """
         self.drain()
         loop = asyncio.get_running_loop()
@@ -138,7 +139,7 @@ class HttpPort:
         return seen == self._came
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if not self._page.knows(request.rel_url.raw_path):  # open pages ask again and again, and it is never quiet
+        if not self._page.knows(request.rel_url.raw_path):  # a page in a browser calls again and again
             self._came += 1
         may_predict = self._connections.asked(request.protocol)
         share = self._budget.share()
@@ -185,7 +186,7 @@ class HttpPort:
             return await self._call(call, message, request, share)
         if self._page.knows(path):
             content = b""
-            if request.method == "POST" and not self._page.is_file(path):  # for a file callers need no token
+            if request.method == "POST" and not self._page.is_file(path):  # a file needs no token
                 async with self._intake.body(request, share) as content:
                     pass
             return await self._page.answer(request, content)
@@ -202,7 +203,10 @@ class HttpPort:
         return reply(200, await self._on_thread(lambda: body(self._models, asked)))
 
     def _check(self, request: web.BaseRequest, call: str | None) -> None:
-        """Check that the caller may do this; `call` is KServe's. Raises NotAllowedError, UnauthenticatedError."""
+        """Check that the caller may send this request. `call` is the name of a KServe call, if it is one.
+
+        Raises NotAllowedError, UnauthenticatedError.
+        """
         is_file = self._page.is_file(request.rel_url.raw_path)
         effect = Effect.HEALTH if is_file else _effect(request, call)  # a browser that loads the page has no token yet
         what, caller = f"{request.method} {request.rel_url.raw_path[:200]}", caller_of(request)
@@ -235,7 +239,7 @@ class HttpPort:
             async with self._intake.body(request, share) as content:
                 resident = call.take()
                 question = await self._read(call, resident, content, share)
-                small = len(content) <= _SMALL  # then parts that the answer repeats, such as an id, are small too
+                small = len(content) <= _SMALL  # if so, what the answer repeats, such as an id, is small, too
             del content
             signature = question.signature
             share.need(max(share.size, _BESIDE * weight(question.inputs)))
@@ -315,7 +319,7 @@ class HttpPort:
 
 
 def _effect(request: web.BaseRequest, call: str | None) -> Effect:
-    """What a request does: it changes something, unless it is a GET, a prediction, or a call that reads."""
+    """Return what a request may do. It counts as a change unless it is a GET, a prediction, or a call that reads."""
     if call is not None:
         return effect_of(f"{SERVICE}/{call}")
     reads = request.method in ("GET", "HEAD") or request.rel_url.raw_path.lower().startswith("/v1/")
@@ -323,7 +327,7 @@ def _effect(request: web.BaseRequest, call: str | None) -> Effect:
 
 
 class _Caller:
-    """The context of a call for the gRPC servicer: HTTP has no deadline."""
+    """The context of a call for the gRPC servicer. HTTP has no deadlines, so the limit of this port applies."""
 
     def time_remaining(self) -> float:
         return _SECONDS
@@ -338,5 +342,5 @@ def _refusal(error: Exception, headers: Mapping[str, str] | None = None) -> web.
         headers = {**(headers or {}), "Accept-Encoding": KNOWN}
     last = status is not None or isinstance(
         error, (BusyError, NotAllowedError)
-    )  # otherwise the rest of the body would be taken for a request
+    )  # otherwise the port would take the rest of the body for a request
     return failed(status or STATUS[code], text, headers, last=last)

@@ -14,7 +14,7 @@ _SERVER = "paramsync"
 
 
 def reply(status: int, body: bytes, headers: Mapping[str, str] | None = None, *, last: bool = False) -> web.Response:
-    """With `last`, the connection ends: its next bytes could be the rest of this request."""
+    """Make an answer. `last` ends the connection after it, because the next bytes could be the rest of the request."""
     response = web.Response(
         status=status, body=body, headers={"Content-Type": JSON, "Server": _SERVER, **(headers or {})}
     )
