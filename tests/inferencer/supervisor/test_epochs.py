@@ -206,18 +206,20 @@ def test_a_worker_that_is_stopped_for_a_moment_goes_on(server: Server) -> None:
 
 def test_a_worker_that_maps_slower_than_versions_come_is_admitted(server: Server) -> None:
     server.swap("a", 1)
-    joining, over = Told(), threading.Event()
+    joining, over, swaps = Told(), threading.Event(), list[threading.Thread]()
 
     def swap_meanwhile(key: int) -> None:
         if not over.is_set():
-            aside(lambda: server.swap("a", key + 1))
+            swaps.append(aside(lambda: server.swap("a", key + 1)))
             eventually(lambda: ("map", key + 1) in server.workers[0].notes, lambda: "the next version")
 
     joining.mapping = swap_meanwhile
     admitting = aside(lambda: server.epochs.admit(cast(Worker, joining)))
     admitting.join(LONG)
-    assert not admitting.is_alive()
     over.set()
+    for thread in (admitting, *swaps):
+        thread.join(LONG)
+        assert not thread.is_alive()
     eventually(lambda: "show" in [note[0] for note in joining.notes], lambda: f"it to be shown: {joining.notes}")
     shown = [note[0] for note in joining.notes].index("show")
     for key in joining.notes[shown][2]["a"]:
