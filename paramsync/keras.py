@@ -84,7 +84,7 @@ class PublishCallback(keras.callbacks.Callback):
         self._recorded = 0  # epochs in the History when `on_epoch_end` was called last
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._release()  # the publisher of an interrupted fit
+        self._release()  # closes the publisher of an interrupted fit
         if keras.backend.backend() != "tensorflow":
             raise SettingsError(
                 f"PublishCallback: expected TensorFlow as the backend of Keras, found {keras.backend.backend()};"
@@ -142,7 +142,7 @@ class PublishCallback(keras.callbacks.Callback):
 
     def _open(self) -> Publisher:
         if self._publisher is None:
-            from paramsync.graphs.capturing import capture  # here: with another backend our own error comes first
+            from paramsync.graphs.capturing import capture  # here, so that a wrong backend raises our own error first
 
             self._publisher = Publisher(
                 self._store,
@@ -151,7 +151,7 @@ class PublishCallback(keras.callbacks.Callback):
                 averages=_averages(self.model) if self._averages else None,
                 **self._options,
             )
-            self._forgotten = weakref.finalize(self, _close, self._publisher)  # after an interrupted fit
+            self._forgotten = weakref.finalize(self, _close, self._publisher)  # for an interrupted fit
             self._forgotten.atexit = False
         return self._publisher
 

@@ -147,7 +147,7 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
 
     def begin(self) -> None:
         """Add operations to the graph, before it is finalised."""
-        self._release()  # the publisher of training that ended in an error
+        self._release()  # closes the publisher of training that ended in an error
         self._step = v1.train.get_global_step()
         if self._step is None:
             raise SettingsError(
@@ -168,7 +168,7 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
         if self._is_due:  # decided before the run, which computed the metrics
             session = run_context.session
             self._made.publish_session_if_due(session, self._counted(session), run_values.results["metrics"])
-        else:  # 2: this run may have read the step before it counted
+        else:  # + 2, because this run may have read the step before it raised the step
             self._next = int(run_values.results["step"]) + 2
 
     def end(self, session: Any) -> None:

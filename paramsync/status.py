@@ -87,8 +87,10 @@ class Course:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """The status of one model. State and health are separate: a failed restore sets `reason`, but does not change
-    `state` and `serving`."""
+    """The status of one model.
+
+    State and health are separate: a failed restore sets `reason`, but does not change `state` and `serving`.
+    """
 
     model: str
     store: Path
@@ -111,8 +113,8 @@ class Status:
     publisher: LastPublisher | None = None  # None if the store does not record it
     reason: str = ""  # why the store has no version, or why the newest version is not restored; empty if all is well
     store_lost: bool = False  # the store cannot be read, or is empty although a version from it serves
-    swaps: int = 0
-    restores: int = 0  # counts since the process started: restored versions
+    swaps: int = 0  # this and the next two are counts since the process started
+    restores: int = 0
     quarantines: int = 0
     restore_seconds: float | None = None
     lag_seconds: float | None = None
@@ -133,7 +135,7 @@ class Status:
     def at(self, now: float, monotonic: float) -> Status:
         """Return this status with lag and ages at a moment: `now` since the epoch, `monotonic` on the monotonic clock.
 
-        An age is never less than the monotonic clock tells, even if the other clock was set back.
+        An age is at least the time that has passed on the monotonic clock, even if the other clock was set back.
         """
         published, serving = self.published, self.serving
         ages: dict[str, Any] = {}

@@ -26,7 +26,7 @@ class Version:
     checksum       digest of the checksums of all tensors: equal for versions with the same parameters
     finite         True if the publisher checked all values, and found no NaN and no infinity
     precision      "bfloat16" if float32 values were rounded to bfloat16, else ""
-    seal           shows whether data files in memory were written to later (`paramsync.checkpoint.data_file`), else ""
+    seal           shows if data files in memory were changed later (`paramsync.checkpoint.data_file`); "" on a disk
     digest         cryptographic digest of all tensors (`paramsync.checkpoint.digests`); "" without a signature
     graph_file     SHA-256 of the graph's file; "" without a signature
     publications   number of versions published in this store so far; 0 if unknown
@@ -197,9 +197,9 @@ class View(Generic[R]):
 class Leaving(Generic[R]):
     """Keeps the parts of versions that left the View until no request refers to the version any more.
 
-    The thread that drops the last reference to the parts spends milliseconds on freeing them. Because they are kept
-    here, this is the thread that calls `tend`, and no request is delayed. Only one thread may call `tend`; any thread
-    may call the other methods.
+    Freeing the parts takes milliseconds on the thread that drops the last reference to them. Because the parts are kept
+    here, only `tend` frees them, so that no request is delayed. Only one thread may call `tend`; any thread may call
+    the other methods.
     """
 
     def __init__(self) -> None:

@@ -1,1 +1,1 @@
-"""The machine: files, memory, descriptors, the kernel's calls, a few threads, the terminal."""
+"""Files, memory and processes of the machine, and calls of its kernel and C library."""

@@ -21,8 +21,8 @@ MAX_MESSAGE = (1 << 31) - 1  # bytes; no message of protobuf is larger
 _SHOWN = 200  # characters of a value in a message
 _TO_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBLOCK: do not wait for a FIFO's writer
-# Errors caused by the file itself or its name. All other errors are for an operator to mend: file descriptors or memory
-# are used up, a disk fails, a server does not answer, permission is missing.
+# Errors caused by the file itself or its name. All other errors have causes that an operator must fix: file descriptors
+# or memory are used up, a disk fails, a server does not answer, permission is missing.
 _OF_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 _OF_THE_FILE |= {errno.ENAMETOOLONG, errno.EINVAL, errno.EFBIG, errno.EOVERFLOW}
 _NUMBER = re.compile(r"\d+")  # such as the number of a version, which differs each time
@@ -31,10 +31,10 @@ _IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device
 
 @contextmanager
 def aside(path: Path, *, durable: bool = False, writer: str = "") -> Iterator[BinaryIO]:
-    """A file to write, renamed to `path` when the block ends, or removed if the block fails.
+    """Open a file to write. It is renamed to `path` when the block ends, or removed if the block fails.
 
-    With `durable` its bytes are on the disk before the rename. `writer` gives writers that may
-    write the same file at the same moment different temporary names.
+    With `durable` its bytes are on the disk before the rename. `writer` is a part of the temporary name. It must differ
+    between writers that may write the same file at the same time.
     """
     temporary = path.with_name(f"{TEMPORARY}{writer}{path.name}")
     try:
@@ -90,10 +90,10 @@ def sync_directory(path: Path) -> None:
 
 @contextmanager
 def regular(path: Path, *, folder: int | None = None) -> Iterator[int]:
-    """The descriptor of a regular file to read: no link, which could lead elsewhere, and no FIFO, which could block.
+    """Open a regular file for reading. Yields its descriptor. Refuses links, which could lead to another file.
 
-    `folder` is the descriptor of its folder, if no link on the way to it may be followed (see `beneath`). Raises
-    OSError if the file cannot be opened, CorruptCheckpointError if it is not a regular file.
+    `folder` is the descriptor of its folder, if no link in the path may be followed (see `beneath`). Raises OSError if
+    the file cannot be opened, CorruptCheckpointError if it is not a regular file.
     """
     try:
         descriptor = os.open(path, _TO_READ) if folder is None else os.open(path.name, _TO_READ, dir_fd=folder)
@@ -112,7 +112,7 @@ def regular(path: Path, *, folder: int | None = None) -> Iterator[int]:
 
 
 def content(path: Path, *, limit: int, folder: int | None = None) -> bytes:
-    """The content of a regular file of at most `limit` bytes. Raises as `regular` does."""
+    """The content of a regular file. Raises the errors of `regular`, and CorruptCheckpointError above `limit` bytes."""
     with regular(path, folder=folder) as descriptor:
         size = os.fstat(descriptor).st_size
         if size > limit:
@@ -125,10 +125,10 @@ def content(path: Path, *, limit: int, folder: int | None = None) -> bytes:
 
 @contextmanager
 def beneath(directory: Path, *parts: str) -> Iterator[int]:
-    """The descriptor of a folder beneath a directory. The directory may be a link, the parts below it may not.
+    """Open a folder beneath a directory. Yields its descriptor. The directory may be a link, the parts must not be.
 
-    Each part of the path is opened in the folder opened before it, so that no link can replace a folder between a check
-    and a use. Raises OSError if a part cannot be opened, CorruptCheckpointError if a part is a link.
+    Each part of the path is opened relative to the folder before it, so that nobody can replace a folder by a link
+    between a check and a use. Raises OSError if a part cannot be opened, CorruptCheckpointError if a part is a link.
     """
     path = directory
     descriptor = os.open(directory, _TO_LIST)
@@ -150,8 +150,9 @@ def beneath(directory: Path, *parts: str) -> Iterator[int]:
 
 
 def content_beneath(directory: Path, name: str, *, limit: int) -> bytes:
-    """The content of a regular file by a name such as "folder/file" beneath a directory. Raises as `beneath` does, and
-    ValueError for a name that leads elsewhere, whether a file is there or not.
+    """The content of a regular file beneath a directory, by a name such as "folder/file".
+
+    Raises the errors of `beneath` and `content`, and ValueError for a name that leads out of the directory.
     """
     *parts, last = name.split("/")
     if any(part in ("", ".", "..") or "\0" in part for part in (*parts, last)):
@@ -161,12 +162,12 @@ def content_beneath(directory: Path, name: str, *, limit: int) -> bytes:
 
 
 def is_of_the_file(error: OSError) -> bool:
-    """Whether the file itself caused an error of reading it. An error without an errno came from its content."""
+    """Whether the file itself caused an error of reading it. An error without errno is about its content."""
     return error.errno is None or error.errno in _OF_THE_FILE
 
 
 def unread(path: Path, expected: str, error: OSError) -> CorruptCheckpointError | UnreadableError:
-    """The error to raise if a file that must be there cannot be read."""
+    """The error to raise if a required file cannot be read. `expected` says what it should contain."""
     why = error.strerror or str(error)
     if is_of_the_file(error):
         return CorruptCheckpointError(path, expected=expected, found=why)
@@ -219,7 +220,7 @@ class Repeats:
         self._count = 0
 
     def text(self, failure: str) -> str | None:
-        """What to log: the failure the first time, with its count the 10th, 100th, 1000th time, else None."""
+        """Count a failure. Returns the text to log for the 1st, 10th, 100th, 1000th failure and so on, else None."""
         kind = _NUMBER.sub("#", failure)
         self._count = self._count + 1 if kind == self._kind else 1
         self._kind = kind

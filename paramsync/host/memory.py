@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # MADV_POPULATE_..., in Linux since 5.14
 _REMOVE = 9  # MADV_REMOVE of Linux
-_DROPPED = 256 << 20  # bytes of one call to drop pages: threads that allocate memory wait for each call
+_DROPPED = 256 << 20  # most bytes to drop in one call, because other threads that allocate memory wait for it
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from malloc.h
-_HEAPS = 8
-_KEPT = 16 << 20  # bytes that each heap keeps at its end
-_LARGE = 4 << 20  # bytes: a larger block is always returned
+_HEAPS = 8  # most heaps of a process
+_KEPT = 16 << 20  # most freed bytes that each heap keeps at its end
+_LARGE = 4 << 20  # bytes: a larger block is returned to the kernel when it is freed
 _MOUNTS = Path("/proc/self/mountinfo")
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -58,7 +58,7 @@ def is_present(mapped: Array, start: int, stop: int) -> bool:
 
     Takes 0.3 ms for 1 GB if the pages are in the page table.
     """
-    import numpy as np  # here: a program that only limits its heap needs no numpy
+    import numpy as np  # here, because a program that only limits its heap needs no numpy
 
     begin, size = _pages(mapped, start, stop)
     present = np.empty(-(-size // mmap.PAGESIZE), np.uint8)
@@ -74,8 +74,8 @@ def drop_pages(mapped: Array) -> None:
 
 
 def free_pages(mapped: Array) -> None:
-    """Free every page of a mapped file, also for other processes: the file is all zeros afterwards."""
-    _madvise(address(mapped), len(mapped), _REMOVE)  # after an error the pages are freed with the file
+    """Free every page of a mapped file, also for other processes. Afterwards the file is all zeros."""
+    _madvise(address(mapped), len(mapped), _REMOVE)  # errors are ignored: removing the file frees its pages
 
 
 def address(array: Array) -> int:
@@ -84,7 +84,7 @@ def address(array: Array) -> int:
 
 
 def is_memory(status: os.stat_result) -> bool:
-    """Whether a file or directory is in memory, on tmpfs; False if this machine does not say."""
+    """Whether a file or directory is in memory, on tmpfs; False if unknown."""
     device = b"%d:%d" % (os.major(status.st_dev), os.minor(status.st_dev))
     with suppress(OSError):
         # Fixed fields, optional fields, "-", the type. The kernel escapes spaces and newlines within fields.
@@ -95,11 +95,11 @@ def is_memory(status: os.stat_result) -> bool:
 
 
 def limit_heap() -> None:
-    """Have the C library keep little freed memory; does nothing if it has no such settings.
+    """Set how much freed memory the C library keeps; does nothing if it has no such settings.
 
-    At first glibc returns all but 128 kB, so that the next message waits for new pages. It keeps more with each larger
-    freed block, up to 64 MB in each heap, and has up to eight heaps for each processor. Eight heaps in total are enough
-    here, because there is a worker for each processor.
+    By default glibc at first keeps only 128 kB, so that the next message waits for new pages. Each larger freed block
+    raises the limit, up to 64 MB in each heap, and there may be eight heaps for each processor. Here eight heaps in
+    total are enough, because there is a worker process for each processor.
     """
     with suppress(AttributeError):
         set_option = _libc.mallopt

@@ -1,4 +1,4 @@
-"""Limits of processes: memory and processors; and how processes end. Linux."""
+"""Memory and processors that a process may use, and how processes end. For Linux."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _QUOTA = Path("/sys/fs/cgroup/cpu.max")  # in a container
 _MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _SET_PDEATHSIG = 1  # from prctl.h
 _SET_CHILD_SUBREAPER = 36
-_FIRST = "1000"  # from -1000 to 1000: the kernel ends this process before others
+_FIRST = "1000"  # the highest value: if memory is used up, the kernel kills this process first
 
 
 def limit_memory(share: float) -> None:
-    """Limit this process to a share of all memory, and have the kernel end it first when memory is used up."""
+    """Limit this process to a share of all memory, and have the kernel kill it first if memory is used up."""
     with suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST)
     with suppress(ValueError, OSError):
@@ -36,17 +36,14 @@ def memory_bytes() -> int:
 
 
 class Memory(NamedTuple):
-    """Memory of a process in bytes: `resident` is all of it, `private` the part that no file backs."""
+    """Memory of a process in bytes: `resident` is all of its memory, `private` is the part not backed by files."""
 
     resident: int
     private: int
 
 
 def memory_of(pid: int) -> Memory:
-    """The memory of a process, including shared pages; zero if the process is gone.
-
-    The kernel keeps these numbers: reading them does not delay the process.
-    """
+    """The memory of a process; zero if the process is gone. Reading it does not delay the process."""
     with suppress(OSError):
         _, resident, of_files, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
         page = os.sysconf("SC_PAGE_SIZE")
@@ -55,7 +52,7 @@ def memory_of(pid: int) -> Memory:
 
 
 def processors() -> int:
-    """How many processors this process may use: affinity and quota may leave it fewer than there are."""
+    """How many processors this process may use, within its affinity and its container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):  # the file says "max 100000" if there is no quota
         quota, period = map(int, _QUOTA.read_text().split())

@@ -25,7 +25,7 @@ def start_logging(log_format: str = "text", handler: logging.Handler | None = No
 
     `handler` replaces standard error and the format. A program calls this once.
     """
-    import logging  # here: a program handles signals before imports that take time
+    import logging  # here, because a program handles signals before slow imports
 
     if handler is None:
         handler = logging.StreamHandler()
@@ -54,7 +54,7 @@ class Stop:
     """
 
     def __init__(self) -> None:
-        self.requested = False  # no Event: the interrupted code may hold the Event's lock
+        self.requested = False  # not an Event, because the interrupted code may hold the Event's lock
         self._on_request: Callable[[], object] | None = None
 
     def listen(self) -> None:

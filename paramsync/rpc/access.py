@@ -71,7 +71,7 @@ class Caller:
 
     @classmethod
     def of(cls, peer: str, metadata: Iterable[tuple[str, str | bytes]], certificate: str | None) -> Caller:
-        """The caller with these headers and this verified name."""
+        """The caller with these headers. `certificate` is the name in its verified certificate."""
         return cls(peer, bearer(next((value for name, value in metadata if name == _HEADER), None)), certificate)
 
     @classmethod
@@ -150,7 +150,7 @@ class Access:
         self._lock = threading.Lock()  # guards `_refusals` and `_interval`
         self._interval: threading.Timer | None = None
         self.is_open = not self._is_configured and is_loopback(host)
-        """Whether everybody who reaches the port may change something."""
+        """Whether every caller may change something."""
 
     def in_plain(self, *, tls: bool) -> str:
         """Advice on configuration if tokens travel unencrypted; else empty."""

@@ -27,7 +27,7 @@ _ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[^\s\[\]]*:[^\s\[\]]*\]):([0-9]{1,5})")
 
 
 def read_port(text: str) -> int:
-    """Reads a port for argparse; 0 is any free port."""
+    """Read a port for argparse; 0 means any free port."""
     if not _DIGITS.fullmatch(text) or int(text) > LAST_PORT:
         raise argparse.ArgumentTypeError(f"expected a port from 0 to {LAST_PORT}, found {text!r}")
     return int(text)
@@ -54,7 +54,7 @@ def _is_loopback(ip: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
 
 
 def check_address(text: str) -> str:
-    """Returns the text if it is HOST:PORT. Raises SettingsError if not."""
+    """Return the text if it is HOST:PORT, else raise SettingsError."""
     match = _ADDRESS.fullmatch(text)
     if not match or not 0 < int(match[1]) <= LAST_PORT:
         raise SettingsError(f"address {text!r}: expected HOST:PORT, such as 127.0.0.1:8500 or [::1]:8500")
@@ -62,7 +62,7 @@ def check_address(text: str) -> str:
 
 
 def check_ports(host: str, ports: Mapping[str, int]) -> None:
-    """Raises SettingsError if two ports, by their options, are the same, or if a port is not free."""
+    """Raise SettingsError if two ports are the same, or a port is not free. `ports` has the port of each option."""
     check_different(ports)
     for option, port in ports.items():
         if port:
@@ -70,7 +70,7 @@ def check_ports(host: str, ports: Mapping[str, int]) -> None:
 
 
 def check_different(ports: Mapping[str, int]) -> None:
-    """Raises SettingsError if two ports, by their options, are the same. 0 is any free port, so never the same."""
+    """Raise SettingsError if two ports are the same. 0 means any free port and never counts as the same."""
     for (first, port), (second, same) in itertools.combinations(ports.items(), 2):
         if port and port == same:
             raise SettingsError(f"expected two different ports, found {port} for both {first} and {second}")
@@ -83,9 +83,9 @@ def free_port(host: str) -> int:
 
 
 def check_port(host: str, port: int, option: str) -> None:
-    """Raises SettingsError if no server can listen on the port now."""
+    """Raise SettingsError if no server can listen on the port now."""
     try:
-        with bound(host, port, socket.SO_REUSEADDR) as probe:  # connections that are closing do not matter
+        with bound(host, port, socket.SO_REUSEADDR) as probe:  # allowed while old connections are closing
             probe.listen()
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
@@ -124,7 +124,7 @@ def bound(host: str, port: int, option: int) -> socket.socket:
 
 
 def refused(host: str, port: int, option: str) -> SettingsError:
-    """The error for a server that did not get its port and does not say why."""
+    """Find out why a server could not listen on a port. Returns the error to raise."""
     try:
         check_port(host, port, option)
     except SettingsError as error:
@@ -133,7 +133,10 @@ def refused(host: str, port: int, option: str) -> SettingsError:
 
 
 def is_here(host: str, names: Collection[str]) -> bool:
-    """Whether HOST or HOST:PORT names this machine. Looks up no address: a site can choose its address."""
+    """Whether HOST or HOST:PORT names this machine.
+
+    The name is not resolved, because any site can have its name resolve to a loopback address.
+    """
     name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
     try:
         return _is_loopback(ipaddress.ip_address(name))

@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
     from paramsync.rpc.tls import ClientTls
 
-SECONDS = 5.0  # for a call that only reads
-CHANGING_SECONDS = 30.0  # for a call that loads or drops a version
-REPLACING_SECONDS = 300.0  # for each replaced worker: more than the server's own limit
+SECONDS = 5.0  # limit for a call that only reads
+CHANGING_SECONDS = 30.0  # limit for a call that loads or drops a version
+REPLACING_SECONDS = 300.0  # limit for each replaced worker: more than the server's own limit
 
 _OPTIONS = (
-    ("grpc.enable_http_proxy", 0),  # a web proxy must not stand between the parts of one system
+    ("grpc.enable_http_proxy", 0),  # calls must not go through a web proxy
     ("grpc.max_receive_message_length", -1),  # the server limits the size of messages
     ("grpc.max_send_message_length", -1),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),  # a program that was started again is found within a second
+    ("grpc.max_reconnect_backoff_ms", 1000),  # reconnects within a second to a program that was restarted
 )
-# UNAVAILABLE may come from gRPC, which cannot connect, or from the server. Only the text shows which. If gRPC has other
-# texts, errors only lack our advice.
+# UNAVAILABLE may come from gRPC, which cannot connect, or from the server. Only the text shows which. If gRPC changes
+# its texts, errors lack our advice but are still raised.
 _NO_CONNECTION = (
     "failed to connect", "errors resolving", "DNS resolution failed", "Socket closed", "GOAWAY received", "recvmsg",
 )  # fmt: skip
@@ -44,7 +44,7 @@ _Answer = TypeVar("_Answer", bound=Message)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """The token that a client sends, and the TLS that it speaks, if any."""
+    """The token and the TLS settings that a client uses, if any."""
 
     token: str | None = field(default=None, repr=False)
     tls: ClientTls | None = None
@@ -90,7 +90,7 @@ class _Client:
             self._channel = grpc.secure_channel(address, tls.credentials, options=_OPTIONS)
 
     def serves(self, service: str = "") -> bool:
-        """Whether the program's health says that a service serves; False for an unknown service."""
+        """Whether the program's health check reports that a service serves; False for an unknown service."""
         from grpc_health.v1 import health_pb2
 
         request = health_pb2.HealthCheckRequest(service=service)
@@ -146,7 +146,7 @@ class _Client:
         """Find a reason that gRPC does not give: a bad certificate, or one side that does not speak TLS."""
         if any(words in detail for words in _NOBODY_THERE):
             return None
-        from paramsync.rpc import tls  # here: most calls connect
+        from paramsync.rpc import tls  # here, because most calls connect
 
         return tls.advise_tls(self.address) if self._tls is None else self._tls.explain(self.address)
 
@@ -200,7 +200,7 @@ class Inferencer(_Client):
         """Return once this version, or the newest published version, serves; `progress` gets every message until then.
 
         With `fresh` the trainer publishes first, and the inferencer syncs to that version. Raises SyncError if the
-        version does not come to serve, RequestError for an unknown model or version.
+        version cannot be served in time, RequestError for an unknown model or version.
         """
         request = pb.SyncRequest(model=model, version=version, fresh=fresh)
         last = pb.SyncProgress()
@@ -231,7 +231,7 @@ class Inferencer(_Client):
         return self._change("Label", pb.LabelRequest(model=model, label=label, version=version), seconds)
 
     def unlabel(self, model: str, label: str, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
-        """Take a label away."""
+        """Remove a label."""
         return self._change("Unlabel", pb.UnlabelRequest(model=model, label=label), seconds)
 
     def replace_workers(self, *, seconds: float = REPLACING_SECONDS) -> Iterator[pb.ReplacedWorker]:
@@ -281,7 +281,7 @@ class Predictor(_Client):
         answer = self._ask(method, request, serving_pb2.PredictResponse, seconds=seconds)
         try:
             outputs = tensor_proto.to_arrays(answer.outputs, "output")
-        except errors.InputError as error:  # here it is the server's fault
+        except errors.InputError as error:  # a wrong tensor in an answer is the server's fault
             raise errors.CallError(f"{self.program} at {self.address} answered {error}", "INTERNAL") from error
         return Prediction(outputs, answer.model_spec.version.value)
 

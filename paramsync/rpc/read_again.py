@@ -31,13 +31,13 @@ class ReadAgain(ABC, Generic[T]):
 
     @abstractmethod
     def _read(self) -> T:
-        """Raises SettingsError."""
+        """Read the value. Raises SettingsError."""
 
     def value(self) -> T:
-        """The value of the files as they are now."""
+        """The value. Reads the files again if they changed."""
         stamps = self._look()
         if stamps != self._stamps:
-            self._stamps = stamps  # before reading, so that other threads do not read too
+            self._stamps = stamps  # set before reading, so that other threads do not read as well
             try:
                 value = self._read()
             except SettingsError as error:

@@ -1,4 +1,4 @@
-"""Shared by the ports of both programs: limits of connections, status codes of errors, values as messages."""
+"""Shared by the servers of both programs: limits of connections, status codes of errors, values as messages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PORTS = 3  # ports of a process, which share the file descriptors
 _MOST_CALLS_OF_ONE = 1 << 10  # open calls of one connection; further calls wait at the client
 _MOST_PENDING = 1 << 12  # received calls of a port that no thread has started
 
-_MOST_TOLD = 1 << 12  # bytes; for a longer request the log has only the size
+_MOST_TOLD = 1 << 12  # bytes; of a larger request the log contains only the size
 _MOST_BYTES = 1000  # of a status text: it travels in a header of limited size, in which a byte may take three
 
 UNFORESEEN = "internal error; the server's log has it"
@@ -62,7 +62,7 @@ def code_of(error: BaseException, codes: Codes = CODES) -> grpc.StatusCode | Non
 
 def one_line(text: str) -> str:
     """The text of a status: one line, cut if it is long, without characters that cannot be sent."""
-    begins = text[: 4 * _MOST_BYTES]  # the rest of a very long text is not looked at
+    begins = text[: 4 * _MOST_BYTES]  # the rest of a very long text is ignored
     content = " ".join(begins.split()).encode(errors="backslashreplace")
     whole = len(content) <= _MOST_BYTES and len(begins) == len(text)
     return content.decode() if whole else content[:_MOST_BYTES].decode(errors="ignore") + "..."
@@ -88,7 +88,7 @@ def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
         ("grpc.max_allowed_incoming_connections", most_connections()),
         ("grpc.server_handshake_timeout_ms", 1000 * SILENT_SECONDS),
         ("grpc.max_connection_idle_ms", 1000 * IDLE_SECONDS),
-        ("grpc.max_connection_age_ms", 1000 * _AGE_SECONDS),  # ends silent calls, which hold threads
+        ("grpc.max_connection_age_ms", 1000 * _AGE_SECONDS),  # ends silent calls, which occupy threads
         ("grpc.max_connection_age_grace_ms", 1000 * _AGE_GRACE_SECONDS),
         ("grpc.keepalive_time_ms", 1000 * ALIVE_SECONDS),
         ("grpc.max_concurrent_streams", _MOST_CALLS_OF_ONE),

@@ -16,7 +16,7 @@ TLS_CA, TLS_CERT, TLS_KEY = "PARAMSYNC_TLS_CA", "PARAMSYNC_TLS_CERT", "PARAMSYNC
 
 
 class OptionNames(NamedTuple):
-    """The names of a server's credentials in errors and advice: of flags, or of keywords."""
+    """The names of a server's credential options in errors and advice: flags or keywords."""
 
     tokens: str
     certificate: str
@@ -29,11 +29,11 @@ KEYWORDS = OptionNames(f"{TOKEN_FILE} (or {TOKEN})", "tls.certificate", "tls.key
 
 
 def tokens(file: Path | None = None) -> Tokens | None:
-    """The tokens of --token-file, or else of the environment; None without tokens. Raises SettingsError."""
+    """The tokens from --token-file, or else from the environment; None without tokens. Raises SettingsError."""
     named, text = os.environ.get(TOKEN_FILE), os.environ.get(TOKEN)
     if file is None and not named and not text:
         return None
-    from paramsync.rpc.tokens import Tokens  # here: most commands need no tokens
+    from paramsync.rpc.tokens import Tokens  # here, because most commands need no tokens
 
     if file is not None:
         return Tokens("--token-file", file)
@@ -43,7 +43,7 @@ def tokens(file: Path | None = None) -> Tokens | None:
 def client_files(
     ca: Path | None, certificate: Path | None, key: Path | None
 ) -> tuple[Path, Path | None, Path | None] | None:
-    """The files for calls by TLS, from flags or else from the environment; None for plaintext calls.
+    """The files for calls with TLS, from flags or else from the environment; None for plaintext calls.
 
     Raises SettingsError for a certificate without a CA.
     """

@@ -23,7 +23,7 @@ Tensor = Any
 """A serving_pb2.Tensor or a tensorflow.TensorProto: they have the same fields."""
 
 MAX_BYTES = 64 << 20
-"""Most bytes of all arrays of a call that repeat a value. All other arrays are limited by the message's size."""
+"""Limit for the bytes of all arrays of a call in which a value is repeated. The message's size limits all others."""
 
 VALUE_FIELDS = {  # fields that list single values instead of bytes
     "float32": "float_val",
@@ -57,7 +57,7 @@ _PLAIN = {
     if (dtype := dtypes.to_numpy(number)) is not None and dtype.isbuiltin == 1 and dtype.kind in "fiuc"
 }
 _PARTS = {"complex64": np.float32, "complex128": np.float64}
-_SOME = 1 << 16  # values that become Python objects at once
+_SOME = 1 << 16  # most values that are converted to Python objects in one step
 _MOST_DIMENSIONS = 32  # every numpy supports this many
 _ADDRESSABLE = 1 << 63  # bytes; numpy refuses larger shapes, even with a dimension of 0
 
@@ -169,7 +169,7 @@ def plain(tensor: Tensor, dtype: str, shape: Sequence[int | None]) -> np.ndarray
 
 
 def collected(values: Any, dtype: npt.DTypeLike) -> np.ndarray:
-    """The values of a repeated field, some at a time, so that other threads get the GIL between them."""
+    """Copy the values of a repeated field into an array, in steps, so that other threads get the GIL in between."""
     array = np.empty(len(values), dtype)
     for at in range(0, len(values), _SOME):
         array[at : at + _SOME] = values[at : at + _SOME]
@@ -177,14 +177,14 @@ def collected(values: Any, dtype: npt.DTypeLike) -> np.ndarray:
 
 
 def extend(values: Any, array: np.ndarray) -> None:
-    """Put an array's values into a repeated field, some at a time, as `collected` does."""
+    """Put an array's values into a repeated field, in steps, as `collected` does."""
     flat = array.reshape(-1)
     for at in range(0, flat.size, _SOME):
         values.extend(flat[at : at + _SOME].tolist())
 
 
 def packed(number: int, content: bytes) -> bytes:
-    """The bytes of a packed repeated field of fixed-size values. Far cheaper than adding values as Python numbers."""
+    """The bytes of a packed repeated field. Making them is far faster than adding the values as Python numbers."""
     return opening(number, len(content)) + content
 
 
@@ -210,7 +210,7 @@ def _shape(tensor: Tensor, what: str, itemsize: int) -> tuple[int, ...]:
 
 
 def _repeated(array: np.ndarray, count: int) -> np.ndarray:
-    """`count` values: the last value stands for missing values; without values, all are zero or empty."""
+    """Extend an array to `count` values by repeating its last value. Without any value, all are zero or empty."""
     zero = b"" if array.dtype.kind == "O" else np.zeros((), array.dtype)
     whole = np.empty(count, array.dtype)
     whole.fill(array[-1] if array.size else zero)  # np.full would drop the trailing zero byte of strings
@@ -223,7 +223,7 @@ def _of_content(head: TensorHeader, content: bytes) -> np.ndarray:
 
 
 def numbers(head: TensorHeader, content: bytes, field: str) -> np.ndarray:
-    """The values, other than strings, whose bytes came in this field. Raises InputError for too few bytes."""
+    """Read values, other than strings, from the bytes of `field`. Raises InputError if their number is wrong."""
     if len(content) != head.size:
         raise InputError(str(head), expected=f"{head.size} bytes of {field}", found=len(content))
     if head.dtype.kind == "b":  # any byte but 0 is true; booleans of other bytes than 0 and 1 are undefined
@@ -232,7 +232,7 @@ def numbers(head: TensorHeader, content: bytes, field: str) -> np.ndarray:
 
 
 def _strings(head: TensorHeader, content: bytes) -> np.ndarray:
-    """The strings of a content that begins with all lengths as varints."""
+    """Read strings from bytes that begin with the lengths of all strings as varints."""
     expected = f"{head.count} strings in tensor_content, after their lengths"
     if len(content) < head.count:
         raise InputError(str(head), expected=expected, found=f"{len(content)} bytes")
@@ -273,7 +273,10 @@ def _of_values(head: TensorHeader, tensor: Tensor) -> np.ndarray:
 
 
 def narrowed(head: TensorHeader, wide: np.ndarray, *, bits: bool = False) -> np.ndarray:
-    """Values, or bits, that came as wider integers, in their own dtype. Raises InputError if one is out of range."""
+    """Convert values, or their `bits`, from wider integers to the header's dtype.
+
+    Raises InputError if a value is out of range.
+    """
     kind = np.dtype(np.uint16) if bits else head.dtype[0] if head.dtype.names else head.dtype  # names: quantized
     limits = ml_dtypes.iinfo(kind)
     if wide.size and not (limits.min <= wide.min() and wide.max() <= limits.max):

@@ -44,7 +44,7 @@ class TlsFiles:
 def tls_files(
     certificate: Path | None, key: Path | None, client_ca: Path | None, *, options: OptionNames = FLAGS
 ) -> TlsFiles | None:
-    """The files that three options of a server name. Raises SettingsError for files that cannot be used."""
+    """The files that are named by three options of a server. Raises SettingsError if they cannot be used."""
     both = f"{options.certificate} FILE and {options.key} FILE"
     if certificate is None and key is None:
         if client_ca is not None:
@@ -69,14 +69,14 @@ class ServerTls(ReadAgain[_Loaded]):
     """The certificate of all ports of a process. Any thread."""
 
     def __init__(self, files: TlsFiles) -> None:
-        """Raises SettingsError for files that cannot be used."""
+        """Raises SettingsError if the files cannot be used."""
         self._options = files.options
         self._certificate, self._key = Path(files.certificate), Path(files.key)
         self._client_ca = None if files.client_ca is None else Path(files.client_ca)
         super().__init__(self._certificate, self._key, *([] if self._client_ca is None else [self._client_ca]))
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """Credentials of one port; gRPC asks at each handshake for a new certificate."""
+        """Credentials for one port. At each handshake gRPC calls `changed`, which returns a new certificate, if any."""
         import grpc
 
         given = self.value()
@@ -102,7 +102,7 @@ class ServerTls(ReadAgain[_Loaded]):
         first = of(self.value())
 
         def exchange(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
-            connection.context = of(self.value())  # before the old certificate is sent
+            connection.context = of(self.value())  # called before a certificate is sent
 
         first.sni_callback = exchange
         return first
@@ -142,7 +142,7 @@ class ClientTls:
     ) -> None:
         """`ca` is the file, named by `option`, of the CAs that sign servers' certificates.
 
-        Raises SettingsError for files that cannot be used.
+        Raises SettingsError if the files cannot be used.
         """
         if (certificate is None) != (key is None):
             raise SettingsError("expected --tls-cert FILE and --tls-key FILE together, found one of them")
@@ -160,7 +160,7 @@ class ClientTls:
 
     @property
     def credentials(self) -> grpc.ChannelCredentials:
-        """For a gRPC channel."""
+        """The credentials for a gRPC channel."""
         import grpc
 
         return grpc.ssl_channel_credentials(*self._credentials)

@@ -11,8 +11,8 @@ from pathlib import Path
 from paramsync.errors import SettingsError
 from paramsync.rpc.read_again import ReadAgain, read_secret
 
-LEAST = 16  # characters of a secret
-_MOST = 4096  # most characters of a line, and most lines: a call sends one token, which is compared with all
+LEAST = 16  # fewest characters of a secret
+_MOST = 4096  # most characters of a line, and most lines: the token of each call is compared with all of them
 _LINE = re.compile(r"(?:(?P<name>[\w.@-]{1,100}):\s*)?(?P<secret>[A-Za-z0-9._~+/-]+=*)", re.ASCII)
 _HOW = "make one with: openssl rand -hex 32"
 
@@ -26,17 +26,17 @@ class Token:
 
 
 class Tokens(ReadAgain[tuple[Token, ...]]):
-    """The tokens that are valid now. Any thread."""
+    """The valid tokens, read again when their file changes. Any thread."""
 
     def __init__(self, option: str, file: Path | None, text: str = "") -> None:
-        """The tokens of a file, or else of a text, that `option` gave. Raises SettingsError."""
+        """Read the tokens from a file, or else from a text; `option` names it in errors. Raises SettingsError."""
         self._option = option
         self._text = text
         self._file = file
         super().__init__(*(() if file is None else (file,)))
 
     def who(self, secret: str) -> str | None:
-        """The owner of this token, if any. Takes the same time for all tokens."""
+        """The owner of a token; None if it is not valid. The time it takes does not reveal anything about tokens."""
         shown, name = _digest(secret), None
         for token in self.value():
             if hmac.compare_digest(_digest(token.secret), shown):
@@ -55,7 +55,7 @@ class Tokens(ReadAgain[tuple[Token, ...]]):
 
 
 def read(where: str, text: str) -> tuple[Token, ...]:
-    """The tokens of a text, with a TOKEN or NAME:TOKEN per line. Raises SettingsError, which shows no token."""
+    """Read a text with a TOKEN or NAME:TOKEN per line. Raises SettingsError, whose text shows no token."""
     tokens = []
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
@@ -77,5 +77,5 @@ def read(where: str, text: str) -> tuple[Token, ...]:
 
 
 def _digest(secret: str) -> bytes:
-    """A digest, so that all tokens have the same length."""
+    """A digest of a secret. Digests are compared because they all have the same length."""
     return hashlib.sha256(secret.encode(errors="replace")).digest()

@@ -28,9 +28,9 @@ from paramsync.version import InMemory, R, Version
 _log = logging.getLogger("paramsync.sources")
 _NOT_NUMBERS = {dtypes.BOOL, dtypes.STRING, dtypes.VARIANT}
 _LARGE = 4 << 20  # bytes: a smaller embedding is brought into memory whole, as all other tensors are
-_PORTION = 64 << 20  # bytes that are checked at once; between portions progress is reported, and a restore may be ended
+_PORTION = 64 << 20  # bytes that are checked at once; after each portion `tell` is called, which may end the restore
 _THREADS = max(1, min(THREADS, PROCESSORS // 2))
-"""Checking takes processors, and the GIL, from threads that answer: `docs/performance.md` has figures."""
+"""Threads that check. They take processors, and the GIL, from threads that answer (see `docs/performance.md`)."""
 _GRAPHS = 4  # graphs in the cache: for the current version, its predecessor and a few earlier versions
 
 
@@ -48,7 +48,7 @@ Locate = Callable[..., tuple[str, ...]]
 
 
 class GraphCache(Generic[G]):
-    """An LRU cache of graphs; any thread may use it. The key is everything that a graph was built from."""
+    """An LRU cache of graphs, for any thread. A key identifies everything that a graph was built from."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -96,9 +96,9 @@ class _Known:
 
 
 class Checkpoints(ABC, Generic[G, R]):
-    """Restores the versions of one store, see `Restores`. One thread uses it. Subclasses build graphs and versions.
+    """Restores the versions of one store (see `Restores`). One thread uses it. Subclasses build graphs and versions.
 
-    The bytes of checkpoints stay in the store's files, which nobody changes while they are locked.
+    Tensors are not copied: their bytes stay in the store's files, which nobody changes while they are locked.
     """
 
     answers_here = True
@@ -122,7 +122,7 @@ class Checkpoints(ABC, Generic[G, R]):
         self._locate = locate
         self._verification = verification
         self._known: WeakKeyDictionary[InMemory, _Known] = WeakKeyDictionary()
-        self._damaged: set[FileStamp] = set()  # files whose bytes changed without a trace: ignore their seals
+        self._damaged: set[FileStamp] = set()  # files whose bytes changed although their seals did not
 
     @abstractmethod
     def build_graph(self, content: bytes) -> tuple[G, str]:
@@ -159,7 +159,7 @@ class Checkpoints(ABC, Generic[G, R]):
         return self.warm(self.copy_saved_model(version, directory, tell), tell)
 
     def restore(self, version: Version, graph: G, tell: ProgressCallback) -> R:
-        """Open a version, verify it for a graph, and bring it into memory. Raises as Restores does."""
+        """Open a version, verify it for a graph, and bring it into memory. Raises the errors of Restores."""
         tell(Progress("mapping"))
         shared = {stamp: file for known in self._known.values() for stamp, file in known.bundle.mapped_files.items()}
         bundle = self.store.open(version, shared=shared, frozen=self.trust is not None)
@@ -231,7 +231,7 @@ class Checkpoints(ABC, Generic[G, R]):
         if self.trust is not None:
             done = 0
 
-            def advance(count: int) -> None:  # on several threads without a lock: the count may be slightly too low
+            def advance(count: int) -> None:  # called on several threads without a lock; `done` may be a bit too low
                 nonlocal done
                 done += count
                 tell(Progress("verifying", bytes_done=done, bytes_total=version.bytes))
@@ -249,9 +249,10 @@ class Checkpoints(ABC, Generic[G, R]):
         return keys
 
     def _verified_before(self, version: Version, bundle: Bundle, keys: Sequence[str]) -> set[str]:
-        """Return the tensors that were verified for another version in memory, in files not written to since.
+        """Return the tensors that were verified for another version in memory and whose files are unchanged since.
 
-        Returns none if the kernel has dropped a page of any of them: the page would be read from the disk, unverified.
+        Returns no tensors if the kernel has dropped a page of any of them, because it would read the page from the disk
+        again, unverified.
         """
         before: set[str] = set()
         for known in self._known.values():
@@ -264,12 +265,12 @@ class Checkpoints(ABC, Generic[G, R]):
 
 
 def needs(version: Version, path: Path) -> str:
-    """The reason not to serve a version without its graph file."""
+    """The text of the error for a version whose graph file is missing."""
     return f"version {version.number} needs the graph file {path}, which is not there"
 
 
 def _without_embeddings(graph: GraphSpec, bundle: Bundle, keys: Sequence[str]) -> tuple[str, ...]:
-    """The tensors that requests read whole. The kernel brings in rows of large embeddings as requests read them."""
+    """The tensors that requests read whole. Of a large embedding, requests read only rows, which the kernel loads."""
     large = {
         key
         for spec, key in zip(graph.parameters, keys, strict=True)
@@ -284,7 +285,7 @@ def verify(bundle: Bundle, keys: Collection[str], tell: ProgressCallback, *, fin
 
 
 def _bring_in(bundle: Bundle, keys: Collection[str], needed: Collection[str], tell: ProgressCallback) -> None:
-    """Bring an untouched version into the page table, and check bools and strings, which publishers do not check."""
+    """Bring an unchanged version into the page table. Also check bools and strings, which publishers do not check."""
     others = [key for key in keys if any(piece.dtype in _NOT_NUMBERS for piece in bundle.entries[key].pieces)]
     if others:
         bundle.verify(others, threads=_THREADS)

@@ -13,8 +13,8 @@ from paramsync.sources.saved_models import committed, numbered
 from paramsync.store.store import LOCK, read_state, state_file
 
 _SETTLED = 2.0  # seconds: by then the writer of an index has written the state file that lists it
-_LOOKED_INTO = 8  # how many directories to look into, those with the highest numbers
-_TRIED = 32  # how many files to try as a state file
+_LOOKED_INTO = 8  # how many numbered directories to look into, beginning with the highest number
+_TRIED = 32  # how many files to try to read as a state file
 _OURS = re.compile(r"ckpt-\d{1,18}\.index")
 _PARTS = re.compile(r".*\.(index|meta|json|pb|data-\d+-of-\d+)|\..*")
 # Files of other formats, by name.
@@ -53,7 +53,7 @@ def _why(store: Path) -> str:
 
 
 def misplaced(path: Path) -> str | None:
-    """Which other kind of model a directory has, and what to do about it; None if there is no model."""
+    """Which model of another kind a directory contains, and what to do about it; None if there is no such model."""
     try:
         if committed(path) is not None:
             return (

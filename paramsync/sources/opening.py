@@ -42,7 +42,7 @@ def open_source(
     warmed: bool = True,
     trust: Sequence[Path | str] = (),
 ) -> Source[Resident]:
-    """The source in a directory, which need not exist yet. Each look detects the kind of source:
+    """Make a source for a directory, which need not exist yet. Each look detects the kind of source:
 
     - Checkpoints, if there is a file `checkpoint`. For a Saver's checkpoints, `inputs` and `outputs` name tensors
       ("x:0") of the graphs in its `.meta` files; otherwise `graph` is a graph file, or the directory of a SavedModel.
@@ -73,8 +73,8 @@ def open_source(
 class _Restores(Checkpoints[Graph, Resident]):
     """Restores versions in this process.
 
-    A checkpoint's graph is the graph in its record, else the given graph, else the graph in its `.meta` file. Graphs of
-    others are code: only ops that are known to be safe, or `allowed`, are run.
+    A checkpoint's graph is the graph in its record, else the given graph, else the graph in its `.meta` file. A graph
+    from another writer is code, so it may use only ops that are known to be safe or are `allowed`.
     """
 
     def __init__(
@@ -149,7 +149,10 @@ class _Restores(Checkpoints[Graph, Resident]):
         )
 
     def _graph_of(self, directory: Path) -> Graph:
-        """The graph of a SavedModel. Versions share it, unless it has tables, because their contents are files."""
+        """The graph of a SavedModel, from the cache if `saved_model.pb` is the same as before.
+
+        A graph with tables is captured each time, because the contents of its tables are in other files.
+        """
         if not (directory / COMMIT).exists() and (directory / AS_TEXT).exists():
             raise GraphError(f"{directory}: expected {COMMIT}, found {AS_TEXT}: save it without as_text")
         content = files.content(directory / COMMIT, limit=files.MAX_MESSAGE)

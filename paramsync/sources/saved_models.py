@@ -13,12 +13,15 @@ from paramsync.version import Version
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 COMMIT = "saved_model.pb"
-AS_TEXT = "saved_model.pbtxt"  # makes an unreadable version
-_WATCHED = 2  # how many directories, of the highest numbers, are watched: a watch takes threads, and there is polling
+AS_TEXT = "saved_model.pbtxt"  # a directory with this file is a version, but the version cannot be restored
+_WATCHED = 2  # how many directories to watch, beginning with the highest number: each takes threads
 
 
 def versions(path: Path) -> list[Version]:
-    """The versions in a directory, ascending. Raises OSError if it, or every version's directory, cannot be read."""
+    """The versions in a directory, in ascending order.
+
+    Raises OSError if the directory, or the directory of every version, cannot be read.
+    """
     closed: list[OSError] = []  # one for each directory that cannot be read
     names = sorted(numbered(path).items())
     versions_there = [version for _, name in names if (version := _version(path / name, closed)) is not None]
@@ -52,19 +55,19 @@ def _version(directory: Path, closed: list[OSError]) -> Version | None:
 def numbered(path: Path) -> dict[int, str]:
     """The names of directories that are numbers (7, or 007), by number. Raises OSError.
 
-    Of several names with the same number the last in alphabetical order counts, as for TensorFlow Serving.
+    If several names have the same number, the last of them in alphabetical order counts, as in TensorFlow Serving.
     """
     names = sorted(entry.name for entry in _entries(path) if _NUMBER.fullmatch(entry.name) and _is_directory(entry))
     return {int(name): name for name in names}
 
 
 def highest(path: Path) -> list[Path]:
-    """The directories of the highest numbers; a link's target need not exist yet."""
+    """The directories of the highest numbers, with links resolved. The target of a link need not exist yet."""
     try:
         entries = [entry for entry in _entries(path) if _NUMBER.fullmatch(entry.name)]
         directories = [entry for entry in entries if entry.is_symlink() or entry.is_dir()]
         return [Path(entry.path).resolve() for entry in sorted(directories, key=lambda one: int(one.name))[-_WATCHED:]]
-    except (OSError, RuntimeError):  # RuntimeError: a link to itself, up to Python 3.12
+    except (OSError, RuntimeError):  # up to Python 3.12, a link to itself raises RuntimeError
         return []
 
 

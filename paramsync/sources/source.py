@@ -1,4 +1,4 @@
-"""Source: finds the versions of a model, from any writer, and whether their files changed."""
+"""Source: finds the published versions of a model, from any writer, and notices changes of their files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Progress:
 
 
 ProgressCallback: TypeAlias = Callable[[Progress], None]
-"""Called now and then during a restore, from any thread. Its exceptions end the restore, which raises them."""
+"""Called repeatedly during a restore, from any thread. An exception that it raises ends the restore with this error."""
 
 
 def _ignore_progress(progress: Progress) -> None:
@@ -55,8 +55,11 @@ were verified for another version in memory.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """What one look at the store found. `published` is in ascending order; it is None if the store cannot be read.
-    `publisher` is None if the store does not name its publisher, as stores that TensorFlow wrote."""
+    """The result of one look at the store.
+
+    `published` is in ascending order; it is None if the store cannot be read. `publisher` is None if the store does not
+    record its publisher, as in stores that TensorFlow wrote.
+    """
 
     latest: Version | None = None
     published: list[Candidate] | None = None
@@ -136,7 +139,7 @@ class Source(Generic[R]):
         return look
 
     def identity(self, version: Version) -> Hashable:
-        """The value in a look that identifies the version's files: it changes when they are rewritten."""
+        """A value that identifies the version's files, as in `Look.published`. It changes when they are rewritten."""
         if self._is_numbered:
             return identify_saved_model(self.path / version.prefix)
         return self._identify(version, _Listing(self.path))
@@ -144,7 +147,7 @@ class Source(Generic[R]):
     def restore(self, version: Version, tell: ProgressCallback | None = None) -> R:
         """Bring a version into memory, checked and ready to answer. The serving version does not change.
 
-        Raises as Restores does.
+        Raises the errors of Restores.
         """
         tell = tell or _ignore_progress
         if not self._is_numbered:
@@ -164,7 +167,7 @@ class Source(Generic[R]):
         return self.restores.damage(resident)
 
     def bell(self, ring: Callable[[], None]) -> Bell:
-        """A bell for new versions of this source. It calls `ring` from any thread."""
+        """Make a bell that calls `ring`, from any thread, when there may be a new version."""
         return Watch(self._places, ring)
 
     def _look_at_checkpoints(self) -> Look:
@@ -186,10 +189,10 @@ class Source(Generic[R]):
     def _read_versions(self) -> tuple[Version | None, list[Version], _Listing, Exception | None]:
         """The latest version, all listed versions, the listing, and the error if the latest cannot be read.
 
-        Reads records again only if a file of their version changed. Raises as `Store.versions` does.
+        A record is read again only if a file of its version changed. Raises the errors of `Store.versions`.
         """
         state, listing = read_state(self.path), _Listing(self.path)
-        # identify files before reading them
+        # identify files before reading them, so that a change in between is noticed at the next look
         files = {name: listing.identify_checkpoint(name, with_links=True) for name in state.names} if state else {}
         known = {name: version for name, (before, version) in self._seen.items() if files.get(name) == before}
         versions = self._store.listed(state, known)
@@ -219,13 +222,13 @@ class Source(Generic[R]):
             versions = saved_models.versions(self.path)
         except OSError as error:
             problem = StoreError(self.path, f"cannot be read: {error.strerror}")
-            problem.__cause__ = error  # the cause tells a fault of the file from a fault of the machine
+            problem.__cause__ = error  # the cause shows whether the file or the machine is at fault
             return Look(problem=problem)
         published = [Candidate(version, self.identity(version)) for version in versions]
         return Look(latest=versions[-1] if versions else None, published=published)
 
     def _shows_numbers(self) -> bool:
-        """Whether the directory has numbered SavedModels. Empty or unreadable, it gets the previous answer."""
+        """Whether the directory has numbered SavedModels. For an empty or unreadable directory, the previous answer."""
         try:
             if state_file(self.path).exists():
                 return False
@@ -245,13 +248,13 @@ def graph_options(graph: Path | None, inputs: Sequence[str]) -> str:
 
 
 class _Listing:
-    """The files of a store now, and values that identify them: a value changes when a file is replaced."""
+    """The files of a store at one moment, and values that identify them. A value changes when its file is replaced."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._names: set[str] = set()
         self._of_checkpoints: defaultdict[str, list[str]] = defaultdict(list)
-        self._facts: dict[str, os.stat_result | int] = {}  # by name; the number of the error if there was one
+        self._facts: dict[str, os.stat_result | int] = {}  # by name: the facts of a file, or the number of an error
         with suppress(FileNotFoundError, NotADirectoryError):
             self._names.update(files.names(directory))
         for name in self._names:

@@ -1,6 +1,6 @@
 """Watches folders, and calls `ring` when something was committed. If an event is lost, the next poll finds the change.
 
-Only this module knows watchdog. One observer serves all folders of this process.
+Only this module uses watchdog. One observer serves all folders of this process.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _NEWS: list[type[FileSystemEvent]] = [
     DirDeletedEvent,
 ]
 
-_TRIES = 10  # if folders come and go faster, polling finds them
-# Publishers and TensorFlow rename onto `checkpoint`; a Saver writes its graph after that, and so may others. An ending
-# publisher closes its lock.
+_TRIES = 10  # attempts of `arm` if folders are made or removed meanwhile; after them only polling finds versions
+# Publishers and TensorFlow rename a file to `checkpoint`. A Saver, and perhaps other writers, write the graph after it.
+# A publisher that ends closes its lock.
 _STORE = re.compile(r"checkpoint|publisher\.lock|mirror\.json|[^/]*\.meta|graph-[^/]*\.pb|\d{1,18}|saved_model\.pb")
 _NUMBERED = re.compile(r"checkpoint|\d{1,18}")
-# TensorFlow writes `saved_model.pb` last; a copied folder has it in any order.
+# TensorFlow writes `saved_model.pb` last, but a tool that copies a folder may copy it before the variables.
 _SAVED_MODEL = re.compile(r"saved_model\.pb(txt)?|variables")
 _VARIABLES = re.compile(r"variables\..*")
 
@@ -64,10 +64,10 @@ class WatchedPlace:
 
 
 class Watch:
-    """Calls `ring`, from threads of its own, after each commit in its places. One thread calls `arm` and `close`.
+    """Calls `ring`, on its own threads, after each commit in its places. One thread calls `arm` and `close`.
 
-    The folders need not exist, and may be removed and made again: `arm` watches the folders that exist now. `places`
-    may return other places at each call, such as the target of a new link.
+    The folders need not exist, and may be removed and made again: `arm` watches the folders that exist now. `places` is
+    called by each `arm`, and may return other places, such as the target of a new link.
     """
 
     def __init__(self, places: Callable[[], Sequence[WatchedPlace]], ring: Callable[[], None]) -> None:
@@ -103,8 +103,8 @@ class _PlaceWatch:
         self._warned = False
 
     def arm(self) -> None:
-        # More than once: the folder may have appeared while its parent was being watched. A folder that was made again
-        # can have the inode of the old folder. Then only the end of the old watch shows the change.
+        # Repeated, because the folder may appear while the watch on its parent begins. A folder that was made again can
+        # have the inode of the old folder. In this case only the end of the old watch shows the change.
         for _ in range(_TRIES):
             target = _nearest(self._place.folder)
             if target == self._armed and self._folder is not None and self._folder.is_alive():
@@ -129,7 +129,7 @@ class _PlaceWatch:
             missing = self._place.folder.absolute().relative_to(path).parts[0]
             self._names = re.compile(re.escape(missing))
         try:
-            # resolved: otherwise the link, not its target, would be watched
+            # resolved, because watchdog would watch a link instead of its target
             self._folder = WatchedFolder.join(path.resolve(), self._hear)
         except Exception as error:  # noqa: BLE001, whatever the reason, polling finds new versions
             if not self._warned:
@@ -159,7 +159,7 @@ class WatchedFolder(FileSystemEventHandler):
 
         Raises OSError, RuntimeError if the system has no thread left, and whatever watchdog raises.
         """
-        if path.exists() and not os.access(path, os.R_OK):  # watchdog would not raise
+        if path.exists() and not os.access(path, os.R_OK):  # watchdog itself raises no error
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         with cls._lock:
             folder = cls._folders.get(str(path))
@@ -185,7 +185,7 @@ class WatchedFolder(FileSystemEventHandler):
         self._emitter = next(emitter for emitter in self._own_observer.emitters if emitter.watch == self._watch)
 
     def is_alive(self) -> bool:
-        """Whether the folder at the path is still the watched one: inotify does not report that it was moved away."""
+        """Whether the path still leads to the watched folder. inotify does not report that a folder was moved."""
         watches = self._emitter.is_alive() and self._emitter.should_keep_running()
         return watches and self._target == _target(Path(self._path))
 
@@ -207,7 +207,7 @@ class WatchedFolder(FileSystemEventHandler):
 
     @classmethod
     def forget_all(cls) -> None:
-        """Forget all watches, in a forked child: ending them would end the parent's, because both share one inotify."""
+        """Forget all watches in a forked child. Ending them would end the parent's, which share the same inotify."""
         cls._lock, cls._folders, cls._observer = threading.Lock(), {}, None
 
 
