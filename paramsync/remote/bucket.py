@@ -31,10 +31,10 @@ PARALLEL = 8  # parts of an upload, or ranges of a download, in transfer at once
 _PART = 8 << 20  # bytes of one part of an upload
 _FIRST_WAIT, _LAST_WAIT = 0.1, 5.0  # seconds of the back-off after an operation with an unknown outcome
 _MOST_UNKNOWN = 8  # so many unknown outcomes in one run of the protocol raise an error
-_RACE = 8  # concurrent writers of the test in `probe`
+_RACE = 8  # writers that `probe` starts at once to replace one object
 _PASSWORD = re.compile(r"//[^/]*@")
 _TRIES = 5  # attempts of each write in `probe`: some servers allow only one write of an object per second
-_RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=10)}  # by obstore within a call
+_RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=10)}  # that obstore makes within a call
 T = TypeVar("T")
 
 

@@ -39,7 +39,7 @@ class Copied:
 
 
 def stages(copied: Any) -> dict[str, float]:
-    """The seconds that each stage took for a version, beginning with its training step. `copied` is a value or message.
+    """The seconds that each stage took for a version after its training step. `copied` is a value or a message.
 
     A difference that is negative, because the clocks of two hosts differ, counts as 0.
     """

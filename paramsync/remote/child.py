@@ -1,8 +1,8 @@
-"""Runs a mirror in a child process of a trainer, so that copying does not slow training, or of a server.
+"""Runs a mirror in a child process: for a trainer, so that copying does not slow training, or for a server.
 
 The process ends with its parent: at the end of its standard input it copies the newest version and exits. A process
-that dies is started again, unless another publisher has taken over the bucket, because a new process would take the
-bucket back.
+that dies is started again. It is not if another publisher has taken over the bucket, because a new process would take
+the bucket back.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class MirrorChild:
                     process.stdin.close()
             assert process.stdout is not None
             for line in process.stdout:
-                if not line.startswith(b'{"error"'):  # the wait grows only while processes do nothing but fail
+                if not line.startswith(b'{"error"'):  # the process works, so the next wait is short again
                     wait = _FIRST_WAIT
                 self._note(line)
             code = process.wait()

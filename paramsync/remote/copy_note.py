@@ -15,7 +15,7 @@ from paramsync.remote import bucket_status
 from paramsync.remote.bucket_status import BucketStatus
 
 NAME = "mirror.json"
-_LIMIT = 1 << 14  # bytes
+_LIMIT = 1 << 14  # most bytes of a note
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class _LostError(Exception):
 
 
 class Download:
-    """The follower's side of a bucket, which only reads. One thread owns it."""
+    """Copies versions from a bucket for followers. Writes nothing into the bucket. One thread owns it."""
 
     def __init__(self, bucket: Bucket, path: Path, *, keep: int, stop: threading.Event) -> None:
         """Make the store at `path` and lock it, so that nobody else publishes there. Raises StoreError."""
@@ -259,7 +259,7 @@ class Download:
             received, threads = tensors.size_of(packed), PARALLEL
             if whole.size != received:
                 raise ValueError(f"expected {received} bytes of a whole version, found {whole.size}")
-            if (found := self._bucket.size(whole.name)) < received:  # before memory is allocated
+            if (found := self._bucket.size(whole.name)) < received:  # checked before memory is allocated
                 raise RemoteError(f"{whole.name}: expected {received} bytes, found {found}")
         else:
             received, threads = 0, THREADS

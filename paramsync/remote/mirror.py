@@ -1,4 +1,7 @@
-"""A mirror copies the newest version of one store to another. At least one of the two stores is in a bucket."""
+"""A mirror copies the newest version of one store to another. At least one of the two stores is in a bucket.
+
+It polls the source: a look is one check for a new version.
+"""
 
 from __future__ import annotations
 

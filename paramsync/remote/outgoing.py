@@ -28,7 +28,7 @@ from paramsync.version import Version
 _log = logging.getLogger("paramsync.trainer")
 
 _LOCAL = 2  # versions that the local store keeps
-_MOST_WAITING = 256  # listeners hear of the copies of at most so many waiting versions
+_MOST_WAITING = 256  # most versions in `_waiting`; listeners are not called for older versions
 _PREFIX, _KEPT = "paramsync-out-", "paramsync-kept-"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -108,7 +108,8 @@ class Outgoing:
         status = BucketStatus(address=self.address) if self.child is None else self.child.status
         with self._changing:
             newest = -1 if status.newest is None else status.newest
-            behind = sum(number > newest for number in self._waiting)  # some may be copied though not reported
+            # A version in `_waiting` may be in the bucket already, if the mirror died before it reported the copy.
+            behind = sum(number > newest for number in self._waiting)
             return replace(status, behind=behind, waiting_since=self._waiting_since if behind else None)
 
     def give_up(self) -> None:

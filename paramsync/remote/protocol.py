@@ -9,7 +9,8 @@ state, which shows what happened:
     the same epoch               an operator made a choice: keep it, and try again
     no state                     somebody emptied the bucket: an error, never a fresh start
 
-The protocol needs no clock and no lease.
+An object that no version needs any more is condemned first: the state lists its name, and it is deleted a grace period
+later. The protocol needs no clock and no lease.
 """
 
 from __future__ import annotations
@@ -153,7 +154,7 @@ def commit(held: Held, change: Callable[[State], State], nonce: str) -> Steps[He
 
 
 def _mend(mine: State, current: State) -> State:
-    """The state that the next commit changes: `current`, unless it is older than `mine`, as a restored backup is.
+    """The state that the next commit changes: `current`, unless it is older because somebody restored a backup.
 
     In that case the result is `mine` with the choices of `current`: nothing else in an old backup can be new.
     """
@@ -173,7 +174,7 @@ def choose(choice: Callable[[State], Mapping[str, Any]], nonce: str) -> Steps[St
         held = yield from read()
         if held is None:
             raise EmptiedError
-        if held.state.choices == choices:  # our write was done, and another `choice` could roll back a second time
+        if held.state.choices == choices:  # our write was done; calling `choice` again could roll back twice
             return held.state
         choices = choice(held.state)
         if choices == held.state.choices:
@@ -203,7 +204,7 @@ def sweep(held: Held, names: frozenset[str]) -> Steps[frozenset[str]]:
 
 
 def condemn(nonce: str, *, add: Set[str] = frozenset(), remove: Set[str] = frozenset()) -> Steps[Held]:
-    """For an operator: condemn the names `add` that no version needs, and take out the names `remove`, once deleted.
+    """For an operator: condemn those names of `add` that no version needs, and stop listing the names of `remove`.
 
     Publishers keep these changes. Writes nothing if the state has them already. Raises EmptiedError without a state.
     """
@@ -229,7 +230,7 @@ def check_fence(mine: State, current: State) -> None:
 
 
 def _is_later(state: State, run: str, epoch: int, who: str) -> bool:
-    """Whether another publisher began later and wrote this state. A lower epoch of the same run is an old backup."""
+    """Whether another publisher began later and wrote this state. A lower epoch of the run comes from an old backup."""
     if state.run != run or state.epoch != epoch:
         return state.run != run or state.epoch > epoch
     return state.committed[:WHO] != who[:WHO]

@@ -29,7 +29,7 @@ from paramsync.tensorbundle.sstable import mask
 _COUNT = struct.Struct("<I")
 _SAME = bytes([delta.SAME])  # the first byte of the delta of a block that did not change
 _TOGETHER = 8  # blocks that are encoded at once
-assert delta.BLOCK == PORTION  # a store asks for tensors in portions
+assert delta.BLOCK == PORTION  # a store writes tensors in portions, and each portion is one block of a delta
 _LARGEST = 8  # most bytes of an element that a delta compares
 
 Contents = Mapping[str, Array]

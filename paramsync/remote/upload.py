@@ -76,7 +76,7 @@ class _Placed:
 class Claim:
     """Lets a new process of the same publisher take over the bucket again, unless a successor has begun.
 
-    nonce  nonce of the take-over: a new process recognises a take-over by an earlier process that died before `tell`
+    nonce  the same in all processes of a publisher, which recognise a take-over by a process that died before `tell`
     seen   the run and the epoch that an earlier process of the publisher reported
     tell   called with run and epoch once the bucket is taken over
     """
@@ -99,7 +99,7 @@ class Upload:
         claim: Claim | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`keep` is how many of the newest versions the bucket lists. Waiting ends when `stop` is set."""
+        """`keep` is how many of the newest versions the bucket lists. Setting `stop` ends waiting for the bucket."""
         self._clock = clock
         self._claim = Claim(secrets.token_hex(16)) if claim is None else claim
         self._source = source
