@@ -6,10 +6,10 @@ needs no permission to write to the file or its directory.
 
 Versions that share a file share one mapping: bringing a file into the page table is most of the cost of a restore.
 
-A seal is a text that shows whether files are as their publisher left them: in this machine's memory, and not written to
-since. If so, the publisher's checksums still hold and need not be computed again. Files on a disk have no seal, because
-a disk may return other bytes than were written. On another machine the seal differs, because files there are copies,
-which may be incomplete.
+A seal is a text that identifies the data files of a version as their publisher left them in this machine's memory. If
+the seal is still the same, nobody wrote to the files, and their checksums need not be computed again. Files on a disk
+have no seal, because a disk may return other bytes than were written. On another machine the seal differs, because
+files there are copies, which may be incomplete.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class FileStamp(NamedTuple):
 
 
 def seal_of(stamps: Sequence[FileStamp], directory: Path) -> str:
-    """The seal of a version's data files in this directory, in their order; "" if the machine cannot tell.
+    """Return the seal of a version's data files, in their order; "" if the boot or the file system has no identity.
 
-    The seal covers the identity of the mounted file system, because files of another one may have the same inodes.
+    The seal covers the identity of the file system, because files of another file system may have the same inodes.
     """
     try:
         boot = _BOOT.read_text().strip()
@@ -82,7 +82,7 @@ def open_data_file(
 
     A mapped file is used in place: if another program truncates it, this process ends with SIGBUS. Otherwise bytes are
     copied when they are first read, and later changes to the file do not matter. With `frozen`, maps an immutable copy
-    of these bytes. `shared` files are mapped already: if the file is one of them, its mapping is used.
+    of these bytes. `shared` has files that are mapped already: if the file is among them, that mapping is used.
     `folder` is as in `files.regular`.
     """
     with files.reading(path, _WHAT), files.regular(path, folder=folder) as descriptor:
@@ -148,14 +148,14 @@ class DataFile:
         self._mapping: mmap.mmap | None = None
         if mapped and self.size:  # an empty file cannot be mapped
             try:
-                # Private and writable: numpy and dlpack share nothing that is read-only. A write stays in this process.
+                # Writable, because numpy and dlpack share no read-only memory. Private, so that no write leaves here.
                 access = mmap.PROT_READ | mmap.PROT_WRITE
                 self._mapping = mmap.mmap(self._file.descriptor, self.size, flags=mmap.MAP_PRIVATE, prot=access)
             except ValueError as error:  # the file was truncated after its size was read
                 raise CorruptCheckpointError(path, expected="a data file at rest", found="one that was cut") from error
 
     def alias(self, path: Path) -> DataFile:
-        """The same mapping under another name of the file; the lock lasts as long as either is used."""
+        """Return this mapping under another name of the file. The lock lasts until both objects are gone."""
         other = copy(self)
         other.path = path
         return other
@@ -167,7 +167,7 @@ class DataFile:
         return all(any(first <= start and stop <= last for first, last in self._frozen) for start, stop in frozen)
 
     def lend(self) -> int:
-        """A descriptor for another process to map; the lock lasts as long as the descriptor and its mappings."""
+        """Return a descriptor for another process to map. The lock lasts until it is closed and unmapped everywhere."""
         return os.dup(self._file.descriptor)
 
     def has_its_name(self, *, folder: int | None = None) -> bool:
@@ -181,7 +181,7 @@ class DataFile:
         return (status.st_dev, status.st_ino) == (self.stamp.device, self.stamp.inode)
 
     def memory(self, offset: int, size: int) -> memoryview:
-        """These bytes, in the same memory at each call. They are writable, and keep their memory alive.
+        """Return these bytes, in the same memory at each call. The view is writable, and keeps the memory alive.
 
         Raises CorruptCheckpointError if the file has become too short, UnreadableError if it cannot be read now.
         """
@@ -193,9 +193,9 @@ class DataFile:
         return known if known is not None else self._copies.setdefault(place, self.read(offset, size))
 
     def read(self, offset: int, size: int) -> memoryview:
-        """A copy of these bytes as they are now; for frozen bytes, the mapping. Raises as `memory` does.
+        """Return a copy of these bytes as they are now; for frozen bytes, return the mapping. Raises as `memory` does.
 
-        Truncating the file meanwhile does not end the process.
+        The process survives if the file is truncated meanwhile.
         """
         if self.is_mapped and self._frozen is not None:
             return self.memory(offset, size)

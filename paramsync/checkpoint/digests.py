@@ -1,4 +1,4 @@
-"""Digests of tensors and checkpoints. Unlike checksums they cannot be forged. Hashes portions on a few threads.
+"""Computes digests of tensors and checkpoints, on a few threads. A digest, unlike a checksum, cannot be forged.
 
 The digest of a tensor hashes the digests of its portions of 4 MiB. The digest of a checkpoint hashes a line for each
 tensor: name, dtype, shape, size and digest, but not its place in the file.
@@ -57,7 +57,7 @@ def of_tensors(
 
 
 def of_checkpoint(entries: Mapping[str, Entry], digests: Mapping[str, bytes]) -> str:
-    """The digest of a checkpoint, in hex, from the digests of its tensors, each in one piece."""
+    """Return the digest of a checkpoint, in hex, from the digests of its tensors. Every tensor must be in one piece."""
     whole = hashlib.sha256(_CHECKPOINT_OF)
     for name, entry in sorted(entries.items(), key=lambda item: item[0].encode()):
         line = json.dumps([name, entry.dtype, list(entry.shape), entry.size, digests[name].hex()])

@@ -34,8 +34,8 @@ class FilePool:
 
     Fresh pages are by far the most expensive part of writing into memory, so files are overwritten in place:
 
-    1. Each call of `retire` removes one name of a file. The last name is not removed but changed to the name of a
-       spare.
+    1. `retire` removes one name of a file. If the file has no other name, `retire` renames it to a spare's name
+       instead.
     2. `writing` takes the exclusive lock of a spare without waiting: a follower has the shared lock for as long as it
        uses the file, and the kernel drops that lock when the follower dies.
     3. Once locked, the file must have no name but the spare's, because a user may have linked the file to keep it.
@@ -134,7 +134,10 @@ class FilePool:
             self._close(file)
 
     def _add_spare(self, path: Path, name: Path) -> bool:
-        """Note the file as a spare, which the caller renames to `name`. False if it cannot be opened; it is removed."""
+        """Add a file to the spares; the caller renames it to `name`.
+
+        If the file cannot be opened, removes the file and returns False.
+        """
         try:
             file = self._files.get(path.lstat().st_ino) or PooledFile(
                 name, FileIO(path, "r+", opener=_open_without_following), in_memory=self.in_memory
@@ -198,16 +201,16 @@ class PooledFile:
     def __init__(self, path: Path, file: FileIO, *, in_memory: bool) -> None:
         """Takes over the open file. `path` is a spare's name, or a temporary name."""
         self.path = path
-        self._file = file  # closes itself if an interrupt comes before anything else could
+        self._file = file  # a FileIO closes its file even if an interrupt prevents `close`
         self.descriptor = file.fileno()
         status = os.fstat(self.descriptor)
         self.inode = status.st_ino
         self.size = status.st_size
         self.content: Array = np.empty(0, np.uint8)
         self.stamp = FileStamp.of(status)
-        """The stamp of this very file after its last write, even if its name leads elsewhere now."""
+        """The stamp of the open file after its last write. The file's name may lead to another file by now."""
         self.known: dict[Any, Any] = {}
-        """The writer's findings about pieces of the content, valid until another program writes."""
+        """The findings of the last write, by piece (see `tensor_bytes`). Valid until another program writes to it."""
         self.passes = 0
         """How often the file was of the wrong size since it became a spare."""
         self._in_memory = in_memory
@@ -235,7 +238,7 @@ class PooledFile:
         os.posix_fallocate(self.descriptor, start, stop - start)
 
     def put(self, start: int, source: Array) -> None:
-        """Copy bytes to their place, which is allocated. May be called by several threads. Raises OSError."""
+        """Copy bytes into the file. Their pages must be allocated. May be called by several threads. Raises OSError."""
         stop = start + len(source)
         if self._in_memory:
             np.copyto(self.content[start:stop], source)
@@ -247,7 +250,10 @@ class PooledFile:
 
     @contextmanager
     def places(self, ranges: Sequence[tuple[int, int]]) -> Iterator[Sequence[Array]]:
-        """Yield memory to write these ranges of the file in; they are allocated. Any thread. Raises OSError."""
+        """Yield an array for each of these ranges of the file, for the caller to fill. Raises OSError.
+
+        The pages of the ranges must be allocated. May be called by several threads.
+        """
         if self._in_memory:
             yield [self.content[start:stop] for start, stop in ranges]
             return
@@ -257,12 +263,15 @@ class PooledFile:
             self.put(start, draft)
 
     def take_known(self) -> dict[Any, Any]:
-        """Return and forget the findings, before the file is written again; {} if the file changed, or is on a disk."""
+        """Return the findings of the last write and forget them. Call this before the file is written again.
+
+        Returns {} if another program changed the file, or if the file is on a disk.
+        """
         known, self.known = self.known, {}
         return known if self._in_memory and FileStamp.of(os.fstat(self.descriptor)) == self.stamp else {}
 
     def finish(self, size: int) -> None:
-        """Set the file's time once its bytes up to this size are written: writing through a mapping does not set it."""
+        """Set the file's time after `size` bytes were written: a write through a mapping does not set the time."""
         if self._in_memory:
             self._allocated = max(self._allocated, size)
         now = time.time_ns()
@@ -286,5 +295,5 @@ def _open_without_following(path: str, flags: int) -> int:
 
 
 def _age(name: str) -> tuple[int, str]:
-    """The sort key of spares' names, the oldest first: the name has the number of a version."""
+    """Return the key that sorts names of spares, oldest first. Each name contains the number of a version."""
     return len(name), name

@@ -23,9 +23,9 @@ from paramsync.tensorbundle.index import Entry, data_file, index_file
 from paramsync.tensorbundle.sstable import mask
 
 _OBJECTS = 1 << 30  # most bytes of a tensor of strings, which must be read at once
-_LOOKS = 5  # how often to reopen a checkpoint that changes meanwhile
+_LOOKS = 5  # how often to try to open a checkpoint that keeps changing
 _SCRUBBED = 1 << 20  # bytes that a scrub reads at a time, so that other threads get the processor
-_GAP = 1 << 12  # bytes: ranges with a smaller gap are merged, as those of adjacent tensors
+_GAP = 1 << 12  # bytes: two ranges with a smaller gap between them are merged
 
 _Place = tuple[int, int, int, int]  # shard, offset, size, dtype
 
@@ -35,20 +35,23 @@ class Loan:
     """Tensors lent to another process: the locked data files, and where the tensors lie in them."""
 
     descriptors: tuple[int, ...]
-    """The caller closes the descriptors. A file is locked while any process has such a descriptor open or mapped."""
+    """The caller closes the descriptors. A file stays locked while any process has its descriptor open or mapped."""
     sizes: tuple[int, ...]
     places: Sequence[tuple[int, int, int, tuple[int, ...]] | Array]
-    """The number of a file, an offset, a dtype and a shape; or the values of a tensor that is not in one piece."""
+    """For each tensor the number of its file, offset, dtype and shape.
+
+    Strings, variants and partitioned variables are given by their values instead.
+    """
     ranges: tuple[tuple[int, int, int], ...]
-    """Number of a file, start and stop of the bytes to bring into the page table at once."""
+    """The bytes to bring into the page table at once: number of a file, start and stop."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Bundle:
     """A checkpoint whose index was checked and whose data files are locked. Safe to use from any thread.
 
-    Our publishers do not overwrite these files as long as the bundle, or any array of it that was not copied, is alive.
-    The files may be unlinked or renamed.
+    Our publishers do not overwrite these files while the bundle, or an array in the memory of its files, is alive. They
+    may unlink or rename the files.
     """
 
     prefix: Path
@@ -66,22 +69,22 @@ class Bundle:
         shared: Mapping[FileStamp, DataFile] = MappingProxyType({}),
         folder: int | None = None,
     ) -> Bundle:
-        """Lock a checkpoint's files, and make sure that they are the index's files. No tensor is read.
+        """Lock a checkpoint's data files, and make sure that they belong to the index. No tensor is read.
 
         1. Read the index.
         2. Open each data file by its name, take a shared lock on it, and map it.
         3. Check that each name still leads to the locked file, and that the index has not changed.
         4. Otherwise close everything and begin again, a few times.
 
-        A publisher that overwrites a data file first takes its name away, then asks for the exclusive lock, then
-        writes. If it took the name away before 3, then 3 finds no file, or another file. If it took the name away
-        later, the shared lock came before the exclusive lock, and the publisher leaves the file alone. The name cannot
-        have come back with other content either, because step 3 would then find another index.
+        Before a publisher overwrites a data file, it removes the file's name and takes the exclusive lock. If it
+        removed the name before step 3, step 3 finds no file, or another file. If it removes the name later, the shared
+        lock was there first, so the publisher leaves the file alone. A publisher may also have written new content
+        under the same name, but then step 3 finds another index.
 
         `mapped=False` is for files of writers that ignore these locks: each tensor is copied when it is first read, so
-        that nobody can change or truncate it after its check. Files that are `shared` with other bundles are not mapped
-        again. With `frozen`, maps immutable copies of the tensors, of at most `frozen` bytes. For `folder` see
-        `files.regular`.
+        that nobody can change or truncate it after its check. `shared` files are already mapped by other bundles and
+        are not mapped again. With `frozen`, maps immutable copies of the tensors, of at most `frozen` bytes. For
+        `folder` see `files.regular`.
 
         Raises CorruptCheckpointError if the files are not a whole checkpoint or keep changing, UnreadableError if they
         cannot be read now.
@@ -115,7 +118,7 @@ class Bundle:
         raise CorruptCheckpointError(listing, expected="a checkpoint at rest", found=found)
 
     def array(self, name: str) -> Array:
-        """The tensor in the file's memory, which the array keeps alive. Strings are an object array of bytes.
+        """Return the tensor in the file's memory, which the array keeps alive. Strings are an object array of bytes.
 
         Does not check the checksum. In a mapped file that TensorFlow wrote, the address may not be aligned. The parts
         of a partitioned variable are copied into one array. Raises KeyError for a name that is not in `entries`,
@@ -173,15 +176,15 @@ class Bundle:
     def scrub(self, name: str) -> Iterator[int]:
         """Verify the checksum of a tensor a portion at a time; yields the number of bytes of each portion.
 
-        Leaves out strings, whose values are copies. Raises CorruptCheckpointError for a tensor that differs, or a
-        truncated file; UnreadableError if the file cannot be read now.
+        Skips strings and variants, because their values are copies. Raises CorruptCheckpointError for a tensor that
+        differs, or a truncated file; UnreadableError if the file cannot be read now.
         """
         for piece in self.entries[name].pieces:
             if piece.dtype not in (dtypes.STRING, dtypes.VARIANT):
                 yield from map(len, self._chunks(name, piece, _SCRUBBED))
 
     def digest(self, *, advance: Callable[[int], None] = lambda count: None, threads: int = THREADS) -> str:
-        """The digest of all tensors, see `digests.of_checkpoint`. Frozen tensors are hashed only once.
+        """Return the digest of all tensors, see `digests.of_checkpoint`. Frozen tensors are hashed only once.
 
         `advance` is called, on any thread, with the number of bytes that were hashed. Raises CorruptCheckpointError for
         partitioned variables, which have no digest, and for a truncated file; UnreadableError.
@@ -242,9 +245,9 @@ class Bundle:
         return seal_of([self._shards[number].stamp for number in sorted(self._shards)], self.prefix.parent)
 
     def prefault(self, names: Iterable[str]) -> None:
-        """Bring the tensors into the page table, so that no request waits for them later.
+        """Bring the tensors into the page table, so that no request waits for their pages later.
 
-        On this thread, with the GIL released. Raises CorruptCheckpointError if a file was truncated.
+        Runs on this thread and releases the GIL. Raises CorruptCheckpointError if a file was truncated.
         """
         pieces = self._pieces(names)
         for piece in pieces:
@@ -254,7 +257,7 @@ class Bundle:
 
     @property
     def mapped_files(self) -> dict[FileStamp, DataFile]:
-        """Its mapped data files, by their stamps."""
+        """The mapped data files, by stamp."""
         return {file.stamp: file for file in self._shards.values() if file.is_mapped}
 
     def lend(self, names: Sequence[str], needed: Iterable[str]) -> Loan:
@@ -281,7 +284,7 @@ class Bundle:
         return Loan(tuple(descriptors), sizes, places, ranges)
 
     def marks(self, name: str) -> list[tuple[object, ...]]:
-        """Return a value that differs for tensors with different bytes.
+        """Return a value that is the same only for tensors with the same bytes.
 
         It consists of the file, place, checksum, dtype and shape of each piece.
         """

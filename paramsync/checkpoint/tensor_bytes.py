@@ -43,7 +43,7 @@ _MISSES = 2  # if more pieces differ than are equal, by more than this, the rest
 DType = np.dtype[np.generic]
 
 Test = Callable[[memoryview], bool]
-"""Returns whether all values in this memory, which is not empty, are sound."""
+"""Returns whether all values in this memory are sound. The memory must not be empty."""
 
 Fill = Callable[[Sequence["Piece"], Sequence[Array]], object]
 """Writes the bytes of each piece to its place in memory."""
@@ -59,7 +59,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The offsets of the tensors of a shard, its end, and its portions, which are about equally long."""
+    """The offset of each tensor in a shard, the shard's size, and its portions, which are about equally long."""
 
     offsets: tuple[int, ...]
     end: int
@@ -81,7 +81,7 @@ class Region:
 class Finding(NamedTuple):
     """The checksum of some bytes, not masked, and whether their values are sound.
 
-    Values are sound without NaN, infinity, and bools other than 0 and 1.
+    Values are sound if they contain no NaN, no infinity, and no bool other than 0 and 1.
     """
 
     checksum: int
@@ -193,13 +193,13 @@ def _joined(parts: Sequence[tuple[Piece, Finding]]) -> Finding:
 
 
 def combine(first: int, second: int, length: int) -> int:
-    """The checksum of two adjacent pieces, from the checksum of each and the length of the second in bytes."""
+    """Return the checksum of two adjacent pieces from their checksums and the length of the second piece in bytes."""
     return _times(first, _zeros(length)) ^ second
 
 
 @lru_cache(maxsize=1 << 14)  # the next version has pieces of the same lengths
 def _zeros(length: int) -> int:
-    """The factor by which appending `length` zero bytes multiplies a checksum: x ** (8 * length)."""
+    """Return the polynomial x ** (8 * length): appending `length` zero bytes multiplies a checksum by it."""
     if length <= 1:
         return 1 << 31 - 8 * length
     rest = length & (length - 1)
@@ -207,7 +207,7 @@ def _zeros(length: int) -> int:
 
 
 def _times(first: int, second: int) -> int:
-    """The product of two polynomials modulo that of crc32c. The highest bit is the coefficient of x ** 0."""
+    """Return the product of two polynomials modulo that of crc32c. The highest bit is the coefficient of x ** 0."""
     product = 0
     while first:
         if first & 1 << 31:
@@ -266,8 +266,8 @@ def write(
 
     `dtypes` has the dtype of each tensor whose values are checked, and None for tensors that count as sound. Once its
     bytes are copied, a tensor is removed from `tensors`, and `copied` is called with its number, on any thread, so that
-    its owner can release the buffer. The last tensors come first: most networks are updated from their last layer on,
-    and while a buffer is pinned, an update of it costs a copy into new pages.
+    its owner can release the buffer. The last tensors are copied first, because most networks are updated from their
+    last layer on, and an update of a buffer that is still referenced costs a copy into new pages.
     """
     tests = [None if dtype is None else soundness(dtype) for dtype in dtypes]
     parts: list[list[tuple[Piece, Finding]]] = [[] for _ in tensors]

@@ -30,9 +30,9 @@ from paramsync.tensorbundle.sstable import mask
 LINKED = 8  # how many data files a checkpoint may share with its predecessor
 
 _PAGE = 4096
-_STALE = 0.5  # the share of a linked file's bytes that may be stale
-_WORTH = 1 << 20  # bytes: a part of at least this size gets its own data file, however small its share
-_SHARE = 1 / 64  # of a checkpoint: a part of at least this share gets its own data file, however small
+_STALE = 0.5  # a data file is linked only if at most this share of its bytes is stale
+_WORTH = 1 << 20  # bytes: tensors that are at least this large together get their own data file
+_SHARE = 1 / 64  # smaller tensors also get their own data file if they are this share of the checkpoint
 _NOTHING: Array = np.empty(0, np.uint8)
 _NO_LINK = {errno.EPERM, errno.EMLINK, errno.ENOENT, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS}
 
@@ -67,7 +67,7 @@ class Arriving:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Written:
-    """A checkpoint that was written. `unchanged` are the names of tensors that have the values of its predecessor."""
+    """A checkpoint that was written. `unchanged` names the tensors with the same values as in its predecessor."""
 
     entries: Mapping[str, Entry] = field(default_factory=dict)
     bytes: int = 0
@@ -91,8 +91,8 @@ class Written:
 class Shard:
     """A data file of a checkpoint.
 
-    `bytes`, `stamp` and `digests` are of the time when the file was written: the size of its tensors, its stamp, and
-    the digests of its tensors. `entries` describes the tensors that this checkpoint has in the file.
+    `bytes`, `stamp` and `digests` stay as they were when the file was written: the total size of its tensors, its
+    stamp, and the digests of its tensors. `entries` has only the tensors that this checkpoint uses from the file.
     """
 
     path: Path
@@ -112,10 +112,11 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class WritePlan:
-    """Where each tensor goes. `linked` are unchanged shards, with the names of the tensors that stay in each.
+    """The shards of the next checkpoint.
 
-    `moved` tensors did not change but cannot stay: they get their own shard, which the next checkpoint links.
-    `changed` tensors get another shard.
+    linked   shards of the last checkpoint to link, by number, each with the names of the tensors that it provides
+    moved    unchanged tensors whose shard is not linked; they get a shard that the next checkpoint can link
+    changed  all other tensors; they get another shard
     """
 
     linked: Mapping[int, tuple[str, ...]]
@@ -134,7 +135,7 @@ class CheckpointWriter:
     """
 
     def __init__(self, pool: FilePool, *, durable: bool = False, digested: bool = False) -> None:
-        """If `digested`, makes digests of the given tensors, which show whether others write into a file later."""
+        """If `digested`, computes digests of the tensors. They show whether another program writes to a file later."""
         self._pool = pool
         self._durable = durable
         self._digested = digested
@@ -152,12 +153,12 @@ class CheckpointWriter:
         """Write a checkpoint. Data files get their names first, so that an index never names missing data.
 
         Args:
-            tensors: By name. An object array holds strings, as bytes. The values of `Arriving` tensors are not checked.
-            unchanged: Tensors that the caller knows to have the values of the remembered checkpoint. All others are
-                compared, unless they are `Arriving`.
-            finite: Whether to refuse NaN and infinity.
-            copied: Called on any thread with the name of each tensor that changed, once its bytes are copied and the
-                writer no longer refers to it.
+            tensors: The tensors by name. An object array holds strings, as bytes.
+            unchanged: Names of tensors that have the same values as in the remembered checkpoint. All other tensors
+                are compared with it, except `Arriving` tensors.
+            finite: Whether to refuse NaN and infinity. The values of `Arriving` tensors are never checked.
+            copied: Called on any thread with the name of each changed tensor, once its bytes are copied and the writer
+                no longer refers to the tensor.
 
         Raises OSError; ParameterError for tensors that TensorFlow cannot store; NotFiniteError; for `Arriving` tensors
         every error of their `fill`, and CorruptCheckpointError for malformed strings. After an error, no file has a
@@ -172,7 +173,7 @@ class CheckpointWriter:
         same = self._same(sources, frozenset(unchanged), sound)
 
         def let_go(name: str) -> None:
-            if name in same:  # the caller may keep the tensor, and so know the next time that it is unchanged
+            if name in same:  # the caller may keep the tensor, to recognise it as unchanged the next time
                 return
             sources[name].let_go()
             if copied is not None:
@@ -334,7 +335,7 @@ class _Source:
 
     def __init__(self, name: str, tensor: Tensor | Entry) -> None:
         """`tensor` is an entry if the tensor's bytes are still to come."""
-        self._checksum: int | None = None  # set for strings, whose checksum does not cover their stored bytes
+        self._checksum: int | None = None  # set only for strings: their checksum is not that of their stored bytes
         self.is_given = not isinstance(tensor, Entry)
         if isinstance(tensor, Entry):
             self._array = _NOTHING
@@ -358,17 +359,17 @@ class _Source:
         self._array = _NOTHING
 
     def note(self, name: str, content: Array, path: Path) -> None:
-        """Compute the checksum of strings that have come. Raises CorruptCheckpointError if they are malformed."""
+        """Compute the checksum of `Arriving` strings from their bytes. Raises CorruptCheckpointError if malformed."""
         if self._dtype == dtypes.STRING:
             self._checksum = index.decode_strings(content.data, self._shape, path=path, name=name)[1]
 
     def content(self) -> Array:
-        """The bytes, row by row; without a copy if the tensor is stored that way."""
+        """Return the bytes in row-major order, without a copy if the tensor is stored in that order."""
         return np.ascontiguousarray(self._array).reshape(-1).view(np.uint8)
 
     @property
     def numbers(self) -> np.dtype[np.generic] | None:
-        """The dtype of numbers that may be NaN or infinite; None for other values."""
+        """The dtype if its values can be NaN or infinite, otherwise None."""
         return self._array.dtype if self._array.dtype.kind in "fcV" else None
 
     def entry(self, shard: int, offset: int, checksum: int) -> Entry:
@@ -382,7 +383,7 @@ class _Source:
 
 
 def _digest(contents: list[Array], done: Callable[[int], object]) -> list[bytes]:
-    """The digest of each content. Removes a hashed content from the list, then calls `done` with its number."""
+    """Return the digest of each content. Once hashed, a content is removed and `done` is called with its number."""
 
     def let_go(at: int) -> None:
         contents[at] = np.empty(0, np.uint8)
@@ -393,9 +394,9 @@ def _digest(contents: list[Array], done: Callable[[int], object]) -> list[bytes]
 
 
 def _key(name: object) -> bytes:
-    """The key by which a checkpoint lists and sorts a tensor."""
+    """Return a tensor's name as bytes, the form in which the index sorts names. Raises ParameterError."""
     key = name.encode(errors="replace") if isinstance(name, str) else b""
-    if not key or key[0] == 0 or key.decode() != name:  # header, slices, lone surrogates
+    if not key or key[0] == 0 or key.decode() != name:  # the header's key, a key of a slice, a lone surrogate
         expected = "names in UTF-8 that are neither empty nor begin with NUL"
         raise ParameterError("a checkpoint", expected=expected, found=files.shown(name))
     return key
@@ -416,11 +417,14 @@ def _array(tensor: Any, name: str) -> Array:
 def decide(
     sizes: Mapping[str, int], unchanged: Collection[str], shards: Sequence[tuple[int, Sequence[str]]]
 ) -> WritePlan:
-    """Plan a checkpoint of tensors of these sizes; the `unchanged` ones are in `shards` of the last checkpoint.
+    """Plan a checkpoint of tensors with these sizes.
 
-    Each shard is given as the bytes of its tensors when it was written, and the names still in it. A shard is linked
-    while at least half of its bytes are in use: changed tensors leave stale bytes behind. If there are too many shards,
-    the smallest are merged. Unchanged tensors too small for their own file are written with the changed tensors.
+    `shards` describes the last checkpoint: for each shard its bytes when it was written, and the names of its tensors.
+
+    1. Link each shard that has enough unchanged bytes, if at least half of its bytes are still in use.
+    2. If that makes more than LINKED shards, link only the largest.
+    3. Move the other unchanged tensors to a shard of their own, if they are large enough together.
+    4. Write all remaining tensors to another shard.
     """
     total = sum(sizes.values())
     staying = [tuple([name for name in names if name in unchanged]) for _, names in shards]
@@ -446,7 +450,7 @@ def arrange(sizes: tuple[int, ...]) -> Layout:
     offsets = []
     end = 0
     for size in sizes:
-        if size:  # an empty tensor aligned behind the end of the file would be out of bounds
+        if size:  # an empty tensor is not aligned: it could then lie behind the end of the file
             alignment = _PAGE if size >= _PAGE else ALIGNMENT
             end = -(-end // alignment) * alignment
         offsets.append(end)

@@ -1,1 +1,1 @@
-"""Keeps a replica at the right version: the rounds, the policy, requests of operators, the report."""
+"""Keeps a replica at the right version: the follower's rounds, the policy, operators' requests, the status report."""

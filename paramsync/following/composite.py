@@ -20,9 +20,9 @@ _log = logging.getLogger("paramsync.connection")
 class Connection:
     """Feeds the outputs of `first` into `second`; each answer comes from exactly one version of each.
 
-    Each part's follower joins the pair on the follower's thread. It builds the new joined graph before its part swaps,
-    so that the new pair serves as soon as the part's new version does. If two versions do not fit together, each part
-    goes on by itself, and the connection goes on serving the last pair that fitted.
+    The joined graph of two versions is built on the thread of the follower whose part is about to swap. It is built
+    before the swap, so that the new pair serves as soon as the part's new version does. If two versions do not fit
+    together, each part serves its own, and the connection goes on serving the last pair that fitted.
 
     `take`, `status` and the properties may be used from any number of threads at once and take no lock. A joined
     version has the number of the second part's version.
@@ -50,7 +50,7 @@ class Connection:
         self._follow()
 
     def close(self) -> None:
-        """Stop joining versions. Requests that hold a joined version may go on using it."""
+        """Stop joining versions. Requests may go on using a joined version that they have taken."""
         leaves, self._leaves = self._leaves, ()  # the functions refer to this object and would delay its freeing
         for leave in leaves:
             leave()
@@ -75,7 +75,9 @@ class Connection:
         return self._reason
 
     def take(self, version: int | None = None, label: str = "") -> Resident:
-        """The serving pair, or the serving version of the first part with this version or label of the second.
+        """Return the serving pair, or the pair's version of the first part joined with another version of the second.
+
+        `version` or `label` names the version of the second part.
 
         Raises NotServingError, which names the part that has no version yet, UnknownVersionError, UnknownLabelError.
         """
@@ -94,7 +96,7 @@ class Connection:
         return joined
 
     def status(self) -> Status:
-        """The state of the joined model; its parts have a status of their own."""
+        """Return the status of the joined model. Each part has a status of its own."""
         serving = self._serving
         return Status(
             model=self.model,
@@ -111,16 +113,16 @@ class Connection:
     # For the followers of the parts -----------------------------------------------------------------------------------
 
     def _prepare(self, part: int, resident: Resident) -> Callable[[], None]:
-        """Build the joined graph before a part swaps to this version. Returns a function to call after the swap."""
+        """Build the joined graph for a version that a part is about to serve. Returns a function to call afterwards."""
         other = self.parts[1 - part].residents[:1]
         if other:
             pair = (resident, other[0]) if part == 0 else (other[0], resident)
-            with contextlib.suppress(ParamsyncError):  # `_follow` reports the error, once the part serves
+            with contextlib.suppress(ParamsyncError):  # `_follow` reports the error after the swap
                 self._joiner.build(pair)
         return self._follow
 
     def _follow(self) -> None:
-        """Join the serving versions. Each follower calls this after its swap, so the last call sees both versions."""
+        """Join the serving versions. Each follower calls this after its swap, so the last call sees both swaps."""
         while (pair := self._serving_pair()) is not None:
             joined, reason = None, ""
             try:

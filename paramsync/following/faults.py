@@ -62,7 +62,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def free_frames(error: BaseException) -> None:
-    """Free the files and memory that an error's traceback refers to, without waiting for the garbage collector."""
+    """Free the files and memory that an error's traceback refers to, before the garbage collector would."""
     seen: BaseException | None = error
     while seen is not None:
         traceback.clear_frames(seen.__traceback__)
@@ -70,6 +70,6 @@ def free_frames(error: BaseException) -> None:
 
 
 def describe(error: Exception) -> str:
-    """The error as one line for a person."""
+    """Return the error as one line of text for a person."""
     text = line(str(error))
     return text if isinstance(error, ParamsyncError) else f"{type(error).__name__}: {text}"

@@ -37,9 +37,9 @@ else:
 
 _log = logging.getLogger("paramsync.follower")
 _JOIN_SECONDS = 10.0
-_WAITING_SECONDS = 1.0  # between two looks at the store while nothing serves: the watch may miss a new directory
-_LONG_SECONDS = 0.5  # after a longer round with a swap, another runs at once: some file systems report no changes
-_TEND_SECONDS = 0.05  # between two checks whether requests still hold a dropped version
+_WAITING_SECONDS = 1.0  # the longest pause between two rounds while nothing serves: the watch may miss a new directory
+_LONG_SECONDS = 0.5  # a longer round with a swap is repeated at once: some file systems report no changes
+_TEND_SECONDS = 0.05  # the pause between two checks whether requests still use a dropped version
 
 
 class Follower(Generic[V]):
@@ -67,8 +67,8 @@ class Follower(Generic[V]):
             poll_seconds: Seconds between two looks at the store, if the watch reports no change.
             keep: The directory that stores pins and labels over a restart; None: they are lost at a restart.
             labels: Labels from the settings. A label stored in `keep` wins, unless the settings have changed since.
-            latest: How many of the newest versions stay in memory; None: the versions that served last stay instead.
-            change: A change that applies from the start, before a request has stored it in `keep`.
+            latest: How many of the newest versions stay in memory; None: the last versions that served stay instead.
+            change: A change of pin and labels that applies from the start, although it is not stored in `keep` yet.
             serve_damaged: Whether a damaged version goes on serving while no other version can replace it.
         """
         kept = PinsFile(keep, replica.model, replica.source.path, given=labels)
@@ -110,7 +110,7 @@ class Follower(Generic[V]):
 
     @property
     def latest(self) -> int | None:
-        """How many of the newest versions stay in memory; None if the versions that served last stay instead."""
+        """How many of the newest versions stay in memory; None if the last versions that served stay instead."""
         return self._requests.latest
 
     @property
@@ -123,33 +123,36 @@ class Follower(Generic[V]):
         self._report.set_on_trial(trial)
 
     def hold(self, change: Change | None) -> None:
-        """Keep the versions that this change needs in memory until the next `hold`. `Action.PREPARE` waits for them."""
+        """Restore the versions that this change needs, and keep them in memory until the next call of `hold`.
+
+        A request with `Action.PREPARE` waits until they are in memory.
+        """
         self._requests.hold(change)
         self.notify()
 
     def ask(
         self, action: Action, number: int | None = None, label: str = "", change: Change | None = None
     ) -> Future[Status]:
-        """Open a request like `sync` or `pin`, without waiting. The future may be cancelled. Raises InputError."""
+        """Open a request, as `sync` or `pin` do, without waiting. The future may be cancelled. Raises InputError."""
         answer = self._requests.ask(action, number, label, change)
         answer.add_done_callback(self._answered)
         self.notify()
         return answer
 
     def _answered(self, answer: Future[Status]) -> None:
-        if answer.cancelled():  # the caller has given up: the worker drops the caller's pin or label
+        if answer.cancelled():  # the caller gave up, so the worker has to withdraw the caller's pin or label
             self.notify()
 
     def sync(self, version: int | None = None, *, timeout: float | None = None) -> Status:
-        """Return once this version or a newer version serves; None: the newest version published at the call.
+        """Return once this version or a newer version serves. None stands for the newest version published now.
 
-        A quarantined version is tried once more. Raises SyncError if the version cannot come to serve,
+        A quarantined version is tried once more. Raises SyncError if the version cannot be served,
         UnknownVersionError, NotServingError while draining, and TimeoutError, whose message says what took so long.
         """
         return self._wait(self.ask(Action.SYNC, version), version, timeout)
 
     def pin(self, version: int, *, timeout: float | None = None) -> Status:
-        """Serve this version until `unpin`. Returns once it serves. If this raises, nothing has changed."""
+        """Serve this version until `unpin`. Returns once the version serves. After an error nothing has changed."""
         return self._wait(self.ask(Action.PIN, version), version, timeout)
 
     def unpin(self, *, timeout: float | None = None) -> Status:
@@ -157,10 +160,10 @@ class Follower(Generic[V]):
         return self._wait(self.ask(Action.UNPIN), None, timeout)
 
     def rollback(self, version: int | None = None, *, timeout: float | None = None) -> Status:
-        """Pin the version that served before the serving one; at once if it is in memory. Raises as `pin` does.
+        """Pin the version that served before the serving one. A version in memory serves at once. Raises as `pin` does.
 
-        A caller that has seen `status().back` passes that number as `version`, so that a swap in between does not
-        change where the rollback goes. The next rollback goes further back.
+        `status().back` is the version that a rollback would pin. A caller that showed it to a person passes it as
+        `version`, so that the rollback pins the same version even after a swap. The next rollback goes further back.
         """
         return self._wait(self.ask(Action.ROLLBACK, version), version, timeout)
 
@@ -176,7 +179,7 @@ class Follower(Generic[V]):
         return self._wait(self.ask(Action.UNLABEL, label=label), None, timeout)
 
     def late(self, number: int | None, seconds: float | None) -> str:
-        """The message for a caller that waited too long for a version."""
+        """Return the message for a caller that waited too long for a version."""
         what = "the newest version" if number is None else f"version {number}"
         waited = "in time" if seconds is None else f"within {seconds:.3g} s"
         return f"{what} of model {self.model!r} did not come to serve {waited}: {_why_waiting(number, self.status())}"
@@ -192,13 +195,13 @@ class Follower(Generic[V]):
     # The worker -------------------------------------------------------------------------------------------------------
 
     def start(self, bell: Bell | None = None) -> None:
-        """Start the worker. It arms and closes the bell, which tells of changes; by default the source's own bell."""
+        """Start the worker. The worker arms and closes `bell`, which reports changes; by default the source's bell."""
         bell = bell or self.replica.source.bell(self.notify)
         self._worker = threading.Thread(target=self._run, args=(bell,), name=f"follower {self.model}", daemon=True)
         self._worker.start()
 
     def drain(self, why: str = "the server is stopping") -> None:
-        """From now on report DRAINING, restore nothing, and refuse operators' requests. The serving version stays."""
+        """Report DRAINING, restore nothing more, and refuse operators' requests. The serving version stays."""
         if not self._draining.is_set():
             self._draining.set()
             self._requests.refuse(NotServingError(self.model, why))
@@ -211,7 +214,7 @@ class Follower(Generic[V]):
             self._worker.join(_JOIN_SECONDS)
 
     def release(self) -> None:
-        """After `close`: free all versions. Returns once no request holds one."""
+        """Free all versions. Call this after `close`. Returns once no request uses any version."""
         self._reconciler.release()
         while self.replica.leaving:
             self.replica.tend()
@@ -244,7 +247,7 @@ class Follower(Generic[V]):
         bell.close()
 
     def _follow(self) -> None:
-        """Run a round, and again after each long round that swapped: some watches miss what is published meanwhile."""
+        """Run rounds until a round swaps nothing, or was short: a watch may miss a publication during a long round."""
         while True:
             began = time.monotonic()
             swapped = self.run_once()
@@ -253,7 +256,7 @@ class Follower(Generic[V]):
                 return
 
     def _rest(self, seconds: float) -> None:
-        """Wait for a notification or the timeout; meanwhile free versions that requests no longer hold."""
+        """Wait for a notification or the timeout. Meanwhile free dropped versions that requests no longer use."""
         end = time.monotonic() + seconds
         while self.replica.leaving and time.monotonic() < end:
             if self._rung.wait(_TEND_SECONDS):
@@ -268,7 +271,7 @@ class Follower(Generic[V]):
     def run_once(self) -> Version | None:
         """Run one round: look at the store, restore the version to serve, and swap to it.
 
-        Returns the version that came to serve, or None if no swap took place. A version that cannot be used is
+        Returns the version that serves after a swap, or None if no swap took place. A version that cannot be used is
         quarantined, and the next best version is tried in the same round.
         """
         self._rung.clear()
@@ -276,7 +279,7 @@ class Follower(Generic[V]):
 
 
 def _why_waiting(number: int | None, status: Status) -> str:
-    """Why an open request has to wait."""
+    """Return the reason why an open request still waits."""
     if status.restoring is not None:
         return f"version {status.restoring} is being restored"
     if status.reason:

@@ -8,15 +8,15 @@ once", the choice is saved when the request is admitted.
 |---|---|---|---|
 | SYNC | once its version is known: the newest, if none is named | that version or a newer one serves | |
 | PIN, ROLLBACK | once its version is in memory or the store was read | that version serves | the pin |
-| UNPIN | at once | a whole round ran without the pin | no pin (at once) |
+| UNPIN | at once | a complete round ran without the pin | no pin (at once) |
 | LABEL | as PIN | the label names its version | the label |
 | UNLABEL | at once | at once | no label (at once) |
 | PREPARE | once the store was read or its versions are in memory | its versions are in memory | |
 | BEGIN | as PREPARE | as PREPARE, and the model serves or its store is empty | |
 | CHANGE | at once | its pin serves | the whole change (at once) |
 
-The earlier choice stands if the request fails, if its caller gives up, or if another request replaces it. This module
-knows no store and no replica.
+The earlier choice stays if the request fails, if its caller gives up, or if another request replaces the request. This
+module knows no store and no replica.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def _prepared(request: OperatorRequest, status: Status, published: Collection[in
         return False
     if request.action is Action.BEGIN and not _begun(status, published):
         return False
-    if request.change.latest is None or status.pinned is not None:  # with a pin, the newest are not kept in memory
+    if request.change.latest is None or status.pinned is not None:  # a pinned model does not keep the newest in memory
         return True
     if published is None:
         return status.store_lost
@@ -143,7 +143,7 @@ def _prepared(request: OperatorRequest, status: Status, published: Collection[in
 
 
 def _begun(status: Status, published: Collection[int] | None) -> bool:
-    """Whether a new model serves, or has an empty store. Raises SyncError if it cannot serve in its present state."""
+    """Return whether a new model serves, or its store is empty. Raises SyncError if the model cannot serve."""
     if status.serving is not None:
         return True
     none_usable = published and not status.usable(published)
@@ -210,11 +210,11 @@ class OperatorRequests:
     def __init__(self, choices: Choices, keep: Callable[[Choices], None], *, latest: int | None = None) -> None:
         """`keep` saves the choices. It is called after each change, before the caller gets its answer.
 
-        `latest` is how many of the newest versions stay in memory; None: the versions that served most recently stay.
+        `latest` is how many of the newest versions stay in memory; None: the last versions that served stay instead.
         """
         self._choices = choices
         self.fleet = Choices()
-        """Choices for all followers of a bucket, set by the follower's thread. Choices made at this follower win."""
+        """The choices that the bucket has for all its followers. Choices made at this follower override them."""
         self._keep = keep
         self._latest = latest
         self._held: Change | None = None
@@ -240,7 +240,7 @@ class OperatorRequests:
         return request.answer
 
     def hold(self, change: Change | None) -> None:
-        """From now on keep the versions that this change needs in memory; None: stop. Any thread."""
+        """Keep the versions that this change needs in memory; None: keep none for a change any more. Any thread."""
         self._held = change
 
     @property
@@ -255,7 +255,7 @@ class OperatorRequests:
 
     @property
     def latest(self) -> int | None:
-        """How many of the newest versions stay in memory; None if the versions that served last stay instead."""
+        """How many of the newest versions stay in memory; None if the last versions that served stay instead."""
         held = self._held
         return self._latest if held is None or held.latest is None else max(held.latest, self._latest or 0)
 
@@ -267,24 +267,24 @@ class OperatorRequests:
 
     @property
     def pinned(self) -> int | None:
-        """The pinned version, to serve until it is unpinned."""
+        """The version to serve until it is unpinned; None without a pin. The pin of an admitted request comes first."""
         tried = self._pinning
         chosen = self._choices.pinned if tried is None or tried.answer.done() else tried.number
         return self.fleet.pinned if chosen is None else chosen
 
     @property
     def going_back(self) -> bool:
-        """Whether `pinned` is the version of a rollback under way."""
+        """Whether `pinned` comes from a rollback that is not answered yet."""
         return self._pinning is not None and not self._pinning.answer.done() and self._pinning.action is Action.ROLLBACK
 
     @property
     def labels(self) -> Mapping[str, int]:
-        """By label: the version that the label should name."""
+        """The version that each label should name, by label."""
         return {**self.fleet.labels, **self._choices.labels, **self.labelling}
 
     @property
     def labelling(self) -> Mapping[str, int]:
-        """The labels of requests whose callers still wait, with their versions."""
+        """The labels of admitted requests that are not answered yet, with their versions."""
         return {
             label: request.number
             for label, request in self._labelling.items()
@@ -292,25 +292,32 @@ class OperatorRequests:
         }
 
     def fresh(self) -> list[OperatorRequest]:
-        """Requests that are not admitted yet. List them before a look at the store, and admit them after the look."""
+        """Return the requests that are not admitted yet.
+
+        Call this before a look at the store, and `admit` after it, so that no request is older than the look.
+        """
         with self._lock:
             return [request for request in self._open if not request.admitted]
 
     def urgent(self, status: Status) -> list[OperatorRequest]:
-        """New changes that need only versions in memory, oldest first, up to the first that needs the store."""
+        """Return the new requests that need only versions in memory, up to the first that needs the store.
+
+        Syncs and preparations are left out: they always need the store.
+        """
         changes = (request for request in self.fresh() if request.action not in (Action.SYNC, *_PREPARING))
         return list(takewhile(lambda request: _in_memory(request, status), changes))
 
     def overtaking(self, status: Status) -> bool:
-        """Whether an urgent request pins a version in memory, so that a restore in progress can be abandoned."""
+        """Return whether an urgent request pins a version in memory, so that a restore in progress can be abandoned."""
         return any(request.action in _PINNING or request.change.pinned is not None for request in self.urgent(status))
 
     def admit(
         self, fresh: Iterable[OperatorRequest], status: Status, published: Collection[int] | None, newest: int | None
     ) -> set[int]:
-        """Admit the requests for which enough is known. Returns the versions to try once more, even if quarantined.
+        """Admit the requests for which enough is known. Returns the versions that admitted requests name.
 
-        `published` is None if the store cannot be read; `newest` is None if the newest version is unknown.
+        The caller lifts the quarantine of these versions. `published` is None if the store cannot be read; `newest` is
+        None if the newest version is unknown.
         """
         for request in fresh:
             if request.action is Action.SYNC:
@@ -336,7 +343,7 @@ class OperatorRequests:
         return numbers.union(*(request.change.versions for request in admitted if request.action in _PREPARING))
 
     def _change(self, request: OperatorRequest, status: Status) -> None:
-        """Make a prepared change, whose versions are in memory."""
+        """Apply and save a prepared change. Its versions are in memory already."""
         request.admitted = True
         change = request.change
         self._latest = change.latest
@@ -425,7 +432,7 @@ class OperatorRequests:
 
 
 def _in_memory(request: OperatorRequest, status: Status) -> bool:
-    """Whether the request needs only versions that are in memory already."""
+    """Return whether the request needs only versions that are already in memory."""
     if request.action is Action.ROLLBACK and request.number is None:
         return bool(status.before) and status.before[0] in status.resident
     if request.action in (*_PINNING, Action.LABEL):

@@ -19,7 +19,7 @@ from paramsync.version import NUMBERS
 MOST_LABELS = 256  # labels that a model may have
 _LABEL = 200  # characters that a label may have; a character takes at most four bytes
 _log = logging.getLogger("paramsync.kept")
-_LIMIT = 1 << 22  # bytes of a file, eight times what one process writes; a larger file is not ours
+_LIMIT = 1 << 22  # bytes: eight times the largest file of one process; a larger file is not ours
 _ERRORS = (OSError, ValueError, RecursionError, CorruptCheckpointError)
 
 
@@ -35,12 +35,11 @@ def check_label(where: str, label: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
-    """The choices of operators: the pinned version, or None to follow the newest; the version of each label; other
-    versions to keep in memory."""
+    """The choices of operators for one model."""
 
-    pinned: int | None = None
-    labels: Mapping[str, int] = field(default_factory=dict)
-    beside: tuple[int, ...] = ()
+    pinned: int | None = None  # None: follow the newest version
+    labels: Mapping[str, int] = field(default_factory=dict)  # the version of each label
+    beside: tuple[int, ...] = ()  # other versions to keep in memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ class Change:
     labels: Mapping[str, int] = field(default_factory=dict)  # labels to give, or to move to another version
     without: Collection[str] = ()  # labels to take away, if they exist
     beside: tuple[int, ...] | None = None  # other versions to keep in memory; None: the same as before
-    latest: int | None = None  # how many of the newest versions stay in memory; None: the last to serve
+    latest: int | None = None  # how many of the newest versions stay in memory; None: the last that served stay
 
     @property
     def versions(self) -> list[int]:
@@ -61,14 +60,14 @@ class Change:
         return sorted({*pinned, *self.labels.values(), *(self.beside or ())})
 
     def of(self, choices: Choices) -> Choices:
-        """The choices after this change."""
+        """Return the choices after this change."""
         labels = {label: number for label, number in choices.labels.items() if label not in self.without}
         pinned = None if self.unpin else choices.pinned if self.pinned is None else self.pinned
         beside = choices.beside if self.beside is None else self.beside
         return replace(choices, pinned=pinned, labels={**labels, **self.labels}, beside=beside)
 
     def is_so(self, status: Status, latest: int | None, beside: tuple[int, ...]) -> bool:
-        """Whether the change is already in effect. `latest` and `beside` are the values that apply now."""
+        """Return whether the change is already in effect. `latest` and `beside` are the current values."""
         choices = Choices(pinned=status.pinned, labels=dict(status.labels), beside=beside)
         return latest == self.latest and self.of(choices) == choices
 
@@ -77,7 +76,7 @@ class PinsFile:
     """The small file with one model's pin and labels. Without a directory nothing is saved. One thread owns it.
 
     The file survives any end of the process, but not always a crash of the machine. If the directory cannot be written
-    or the file is damaged, this is logged once, and the model is served all the same.
+    or the file is damaged, this is logged, and the model is served without the file.
 
     Several processes may share the file of a model: the last process to set the pin, or a label, wins.
     """
@@ -85,10 +84,9 @@ class PinsFile:
     def __init__(
         self, directory: Path | None, model: str, store: Path, *, given: Mapping[str, int] | None = None
     ) -> None:
-        """A file that names another store for this model is ignored, because that store has other versions.
+        """`given` are the labels from the settings. Those that changed since the file was written override the file.
 
-        `given` are the labels from the settings. If some of these changed since the file was written, they override
-        the labels in the file.
+        A file that was written for another store is ignored, because that store has other versions.
         """
         self._model = model
         self._store = str(store.absolute())
@@ -98,7 +96,7 @@ class PinsFile:
         self._warned = False
 
     def read(self) -> Choices:
-        """Return the choices in the file, with the labels that the settings changed since.
+        """Return the choices in the file, updated by the labels that have changed in the settings.
 
         If the file is missing or cannot be used, return only the labels from the settings.
         """
@@ -116,7 +114,7 @@ class PinsFile:
         return self._known
 
     def write(self, choices: Choices) -> None:
-        """Write the choices by one rename, if they changed."""
+        """Save the choices if they changed. Only the changed choices replace those that another process has saved."""
         if self._path is None or choices == self._known:
             return
         before, self._known = self._known, choices
@@ -133,7 +131,7 @@ class PinsFile:
     def _content(self) -> tuple[Choices, Mapping[str, int]] | None:
         """Return the choices in the file, and the labels that the settings had when it was written.
 
-        Returns None without a file, or if the file is about another store. Raises one of _ERRORS if it cannot be read.
+        Returns None if there is no file, or if it is about another store. Raises one of _ERRORS if it cannot be read.
         """
         if self._path is None:
             return None

@@ -3,8 +3,8 @@
 | fault of a version (`faults.Fault`) | quarantined | tried again |
 |---|---|---|
 | unfinished | no | after 0.05 s, doubling, for 2 s; then treated as its own fault |
-| its own: damaged, not a graph, not trusted | yes | when its files change, or a request names it |
-| not its own: it may be gone at the next look | yes | at every look at the store |
+| its own: damaged, not a graph, not trusted | yes | when its files change, or a request names the version |
+| not its own: the error may be gone at the next look | yes | at every look at the store |
 | the machine's: memory, descriptors, permission | no | after 0.05 s, doubling up to 30 s |
 | unforeseen | yes | as for its own fault; the log has the traceback |
 
@@ -34,12 +34,14 @@ def next_restore(
     """Return the version to restore now; None to stay with the serving version.
 
     `published` ascends and ends with the latest. `quarantined` maps the number of each quarantined version to the files
-    that it had then: the version is passed over for as long as it has these files.
+    that it had then. The version is skipped while it has these files.
 
-    With a pin, only the pinned version counts. While nothing serves, other versions are tried after the pinned one:
-    older versions first, then newer versions, in both cases the newest first. Without a pin, the newest version that is
-    not quarantined counts. A version older than the serving one is restored only if the store `starts_over` with lower
-    numbers. Signed stores may not start over, because an attacker could replace new versions by old versions.
+    With a pin, only the pinned version is restored. But while nothing serves, other versions are tried after the pinned
+    version: first the older ones, then the newer ones, each from the newest down.
+
+    Without a pin, the newest version that is not quarantined is restored. A version older than the serving one is
+    restored only if `starts_over` allows it and the latest version is older, too. A signed store does not allow it,
+    because an attacker could replace new versions by old versions.
     """
     if pinned is not None:
         others = [candidate for candidate in published if serving is None and candidate.number != pinned]
@@ -58,21 +60,21 @@ def next_restore(
 
 
 def is_quarantined(candidate: Candidate, quarantined: Mapping[int, Hashable]) -> bool:
-    """Whether the version is quarantined with the files that it has now."""
+    """Return whether the version is quarantined and still has the files that it had then."""
     return candidate.number in quarantined and quarantined[candidate.number] == candidate.files
 
 
 def stand_in(resident: Collection[int], *, pinned: int | None) -> int | None:
-    """Return the version in memory that replaces a damaged version until a better one is restored from the store.
+    """Return the version in memory that serves in place of a damaged version until the next restore.
 
-    It is the newest version; with a pin, the newest up to the pinned number, because an operator may have rolled back
-    from newer versions.
+    Returns the newest version. With a pin, versions above the pinned number are left out, because an operator may have
+    rolled back from them.
     """
     return max((number for number in resident if pinned is None or number <= pinned), default=None)
 
 
 def newest(published: Sequence[Candidate], *, quarantined: Mapping[int, Hashable], count: int) -> list[Candidate]:
-    """The `count` newest versions that are not quarantined, the newest first."""
+    """Return the `count` newest versions that are not quarantined, the newest first."""
     good = [candidate for candidate in published if not is_quarantined(candidate, quarantined)]
     return good[::-1][:count]
 
@@ -80,8 +82,8 @@ def newest(published: Sequence[Candidate], *, quarantined: Mapping[int, Hashable
 def served_before(before: Sequence[int], *, left: int | None, now: int, back: bool) -> tuple[int, ...]:
     """Return the versions that served before version `now`, each once, the most recent first.
 
-    Version `now` has just replaced version `left`. After a rollback (`back`), the versions that the rollback left or
-    skipped are not in the result.
+    Version `now` has just replaced version `left`. If this was a rollback (`back`), only versions that served before
+    `now` are returned, so that the next rollback goes further back.
     """
     if back:
         return tuple(before[before.index(now) + 1 :]) if now in before else ()
@@ -126,7 +128,7 @@ class _Failure:
 
 
 class Failures:
-    """Versions that could not be restored. New files of a version begin without failures. Belongs to one thread."""
+    """Versions that could not be restored. Once its files change, a version counts as new. Belongs to one thread."""
 
     def __init__(self) -> None:
         self._failures: dict[int, _Failure] = {}
@@ -137,7 +139,7 @@ class Failures:
         Without `own_fault`, the version is tried again at every look at the store.
         """
         before = self._failures.get(candidate.number)
-        known = None if before is None else before.quarantined  # the same reason is no news, even if the files changed
+        known = None if before is None else before.quarantined  # the same reason is not new, even for other files
         failure = self._of(candidate)
         news = known is None or known.reason != reason
         failure.quarantined = Quarantined(number=candidate.number, reason=reason, since=since) if news else known
@@ -145,7 +147,7 @@ class Failures:
         return news
 
     def incomplete(self, candidate: Candidate, now: float) -> float | None:
-        """Seconds until the next look at an unfinished version; None once UNFINISHED_SECONDS are over."""
+        """Return the seconds until the next look at an unfinished version; None after UNFINISHED_SECONDS."""
         failure = self._of(candidate)
         if failure.incomplete_since is None:
             failure.incomplete_since = now
@@ -160,7 +162,7 @@ class Failures:
         return failure.back_off.left(now)
 
     def left(self, candidate: Candidate, now: float) -> float:
-        """Seconds until the next try of a version that was postponed; 0 if it may be tried now."""
+        """Return the seconds until a postponed version may be tried again; 0 if it may be tried now."""
         failure = self._failures.get(candidate.number)
         return 0.0 if failure is None or failure.files != candidate.files else failure.back_off.left(now)
 
@@ -190,12 +192,12 @@ class Failures:
                 self._no_more_postponed(failure)
 
     def files(self) -> dict[int, Hashable]:
-        """The files that each version had when it was quarantined for its own fault."""
+        """Return the files that each version had when it was quarantined for its own fault."""
         cases = self._failures.items()
         return {number: case.files for number, case in cases if case.quarantined is not None and case.own_fault}
 
     def quarantined(self) -> tuple[Quarantined, ...]:
-        """The quarantined versions, ascending."""
+        """Return the quarantined versions, ascending."""
         cases = (failure.quarantined for _, failure in sorted(self._failures.items()))
         return tuple(case for case in cases if case is not None)
 
@@ -222,8 +224,8 @@ class Failures:
 class Publications:
     """The publications of one store. Belongs to one thread.
 
-    Remembers the versions in the store and in memory. The lag of a version counts from the publication of its first
-    successor, so that publication is remembered even after the store has removed the successor.
+    Remembers the publications of all versions that are in the store or in memory. The lag of a version begins with the
+    publication of its successor, so the successor's publication is remembered as long as the version is in memory.
     """
 
     def __init__(self) -> None:
@@ -231,7 +233,7 @@ class Publications:
         self._latest: Publication | None = None
 
     def update(self, published: Sequence[Version], in_memory: Collection[int], now: float) -> None:
-        """Note the versions in the store, ascending up to the latest. `in_memory` includes the serving version."""
+        """Note the published versions, ascending up to the latest. `in_memory` includes the serving version."""
         if not published:
             return
         highest = published[-1].number
@@ -249,7 +251,7 @@ class Publications:
         self._latest = seen[highest]
 
     def newer(self, serving: int | None) -> tuple[Publication | None, int]:
-        """Return the oldest publication newer than the serving version, and how many newer publications there were.
+        """Return the oldest publication newer than the serving version, and the number of newer publications.
 
         If the serving version's number is above the latest, the store started over with lower numbers. All publications
         then count as newer.

@@ -25,14 +25,14 @@ _log = logging.getLogger("paramsync.follower")
 
 
 class _OvertakenError(Exception):
-    """Ends a restore in progress: a request or a change of the store makes it needless, or `ended` is set."""
+    """Ends a restore in progress, because a request or a change of the store overtook it, or because `ended` is set."""
 
 
 class Reconciler:
     """The rounds of one replica, on one thread.
 
-    The follower sets `ended` when no more rounds are to run. Setting `rung` asks for another round; the follower clears
-    it before each round.
+    The follower sets `ended` to stop the rounds. Setting `rung` requests another round; the follower clears `rung`
+    before each round.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Reconciler:
         self._serving: Candidate | None = None
         self._files: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()
         self._examined: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()  # files at the last damage check
-        self._damaged: InMemory | None = None  # a version that serves because there is no other
+        self._damaged: InMemory | None = None  # a damaged version that serves because there is no other version
         self._failures = Failures()
         self._wanted: set[int] = set()  # versions that this round restored, tried to restore, or postponed
         self._looks = Backoff()
@@ -65,7 +65,7 @@ class Reconciler:
         self._newest: list[InMemory] = []  # the newest versions of the store, which stay in memory
 
     def run_once(self) -> Version | None:
-        """Run one round. Returns the version that came to serve, if any.
+        """Run one round. Returns the version to which the round swapped, if any.
 
         1. Handle requests that need only versions in memory. They come first because a look at the store may take long.
         2. Look at the store.
@@ -93,7 +93,7 @@ class Reconciler:
         self._replica.reason = self._report.now().short_reason
 
     def release(self) -> None:
-        """Drop all versions. Call this only after `ended` is set: a round that still runs then keeps no version."""
+        """Drop all versions. Set `ended` first, so that a round that still runs keeps no version."""
         self._newest, self._damaged = [], None
         self._replica.release()
 
@@ -113,7 +113,7 @@ class Reconciler:
             self._soon(self._looks.left(now))
         else:
             self._looks = Backoff()
-        self._report.set_publisher(look.publisher if note is None else None)  # a copy's lock is the mirror's
+        self._report.set_publisher(look.publisher if note is None else None)  # the mirror holds the lock of a copy
         absent = look.latest is None and look.problem is None
         absence = diagnosis.absence(self._replica.source.path) if absent else ""
         self._report.set_waiting(absence, unread=look.problem is not None)
@@ -128,7 +128,7 @@ class Reconciler:
         self.look_again = seconds if self.look_again is None else min(seconds, self.look_again)
 
     def _missing(self, published: list[int]) -> str:
-        """Say which chosen versions are neither in the store nor in memory."""
+        """Return a text about the chosen versions that are neither in the store nor in memory; "" if there are none."""
         there = {*published, *self._report.now().resident}
         chosen = {f"the label {label!r} names": number for label, number in self._requests.labels.items()}
         if self._requests.pinned is not None:
@@ -139,7 +139,7 @@ class Reconciler:
         return f"{', '.join(lost)}, which store {store} does not have" if lost else ""
 
     def _round(self, fresh: Iterable[OperatorRequest], store: Look | None) -> Version | None:
-        """Admit requests, restore and swap to fulfil them, and answer. Without `store`, use only versions in memory."""
+        """Admit requests, restore and swap, and answer requests. Without `store`, use only versions in memory."""
         look, whole = store or Look(), store is not None
         latest = look.latest.number if look.latest is not None and look.problem is None else None
         for number in self._requests.admit(fresh, self._report.now(), look.numbers, latest):
@@ -165,7 +165,7 @@ class Reconciler:
             self._report.set(restoring=None)
             self._rung.set()
         self._requests.settle(self._report.status, look.numbers, whole=whole)
-        if self._requests.pinned != pinned:  # the pin failed, so the earlier choice stands
+        if self._requests.pinned != pinned:  # the request's pin failed, so the earlier choice stays
             self._report.set(pinned=self._requests.pinned)
             self._rung.set()
         return swapped
@@ -174,11 +174,11 @@ class Reconciler:
         """Swap to the version that the policy names, or to the next best if it cannot be used."""
         published, serving = look.published or [], self._serving
         if look.problem is not None and serving is not None and pinned is None:
-            # The look failed in part, and may have missed newer versions. So lower numbers do not prove that the store
+            # The look failed in part and may have missed newer versions, so lower numbers do not prove that the store
             # started over.
             published = [candidate for candidate in published if candidate.number >= serving.number]
         if serving is not None and any(candidate.same_as(serving) for candidate in published):
-            self._failures.pardon(serving.number)  # its files could not be read for a while, and can be now
+            self._failures.pardon(serving.number)  # the files of the serving version can be read again
         numbers = {candidate.number for candidate in published}
         kept = [  # versions in memory that this look does not list
             Candidate(resident.version, self._files.get(resident))
@@ -208,15 +208,15 @@ class Reconciler:
         return None
 
     def _resident(self, candidate: Candidate) -> InMemory | None:
-        """The version in memory with these files, if any."""
+        """Return the version in memory that was restored from these files, if any."""
         residents = self._residents
         same = (known for known in residents if candidate.same_as(Candidate(known.version, self._files.get(known))))
         return next(same, None)
 
     def _restored(self, candidate: Candidate, *, until: Callable[[], bool] = lambda: False) -> InMemory | None:
-        """Restore a version without a swap. Returns None if this fails, or if the version is postponed.
+        """Restore a version without a swap. Returns None if the restore fails or the version is postponed.
 
-        Raises _OvertakenError.
+        `until` says whether to abandon the restore. Raises _OvertakenError.
         """
         number, version = candidate.number, candidate.version
 
@@ -262,14 +262,14 @@ class Reconciler:
 
     @property
     def _residents(self) -> list[InMemory]:
-        """The versions in memory, except the damaged version that serves because there is no other."""
+        """The versions in memory, without the damaged version that may still serve."""
         return [resident for resident in self._replica.residents if resident is not self._damaged]
 
     def _damages(self, published: Iterable[Candidate]) -> dict[InMemory, str]:
         """Return the versions in memory that are damaged, and how each is damaged.
 
-        Examines suspects and versions whose files were written to. If one of these is damaged, examines all others too,
-        because they may share its files.
+        Examines suspects, and versions whose files changed since the last examination. If one of these is damaged,
+        examines all others too, because they may share its files.
         """
         suspects = {self._replica.suspects.pop() for _ in range(len(self._replica.suspects))}
         files = {candidate.number: candidate.files for candidate in published}
@@ -286,10 +286,10 @@ class Reconciler:
     def _drop(self, bad: Mapping[InMemory, str], *, damaged: bool = False) -> None:
         """Quarantine versions that turned bad after their restore, and stop answering from them.
 
-        1. Report each.
-        2. If one of them serves, another version in memory takes its place, as in a rollback. If there is no other,
-           nothing serves until one is restored. With `serve_damaged` the damaged version goes on serving until then.
-        3. Drop them.
+        1. Report each bad version.
+        2. If a bad version serves, swap to another version in memory. If there is no other version, nothing serves
+           until the next restore; with `serve_damaged`, a damaged version goes on serving until then.
+        3. Drop the bad versions.
         """
         numbers = {resident.version.number for resident in bad}
         for resident, reason in bad.items():
@@ -313,7 +313,7 @@ class Reconciler:
                 self._report.set(state=State.DAMAGED)
             else:
                 self._report.serve_nothing()
-        # after the report: workers then see the reason why nothing serves
+        # The drop comes after the report, so that workers see the reason why nothing serves.
         if gone := [resident for resident in bad if resident is not self._damaged]:
             self._replica.drop(gone)
         self._report.set_memory(self._replica)
@@ -321,8 +321,8 @@ class Reconciler:
     def _label(self) -> None:
         """Point every label at its version, if the version is in memory.
 
-        If a labelled version is rewritten, the label stays with the version as it was before, unless an operator gives
-        the label again.
+        If the store rewrites a labelled version, the label stays at the old content of the version until an operator
+        gives the label again.
         """
         labels, given = {}, self._replica.view.labels
         for label, number in self._requests.labels.items():
@@ -337,9 +337,9 @@ class Reconciler:
     def _bring_beside(self, published: list[Candidate] | None) -> None:
         """Restore the versions that stay in memory beside the serving version. Raises _OvertakenError.
 
-        Labelled versions come first, then versions that a configuration names, then the newest of the store. Before the
-        newest are restored, unwanted versions are dropped; the settings say how many recent versions stay. While the
-        store cannot be read, or a version is pinned, the newest stay as they are.
+        Labelled versions come first, then versions that a configuration names, then the newest versions of the store.
+        Versions that are no longer wanted are dropped before the newest are restored. While the store cannot be read,
+        or a version is pinned, the newest versions in memory stay the same.
         """
         requests, given = self._requests, self._replica.labels
         candidates = {candidate.number: candidate for candidate in published or []}
@@ -360,7 +360,7 @@ class Reconciler:
             missing = next((candidate for candidate, resident in there if resident is None), None)
             if missing is None:
                 return
-            # a change of the store ends this restore, unless a caller waits for the versions of a configuration
+            # A change of the store ends this restore, unless a caller waits for the versions that a change needs.
             new = self._restored(missing, until=lambda: self._rung.is_set() and not requests.preparing)
             if new is not None:
                 self._newest.append(new)
@@ -381,7 +381,7 @@ class Reconciler:
         return next((resident for resident in self._residents if resident.version.number == number), None)
 
     def _beside(self, candidates: Mapping[int, Candidate], number: int) -> InMemory | None:
-        """Return the version in memory; restore it first if needed. None if it cannot be restored."""
+        """Return the version with this number, restored if it is not in memory; None if it cannot be restored."""
         if (resident := self._by_number(number)) is not None:
             return resident
         candidate = candidates.get(number)
@@ -411,7 +411,7 @@ class Reconciler:
         self._soon(self._failures.postpone(candidate, reason, time.monotonic()))
 
     def _set_aside(self, candidate: Candidate, reason: str, *, own_fault: bool) -> None:
-        """Quarantine a version, unless it was rewritten meanwhile."""
+        """Quarantine a version, unless its files changed during the restore."""
         number = candidate.number
         try:
             is_another = self._replica.source.identity(candidate.version) != candidate.files

@@ -37,9 +37,9 @@ class Replica(Residents[Resident]):
     ) -> None:
         """The last `resident` versions that served stay in memory, and all labelled versions.
 
-        `source` is a Source, a store's path, or a bucket's address such as s3://bucket/models/digits. For a path,
-        `open_source` gets the other arguments. For a bucket, a process of its own copies new versions into a local
-        store in memory, as long as this replica lives.
+        `source` is a Source, a Store or its path, or a bucket's address such as s3://bucket/models/digits. For a
+        bucket, a separate process copies new versions into a local store in memory, as long as this replica lives. The
+        arguments after `resident` are passed to `open_source`; they do not apply to a Source.
         """
         if isinstance(source, str) and is_address(source):
             source = follow(source, self)

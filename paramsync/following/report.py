@@ -1,4 +1,4 @@
-"""The report that a follower writes of its model: one status, and events for subscribers."""
+"""Report: a follower's status of its model, and events for subscribers."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from paramsync.version import Version
 
 _log = logging.getLogger("paramsync.follower")
 MOST_UNREAD = 256  # events that a subscriber may leave unread
-_MOST_PROGRESS = 64  # unread events of a subscription: above this number, progress is left out
+_MOST_PROGRESS = 64  # a subscriber with this many unread events gets no more events of progress
 _BETWEEN = 0.05  # seconds between events about the progress of one restore
 _BETWEEN_SWAPS = 10.0  # seconds between log lines about swaps
 _ENDED = 8  # how many freed versions the status still lists
 
 
 class Subscription:
-    """A listener's queue of a follower's events of the given kinds. Safe to use from any thread.
+    """The queue in which a subscriber gets a follower's events of the given kinds. Safe to use from any thread.
 
-    `wake` is called on the follower's thread after each event: it must return at once and must not raise. A listener
-    with _MOST_PROGRESS unread events gets no more events of progress. With MOST_UNREAD unread events it has fallen
-    behind, and gets no more events at all.
+    `wake` is called on the follower's thread after each event: it must return at once and must not raise. A subscriber
+    with _MOST_PROGRESS unread events gets no events of progress until it has read some. A subscriber with MOST_UNREAD
+    unread events has fallen behind, and gets no more events at all.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Subscription:
         self._wake()
 
     def take(self) -> list[Event]:
-        """Every event since the last call, oldest first."""
+        """Return all events since the last call, oldest first."""
         taken = []
         while True:
             try:
@@ -134,7 +134,7 @@ class Report:
         self.set(reason=self._error or self._waiting)
 
     def set_waiting(self, reason: str, *, unread: bool) -> None:
-        """Report why the store has no version; "" if it has one, or if it could not be read (`unread`)."""
+        """Report why the store has no version; "" if it has one. `unread` says that the store could not be read."""
         if reason and reason != self._waiting:
             _log.warning("%s: waits for a version: %s", self.name, reason, extra={"model": self._status.model})
         self._waiting = reason
@@ -157,8 +157,11 @@ class Report:
             self._tell(EventKind.FOUND, latest)
 
     def set_publisher(self, publisher: LastPublisher | None) -> None:
-        """Set the publisher's state. The store's lock does not say when a publisher died. If it lived at the previous
-        look at the store, the time of this look is taken; otherwise the time of its latest version."""
+        """Set the publisher's state, and estimate when a dead publisher died.
+
+        If the publisher was alive at the previous look at the store, it died about now. Otherwise the time of its
+        latest version is the best estimate.
+        """
         before, latest = self._status.publisher, self._status.published
         if publisher is None or publisher.state is not PublisherState.DIED:
             self.set(publisher=publisher)
@@ -181,7 +184,7 @@ class Report:
         self._tell(EventKind.RESTORING, version)
 
     def set_progress(self, version: Version, progress: Progress) -> None:
-        """Set the progress of the restore; sends an event at most every _BETWEEN seconds. Any thread."""
+        """Set the progress of the restore. Sends at most one event in _BETWEEN seconds. Any thread."""
         known = self._progress
         if known is not None and not progress.bytes_total:  # later phases report no totals: keep the last ones
             progress = replace(known, phase=progress.phase)
@@ -196,7 +199,7 @@ class Report:
         self._tell(EventKind.RESTORED, version, restore_seconds=seconds, progress=self._progress)
 
     def swap(self, version: Version, seconds: float, *, not_served: Mapping[str, str], signed_by: str) -> None:
-        """Set the serving version, its signatures that are left out, and the trusted key that signed it ("": none)."""
+        """Set the serving version. `not_served` are signatures left out; `signed_by` is the trusted key, "" for none."""
         swaps = self._status.swaps + 1
         serves = {"serving": version, "served_at": time.monotonic(), "signed_by": signed_by, "not_served": not_served}
         self.set(state=State.SERVING, **serves, swaps=swaps, restore_seconds=seconds)
@@ -211,7 +214,7 @@ class Report:
         self._compare()
 
     def _log_swaps(self) -> None:
-        """Log swaps, unless the model is on trial and so serves nobody yet."""
+        """Log swaps, unless the model is on trial: it then answers no requests yet."""
         if not self._on_trial:
             self._swaps.flush()
 
@@ -223,7 +226,7 @@ class Report:
         self._tell(EventKind.QUARANTINED, version, reason=reason)
 
     def set_memory(self, replica: Residents[Any]) -> None:
-        """Set the versions in memory, and the leaving versions."""
+        """Set the versions in memory, and the dropped versions that are not freed yet."""
         before = self._status
         resident = tuple(dict.fromkeys(version.version.number for version in replica.residents))
         leaving = tuple(number for number in dict.fromkeys(replica.leaving) if number not in resident)
@@ -249,10 +252,7 @@ class Report:
 
 
 class SwapLog:
-    """Logs a swap at once if the last line is ten seconds old; otherwise collects swaps for one line.
-
-    Belongs to one thread.
-    """
+    """Logs at most one line in _BETWEEN_SWAPS seconds; a line may stand for several swaps. Belongs to one thread."""
 
     def __init__(self, model: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._model = model
@@ -283,6 +283,6 @@ class SwapLog:
 
 
 def _latest(numbers: list[int], *, without: Collection[int]) -> tuple[int, ...]:
-    """The last _ENDED numbers, each once, ordered by their last occurrence."""
+    """Return the last _ENDED numbers, each once, in the order of their last occurrence."""
     kept = [number for number in reversed(dict.fromkeys(reversed(numbers))) if number not in without]
     return tuple(kept[-_ENDED:])

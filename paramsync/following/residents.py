@@ -1,4 +1,4 @@
-"""Residents: the versions of one model in memory, and how they come to serve. Needs no TensorFlow."""
+"""Residents: the versions of one model in memory, and the swap between them. Needs no TensorFlow."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Prepare = Callable[[R], Callable[[], None]]
 class Residents(Generic[R]):
     """The versions of one model that are in the memory of this process or of workers.
 
-    `restore`, `swap`, `arrange` and `tend` belong to one thread, the follower's. `take` and the
-    properties may be used from any number of threads at once and take no lock: they read one reference, once.
+    Only the follower's thread calls `restore`, `swap`, `arrange` and `tend`. `take` and the properties may be used from
+    any number of threads at once. They take no lock, because they read a single reference once.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Residents(Generic[R]):
     ) -> None:
         """The last `resident` versions that served stay in memory, and all labelled versions.
 
-        `parts` returns the objects of a version that only `tend` may free, once nobody holds the version. `changed` is
-        called after each change of `view`.
+        `parts` returns the objects of a version that only `tend` may free, once no request uses the version. `changed`
+        is called after each change of `view`.
         """
         if resident < 1:
             raise ValueError(f"resident: expected at least 1, found {resident}")
@@ -73,7 +73,7 @@ class Residents(Generic[R]):
 
     @property
     def labels(self) -> Mapping[str, int]:
-        """By label: the number of its version."""
+        """The number of each label's version, by label."""
         return {label: resident.version.number for label, resident in self._view.labels.items()}
 
     @property
@@ -82,11 +82,11 @@ class Residents(Generic[R]):
         return self._leaving.numbers
 
     def serving(self) -> R:
-        """The serving version. Raises NotServingError."""
+        """Return the serving version. Raises NotServingError."""
         return self.take()
 
     def take(self, version: int | None = None, label: str = "") -> R:
-        """The serving version, or the version in memory with this number, or with this label.
+        """Return the serving version, or the version in memory with this number or label.
 
         Raises NotServingError, UnknownVersionError, UnknownLabelError.
         """
@@ -122,21 +122,21 @@ class Residents(Generic[R]):
         return self.source.restore(version, tell)
 
     def swap(self, resident: R) -> None:
-        """Serve this version, by one assignment. `arrange` says how many earlier versions stay in memory."""
+        """Serve this version, by one assignment. `arrange` sets how many earlier versions stay in memory."""
         view = self._view
         number = resident.version.number
         others = [other for other in view.recent if other.version.number != number]
         prepares = self._prepares
         prepared = [self._guarded(number, prepare, resident) for prepare in prepares]
         self._show(View((resident, *others)[: self._most], view.labels, view.beside))
-        came = [prepare for prepare in self._prepares if prepare not in prepares]  # added while others ran
+        came = [prepare for prepare in self._prepares if prepare not in prepares]  # registered while others ran
         prepared += [self._guarded(number, prepare, resident) for prepare in came]
         for serve in prepared:
             if serve is not None:
                 self._guarded(number, serve)
 
     def failing(self) -> Mapping[R, str]:
-        """The versions in memory that turned out to be unfit, with the reason: for example, they crash workers."""
+        """Return the versions in memory that proved unfit, each with the reason, for example that it crashes workers."""
         return {}
 
     def damage(self, resident: R) -> Exception | None:
@@ -155,9 +155,9 @@ class Residents(Generic[R]):
         recent: int | None = None,
         most: int | None = None,
     ) -> None:
-        """Set the labelled versions, the versions `beside` them, and how many versions that served last stay in memory.
+        """Set which versions stay in memory: the labelled versions, the versions `beside`, and the last that served.
 
-        `recent` limits their number now, `most` from the next swap on. None leaves a value as it is.
+        `recent` limits the number of versions that served last now, `most` from the next swap on. None changes nothing.
         """
         now = self._view
         self._most = self._most if most is None else most
@@ -170,14 +170,14 @@ class Residents(Generic[R]):
             self._show(view)
 
     def release(self) -> None:
-        """Serve nothing any more, and keep in memory only versions that requests hold."""
+        """Stop serving. Only versions that requests still use stay in memory."""
         self._show(View())
 
     def tend(self) -> None:
         """Free dropped versions. This takes milliseconds, so call it on a thread that serves no requests.
 
-        The thread that drops the last reference to an object frees it. So a request refers only to the Resident, and
-        this object refers to the Resident's parts until no request refers to the Resident.
+        The thread that drops the last reference to an object frees it. Therefore a request refers only to the Resident,
+        and this object keeps the Resident's parts alive until no request refers to the Resident.
         """
         self._leaving.tend()
 
@@ -191,6 +191,6 @@ class Residents(Generic[R]):
     def _guarded(self, number: int, call: Callable[..., _T], *arguments: R) -> _T | None:
         try:
             return call(*arguments)
-        except Exception:  # noqa: BLE001, an error of another model that uses this one does not prevent the swap
+        except Exception:  # noqa: BLE001, an error in a model that is built on this model must not prevent the swap
             _log.exception("%s: version %d serves here, but not in what it is part of", self.model, number)
             return None
