@@ -199,7 +199,7 @@ class Report:
         self._tell(EventKind.RESTORED, version, restore_seconds=seconds, progress=self._progress)
 
     def swap(self, version: Version, seconds: float, *, not_served: Mapping[str, str], signed_by: str) -> None:
-        """Set the serving version. `not_served` are signatures left out; `signed_by` is the trusted key, "" for none."""
+        """Set the serving version. `not_served` are signatures left out, `signed_by` is the trusted key ("": none)."""
         swaps = self._status.swaps + 1
         serves = {"serving": version, "served_at": time.monotonic(), "signed_by": signed_by, "not_served": not_served}
         self.set(state=State.SERVING, **serves, swaps=swaps, restore_seconds=seconds)

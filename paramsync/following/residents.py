@@ -136,7 +136,7 @@ class Residents(Generic[R]):
                 self._guarded(number, serve)
 
     def failing(self) -> Mapping[R, str]:
-        """Return the versions in memory that proved unfit, each with the reason, for example that it crashes workers."""
+        """Return the versions in memory that proved unfit, each with the reason: for example, it crashes workers."""
         return {}
 
     def damage(self, resident: R) -> Exception | None:

@@ -1,7 +1,7 @@
-"""The ops that a stranger's graph may use, which of them are random, and the most nodes of a graph.
+"""Lists the ops that an untrusted graph may use, and which of them are random; limits the nodes of a graph.
 
 The lists contain the ops that predictions need. Any other op can access files, the network or processes, keeps a state,
-checks its arguments too little, or has not been requested yet. This module needs no TensorFlow.
+does not check its arguments enough, or has not been requested yet. This module needs no TensorFlow.
 """
 
 from __future__ import annotations

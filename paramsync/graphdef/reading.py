@@ -1,4 +1,4 @@
-"""Reads GraphDefs of any message class: names of tensors, and the functions that nodes call."""
+"""Reads GraphDefs of any protobuf class: names of tensors, and the functions that nodes call."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _Place = TypeVar("_Place", bound=Hashable)
 
 
 def reach(start: Iterable[_Place], following: Callable[[_Place], Iterable[_Place]]) -> dict[_Place, None]:
-    """Return all places that can be reached from `start`, including it. `following` returns a place's successors."""
+    """Return all places that can be reached from `start`, with `start`. `following` returns a place's successors."""
     reached: dict[_Place, None] = {}
     waiting = list(start)
     while waiting:
@@ -21,7 +21,7 @@ def reach(start: Iterable[_Place], following: Callable[[_Place], Iterable[_Place
 
 
 def readers_of(nodes: Iterable[Any]) -> dict[str, list[str]]:
-    """The names of the nodes that read or wait for each node."""
+    """Return by each node's name the names of the nodes that read it or wait for it."""
     readers: dict[str, list[str]] = {}
     for node in nodes:
         for tensor in node.input:
@@ -35,12 +35,12 @@ def node_of(tensor: str) -> str:
 
 
 def full(tensor: str) -> str:
-    """Add ":0" to the name of a tensor of a graph (not of a function): GraphDefs may leave out output number 0."""
+    """Add the output number ":0" to the name of a tensor in a graph, if it is missing. Not for tensors of functions."""
     return tensor if ":" in tensor or tensor.startswith("^") else f"{tensor}:0"
 
 
 def prefixed(tensor: str, prefix: str) -> str:
-    """Spell an input of a node that gets this prefix."""
+    """Return the name of a node's input with this prefix."""
     return f"^{prefix}{tensor[1:]}" if tensor.startswith("^") else prefix + tensor
 
 
@@ -67,7 +67,7 @@ def every_node(graph_def: Any) -> Iterator[Any]:
 
 
 def origin(nodes: Mapping[str, Any], tensor: str, passing: Collection[str] = ("Identity",)) -> str:
-    """Return the node from which a tensor comes. Skips nodes of the ops `passing`, which only pass an input on."""
+    """Return the node that computes a tensor. Skips nodes with the ops in `passing`, which only pass their input on."""
     name, seen = node_of(tensor), set[str]()
     while name in nodes and nodes[name].op in passing and nodes[name].input and name not in seen:
         seen.add(name)
@@ -76,7 +76,7 @@ def origin(nodes: Mapping[str, Any], tensor: str, passing: Collection[str] = ("I
 
 
 def fresh(name: str, taken: Collection[str]) -> str:
-    """Return this name, or the name with a number if it is taken."""
+    """Return this name, with a number if the name is taken."""
     candidate, count = name, 0
     while candidate in taken:
         count += 1
@@ -85,7 +85,7 @@ def fresh(name: str, taken: Collection[str]) -> str:
 
 
 def functions_of(attributes: Mapping[str, Any]) -> Iterator[Any]:
-    """Every reference to a function in these attributes, and in the attributes of such references."""
+    """Yield every reference to a function in these attributes, and in the attributes of these references."""
     for value in attributes.values():
         kind = value.WhichOneof("value")
         for function in (value.func,) if kind == "func" else value.list.func if kind == "list" else ():
@@ -117,7 +117,7 @@ def functions_called(library: Iterable[Any], nodes: Iterable[Any]) -> list[Any]:
 def callees_first(calls: Mapping[str, Collection[str]]) -> Iterator[str]:
     """Yield each function after the functions that it calls. Raises RecursionError with a recursive function's name.
 
-    The walk itself is not recursive, because functions of a hostile graph may be nested deep.
+    This is not written recursively, because a hostile graph may nest functions deeper than Python's stack.
     """
     done: set[str] = set()
     entered: set[str] = set()

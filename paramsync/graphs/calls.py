@@ -83,7 +83,7 @@ class Call:
 def _own(graph_def: Any, signature: graph_pb2.Signature, placeholders: Collection[str]) -> Any:
     """Return the part of the graph that one signature and its arguments need.
 
-    Nodes of other signatures would take time, or would have no inputs.
+    Nodes of other signatures would cost time, and inputs of these nodes would be missing.
     """
     nodes = {node.name: node for node in graph_def.node}
     needed = leading_to(nodes, [*(end.tensor for end in signature.outputs), *placeholders])
@@ -91,7 +91,7 @@ def _own(graph_def: Any, signature: graph_pb2.Signature, placeholders: Collectio
     guard(own)
     waits = {f"^{node}" for node in placeholders}
     for node in own.node:
-        if not waits.isdisjoint(node.input):  # arguments are always ready, and their placeholders never run
+        if not waits.isdisjoint(node.input):  # an argument is always ready, so nothing has to wait for it
             node.input[:] = [tensor for tensor in node.input if tensor not in waits]
     return own
 

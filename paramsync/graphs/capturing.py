@@ -58,8 +58,8 @@ class Origin:
     """The captured object. It may get other variables later, for example by new layers, adapters or quantization.
 
     `parts` are its variables and layers at the time of the capture, `kept` the other values that its layers keep.
-    `again(other_parts)` captures the object again. With `other_parts` it traces the code again, and raises
-    StructureError for a source without code, such as a ConcreteFunction.
+    `again(other_parts)` captures the object again from its current code. A source without code, such as a
+    ConcreteFunction, keeps its trace; with `other_parts` it raises StructureError.
     """
 
     root: Any
@@ -169,7 +169,7 @@ def _traces(source: Any, inputs: Any, signatures: Any, tracing: _Tracing) -> dic
 
 
 def _loaded_signatures(source: Any) -> Mapping[str, Any] | None:
-    """The signatures of a result of tf.saved_model.load; None for any other source."""
+    """Return the signatures of a result of tf.saved_model.load; None for any other source."""
     signatures = getattr(source, "signatures", None)
     is_loaded = isinstance(signatures, Mapping) and signatures and all(map(functions.is_function, signatures.values()))
     return signatures if is_loaded else None

@@ -18,7 +18,7 @@ from paramsync.graphdef.reading import called, callees_first, node_of, rename_ca
 def digest(
     graph_def: Any, named: Mapping[str, str], results: Iterable[tuple[str, str]], ends: Iterable[str] = ()
 ) -> str:
-    """The digest, in hex, of the nodes that compute `results`, pairs of name and tensor.
+    """Return the digest, in hex, of the nodes that compute `results`, which are pairs of a name and a tensor.
 
     `named` describes the input, parameter or table behind each placeholder. `ends` describes all inputs, outputs,
     parameters and tables, including those that no node uses.
@@ -109,7 +109,7 @@ class _Functions:
         self._done: dict[str, bytes] = {}
 
     def digest(self, name: str) -> bytes | None:
-        """The digest of a function; None for an unknown name."""
+        """Return the digest of a function; None for an unknown name."""
         if name in self._functions and name not in self._done:
             function = self._functions[name]
             named = {argument.name: f"argument {at}" for at, argument in enumerate(function.signature.input_arg)}

@@ -28,8 +28,8 @@ from paramsync.v1 import bundle_pb2, graph_pb2
 class PartRange:
     """The place of a part in a partitioned variable."""
 
-    whole: tuple[int, ...]
-    offsets: tuple[int, ...]
+    whole: tuple[int, ...]  # the shape of the whole variable
+    offsets: tuple[int, ...]  # where the part begins in each dimension
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Draft:
 
     - `graph_def` may have nodes that no output of a signature needs. They are ignored.
     - `tables` are lookup tables with their contents. `seeds` are the states of Keras SeedGenerators, by node.
-    - An input of a signature may be any tensor. Some output must depend on it, unless `unused_inputs` is set. Missing
+    - An input of a signature may be any tensor. An output must depend on it, unless `unused_inputs` is set. Missing
       dtypes of outputs are inferred.
     - `called` maps a parameter to the framework's name of its variable. `object_graph(names)` makes the object graph
       for a checkpoint of the parameters with these names.
@@ -136,7 +136,7 @@ def _shape(shape: tf.TensorShape) -> bundle_pb2.TensorShape:
 
 
 # Partitioned variables ------------------------------------------------------------------------------------------------
-# A checkpoint contains the whole variable. So the whole becomes the parameter, and its parts become slices of it.
+# A checkpoint contains the whole variable. So the whole variable becomes the parameter, and its parts become slices.
 
 _Part = tuple[str, PartRange, list[int]]  # the node of a part, its place in the whole, and its shape
 
@@ -218,7 +218,7 @@ def _slice(
 
 
 def _make_whole(sizes: list[int], parts: Sequence[tuple[list[int], list[int]]], axis: int) -> bool:
-    """True if these parts (offsets and shape), one after the other along the axis, make up the whole."""
+    """Return whether these parts (offsets and shape), concatenated along the axis, make up the whole variable."""
     if not -len(sizes) <= axis < len(sizes):
         return False
     *starts, _ = accumulate((shape[axis] for _, shape in parts), initial=0)

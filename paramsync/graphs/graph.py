@@ -137,7 +137,7 @@ class Graph:
         signature: str = DEFAULT_SIGNATURE,
         outputs: Collection[str] = (),
     ) -> dict[str, tf.Tensor]:
-        """Compute the named outputs, or all. `parameters` come in the order of `self.parameters`.
+        """Compute the named outputs, or all. `parameters` must have the order of `self.parameters`.
 
         Raises UnknownSignatureError, InputError and ParameterError for unknown names and a wrong number of parameters.
         Dtypes and shapes are not checked: call `check_inputs` first for untrusted inputs.
@@ -156,7 +156,7 @@ class Graph:
         _check_names(self.signatures[signature], inputs, outputs)
 
     def unknown(self, signature: str) -> UnknownSignatureError:
-        """The error for a signature that the graph does not have."""
+        """Return the error for a signature that the graph does not have."""
         return UnknownSignatureError(signature, self.signatures, self.refused.get(signature, ""))
 
     def check_inputs(
@@ -262,7 +262,7 @@ def _embeddings(graph_def: Any, message: graph_pb2.Graph) -> frozenset[str]:
 
 
 def _looks_up_rows(node: Any, inputs: Sequence[str], nodes: Mapping[str, Any]) -> bool:
-    """True if the node takes whole rows of its first argument. A lookup along another axis reads all rows."""
+    """Return whether the node takes whole rows of its first argument. A lookup along another axis reads all rows."""
     if node.op != "GatherV2":
         return node.op in _LOOKED_UP
     axis = nodes.get(inputs[2])

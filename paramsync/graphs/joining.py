@@ -27,7 +27,7 @@ def join(
     signatures: tuple[str, str] = (DEFAULT_SIGNATURE, DEFAULT_SIGNATURE),
     outputs: Collection[str] = (),
 ) -> Graph:
-    """The Graph that feeds outputs of `first` to inputs of `second`.
+    """Return the Graph that feeds outputs of `first` to inputs of `second`.
 
     Args:
         first: The Graph that is computed first.

@@ -1,4 +1,4 @@
-"""Nodes of GraphDefs: finds the nodes that a tensor needs, counts tensors, rewrites nodes, inlines calls to analyse."""
+"""Nodes of GraphDefs: finds the nodes that a tensor needs, counts tensors, rewrites nodes, and inlines calls."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def with_functions(graph_def: Any, nodes: Iterable[Any]) -> Any:
 
 
 def definition(op: str) -> Any:
-    """TensorFlow's OpDef of an op; None if it is unknown."""
+    """Return TensorFlow's OpDef of an op; None for an unknown op."""
     try:
         return _known_ops().op_def_for_type(op)
     except RuntimeError:
@@ -82,7 +82,7 @@ def argument_at(node: Any, arguments: Iterable[Any], place: int) -> tuple[Any, i
 
 
 def port_of(node: Any, result: str, functions: Mapping[str, Any]) -> int:
-    """Return the output number of the tensor that a function spells "result:position". Raises LookupError."""
+    """Return the output number of a node's tensor that a function names "result:position". Raises LookupError."""
     name, _, position = result.partition(":")
     op = functions[node.op].signature if node.op in functions else definition(node.op)
     port = int(position or 0)
@@ -94,7 +94,7 @@ def port_of(node: Any, result: str, functions: Mapping[str, Any]) -> int:
 
 
 def become(node: Any, op: str, inputs: Iterable[str] = ()) -> Any:
-    """Replace the op and the inputs of a node. Clears its attributes, and keeps its name."""
+    """Replace the op and the inputs of a node. Keeps the node's name and clears its attributes."""
     kept = list(inputs)
     name = node.name
     node.Clear()
@@ -120,7 +120,7 @@ def become_placeholder(node: Any, spec: tf.TensorSpec) -> Any:
 
 
 def prefix_frame(node: Any, prefix: str) -> None:
-    """Put a prefix before the name of the loop that a node enters: two loops of one name would run as one."""
+    """Put a prefix before the name of the loop that a node enters: two loops with the same name would run as one."""
     if "frame_name" in node.attr:
         node.attr["frame_name"].s = prefix.encode() + node.attr["frame_name"].s
 
@@ -130,7 +130,7 @@ def prefix_frame(node: Any, prefix: str) -> None:
 MOST = 50_000
 """The most nodes of a graph for which an analysis stays fast."""
 
-_DEPTH = 100  # nested calls that are inlined; deeper calls stay
+_DEPTH = 100  # the most nested calls that are inlined; deeper calls stay
 
 
 @dataclass
@@ -139,7 +139,7 @@ class Inlined:
     _results: dict[str, str] = field(default_factory=dict)  # by the result of an inlined call
 
     def tensor(self, name: str) -> str:
-        """The name of a tensor of the graph after inlining."""
+        """Return the name that a tensor of the original graph has after inlining."""
         name = full(name)
         for _ in range(len(self._results) + 1):
             if name not in self._results:
@@ -149,7 +149,7 @@ class Inlined:
 
 
 def inline(graph_def: Any, *, most: int = MOST) -> Inlined:
-    """Inline the plain calls of a graph, except calls of functions whose nodes take attributes from the call.
+    """Inline the function calls of a graph. Calls whose functions take attributes from the call stay.
 
     The result is for analysis only: it has no control dependencies, and must not run.
 
@@ -214,7 +214,7 @@ class _Scope:
 
 
 def _is_open(function: Any) -> bool:
-    """True if nodes of the function take attributes from the call."""
+    """Return whether nodes of the function take attributes from the call."""
     return bool(function.signature.attr) or any(
         value.WhichOneof("value") == "placeholder" for node in function.node_def for value in node.attr.values()
     )

@@ -1,4 +1,4 @@
-"""Checks that parameters fit a graph, and puts them in its order. They come by name or from a checkpoint.
+"""Checks that parameters fit a graph, and puts them in the graph's order. Takes them by name or from a checkpoint.
 
 The key of a variable in a checkpoint is the shortest path to it from the saved object. So the key can differ between
 checkpoints: an optimizer may add a shorter path, a Checkpoint that contains the model makes the path longer, and an
@@ -169,7 +169,7 @@ class Ways:
         return self._children[at]
 
     def key(self, name: str, start: int = 0) -> str:
-        """The key of the variable at the end of the path in `name`, or ""."""
+        """Return the key of the variable at the end of the path in `name`; "" if there is none."""
         at = self.node(name, start)
         attributes = () if at is None else self.nodes[at].attributes
         wanted = name.partition(_ATTRIBUTES)[2]
@@ -187,7 +187,10 @@ def _nodes(bundle: Bundle) -> Sequence[Any] | None:
 
 
 def _from_elsewhere(bundle: Bundle, ways: Ways, names: Sequence[str]) -> dict[str, str]:
-    """Find the one object other than the root that has all paths. Returns the keys of all names, or an empty dict."""
+    """Find an object other than the root from which all paths exist. Returns the keys of all names, or an empty dict.
+
+    Raises ParameterError if there are several.
+    """
     candidates: dict[tuple[str, ...], int] = {}
     left = _TRIED
     for start in _starts(ways, names):

@@ -1,7 +1,7 @@
-"""Checks a stranger's graph before TensorFlow builds it: it may only have ops that compute, and must fit into memory.
+"""Checks an untrusted graph before TensorFlow builds it. Accepts only ops that compute, and limits the graph's memory.
 
 A graph is code, and building it costs memory. So the checks read its bytes and its definition before TensorFlow does.
-TensorFlow ends the process for some values of tensors; `guard` adds checks of these values to the graph.
+TensorFlow aborts the process for some values of tensors; `guard` adds checks of these values to the graph.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from paramsync.v1 import graph_pb2
 # Limits for a graph. Real graphs stay below a tenth of each limit.
 EXPANDED = 1_000_000  # nodes after every call is inlined, as TensorFlow does
 BUILT = 2_000_000  # nodes and parameters of all signatures together: each signature is built with all of them
-ENDS = 1 << 18  # parameters, tables, inputs and outputs: as many as a checkpoint may have tensors
+ENDS = 1 << 18  # parameters, tables, inputs and outputs: the same limit as for the tensors of a checkpoint
 DEPTH = 100  # nested calls of functions
 REPEATED = 256 << 20  # bytes that constants take in memory in addition to their bytes in the file
-TENSORS = 1_000_000  # inputs and outputs of nodes whose number an attribute sets
+TENSORS = 1_000_000  # inputs and outputs of nodes; counts only those whose number an attribute sets
 SMALL = 32 << 20  # bytes of a message that is parsed without an estimate of its memory
 STRUCTURE = 128 << 20  # estimated bytes of a parsed message, without its constants' values
 
@@ -63,9 +63,10 @@ def _unsafe(reason: str) -> UnsafeGraphError:
 
 
 def check_weight(content: bytes, kind: dict[int, Any]) -> None:
-    """Raise UnsafeGraphError for a message that would take too much memory once parsed. Constants' values do not count.
+    """Raise UnsafeGraphError for a message that would take too much memory once parsed.
 
-    Two bytes of a file can become a whole node in memory. A malformed message raises nothing: its parser rejects it.
+    Two bytes of a file can become a whole node in memory. The values of constants do not count. A malformed message
+    raises nothing here, because its parser rejects it later.
     """
     if len(content) > SMALL:
         with suppress(DecodeError):
@@ -179,7 +180,7 @@ def _check_at_most(what: str, found: int, limit: int) -> None:
 
 
 def _tensors(node: Any) -> int:
-    """Return the number of inputs and outputs that a node's attributes set. Raises UnsafeGraphError if it is absurd."""
+    """Return how many inputs and outputs a node's attributes give it. Raises UnsafeGraphError for absurd attributes."""
     numbers = {name: value.i for name, value in node.attr.items() if value.WhichOneof("value") == "i"}
     for name, most in _MOST.items():
         if abs(numbers.get(name, 0)) > most:
@@ -197,7 +198,7 @@ def _constants(node: Any) -> Iterable[Any]:
 
 
 def _unfolding(node: Any, tensor: Any) -> int:
-    """Return how many bytes more a constant takes in memory than in its definition. Raises UnsafeGraphError."""
+    """Return how many more bytes a constant takes in memory than in its definition. Raises UnsafeGraphError."""
     try:
         head = tensor_proto.header(tensor, f"constant {shown(node.name)}")
     except InputError as error:
@@ -213,7 +214,7 @@ def _unfolding(node: Any, tensor: Any) -> int:
 def guard(graph_def: Any) -> None:
     """Make a batched gather raise an error, instead of ending the process, for tensors with too few dimensions.
 
-    TensorFlow subtracts `batch_dims` to compute the rank of the result, and aborts on a negative rank, even while the
+    To compute the rank of the result, TensorFlow subtracts `batch_dims`. It aborts on a negative rank, even while the
     graph is built. So each gather waits for an added ExpandDims, which raises an error for the same tensors and costs
     nothing.
     """

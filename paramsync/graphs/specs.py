@@ -16,10 +16,10 @@ from paramsync.host.files import shown
 from paramsync.v1 import bundle_pb2, graph_pb2
 
 DEFAULT_SIGNATURE = "serving_default"
-_SHOWN = 8  # names in a message
+_SHOWN = 8  # the most names in a message
 
 Shape = tuple[int | None, ...] | None
-"""A dimension of None has any size; None in place of the tuple means any rank."""
+"""A dimension that is None may have any size. A shape that is None may have any rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Signature:
 
 
 def described(dtype: str, shape: Shape | Sequence[int]) -> str:
-    """Write a dtype and shape for people: float32 [?, 784]."""
+    """Write a dtype and shape for people, such as float32 [?, 784]."""
     dimensions = "?" if shape is None else ", ".join("?" if size is None else str(size) for size in shape)
     return f"{dtype} [{dimensions}]" if shape is not None else f"{dtype} of any shape"
 
@@ -71,7 +71,7 @@ def from_proto(shape: bundle_pb2.TensorShape) -> Shape:
 # Parameters in a checkpoint ------------------------------------------------------------------------------------------
 
 KeysOf = Callable[[Bundle, list[str], Mapping[str, str]], dict[str, str]]
-"""Finds the keys of a bundle for names that are not keys. The last argument is `Wanting.called`."""
+"""Finds the keys of a bundle for names that are not keys in it. The last argument is `Wanting.called`."""
 
 
 class Wanting(Protocol):

@@ -1,4 +1,4 @@
-"""Lookup tables of graph files: packs keys and values into a file, and fills new tables from it."""
+"""Lookup tables of graph files: packs keys and values into a file, and fills new tables from a file."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class Contents:
 def fill(tables: Sequence[Contents]) -> list[tf.Tensor]:
     """Make tables with these contents, and return their handles.
 
-    If the caller is building a graph, ops would not run on its thread, so a new thread makes the tables. Returns an
-    empty list in a program without eager execution, which cannot call a graph anyway.
+    While the caller's thread builds a graph, ops do not run on it. A new thread then makes the tables. Returns an empty
+    list in a program without eager execution, because such a program cannot call a graph.
     """
     if tf.executing_eagerly() or not tables:
         return [contents.fill() for contents in tables]

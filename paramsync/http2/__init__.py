@@ -1,1 +1,1 @@
-"""HTTP/2 of a server: bytes in and events out, without I/O, clock or threads."""
+"""The server's side of HTTP/2: bytes in and events out, without I/O, clock or threads."""

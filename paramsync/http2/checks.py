@@ -8,7 +8,7 @@ from paramsync.http2.frames import LARGEST_NUMBER, PADDED
 from paramsync.http2.sending import Stream
 
 _ANY_SETTING = (0, (1 << 32) - 1, ErrorCode.NO_ERROR)
-_SETTINGS = {  # least and most value, and the error for any other
+_SETTINGS = {  # the smallest and the largest value, and the error for other values
     frames.ENABLE_PUSH: (0, 1, ErrorCode.PROTOCOL_ERROR),
     frames.INITIAL_WINDOW_SIZE: (0, LARGEST_NUMBER, ErrorCode.FLOW_CONTROL_ERROR),
     frames.MAX_FRAME_SIZE: (frames.DEFAULT_FRAME, frames.LARGEST_FRAME, ErrorCode.PROTOCOL_ERROR),

@@ -20,9 +20,10 @@ def cut(
 ) -> tuple[Any, dict[str, graph_pb2.Signature]]:
     """Copy the nodes that the outputs need. Returns them, and the signatures, whose inputs are now all placeholders.
 
-    An input may be any tensor. Nodes that only inputs or `ends`, such as variables, need are left out. If a signature
-    computes an input of another signature, it gets its own copy of its nodes. Raises GraphError for a placeholder that
-    is needed but is not an input, and, unless `unused_inputs`, for an input on which no output depends.
+    An input may be any tensor. Nodes that are needed only by inputs, or only by `ends` such as variables, are left out.
+    A signature that computes an input of another signature gets its own copy of its nodes. Raises GraphError for a
+    placeholder that is needed but is not an input, and, unless `unused_inputs`, for an input on which no output
+    depends.
     """
     nodes = {node.name: node for node in graph_def.node}
     taken = set(nodes)

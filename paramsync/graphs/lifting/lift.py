@@ -38,15 +38,16 @@ from paramsync.graphs.nodes import (
 _PLACES = ("_class", "_output_shapes")  # wrong after lifting: the node's colocation and output shapes
 _ALTERNATIVES = ("api_implements", "api_preferred_device")  # make TensorFlow call another function, which is not lifted
 _ABOUT_HANDLES = ("_read_only_resource_inputs", "_gradient_op_type")
-_SEED = 2  # numbers in the state of a Keras SeedGenerator
-_STATE = 3  # numbers that RngReadAndSkip gives, for any algorithm
+_SEED = 2  # how many numbers the state of a Keras SeedGenerator has
+_STATE = 3  # how many numbers RngReadAndSkip returns, for any algorithm
 
 
 @dataclass(frozen=True, slots=True)
 class _Value:
     """The value that takes the place of a variable's handle or reference.
 
-    A `seed` has no value: reads of it become draws of fresh random numbers, and assignments are removed.
+    A `seed` (the state of a Keras SeedGenerator) has no value: each read of it becomes a draw of fresh random numbers,
+    and assignments are removed.
     """
 
     dtype: tf.DType
@@ -104,7 +105,7 @@ class _Library:
         self._lifted: dict[object, tuple[str, dict[int, _Value]]] = {}
 
     def lift(self, name: str, arguments: Mapping[int, _Value]) -> tuple[str, dict[int, _Value]]:
-        """Lift a function to take values at these positions. Returns its new name, and the results that are values."""
+        """Lift a function so that it takes values at these positions. Returns its new name, and its value results."""
         key = (name, *sorted((position, value.dtype.name, value.seed) for position, value in arguments.items()))
         if key not in self._lifted:
             copy = type(self.functions[name])()
@@ -138,7 +139,7 @@ class _Library:
         return results
 
     def reachable(self, nodes: Iterable[Any]) -> list[Any]:
-        """The functions that these nodes call, directly or not, sorted by name."""
+        """Return the functions that these nodes call, directly or indirectly, sorted by name."""
         return sorted(functions_called(self.functions.values(), nodes), key=lambda called: str(called.signature.name))
 
 
@@ -156,7 +157,7 @@ class _Body:
         """The new names of renamed tensors."""
 
     def lift(self, values: Mapping[str, _Value]) -> dict[str, _Value]:
-        """Rewrite every consumer of `values`, which replace handles. Returns all tensors that are values now."""
+        """Rewrite all nodes that read `values` in place of handles. Returns all tensors that are values now."""
         reached = self._follow(values)
         for node, taken in self._taken.values():
             self._rewrite(node, taken)
@@ -187,7 +188,7 @@ class _Body:
                         calls[node.name] = None
                     else:
                         passed += self._passed(node, position, reached[tensor])
-            else:  # calls come last, when all other ways to reach them were followed
+            else:  # follow a call only when no other tensor waits: the call then has as many values as possible
                 name = next(iter(calls))
                 del calls[name]
                 passed += self._call_results(*self._taken[name])
@@ -198,7 +199,7 @@ class _Body:
         return reached
 
     def _reads_reference(self, node: Any, position: int, value: _Value) -> bool:
-        """True if the node reads the value of a reference, as all ops do except ops on references."""
+        """Return whether the node reads the value of a reference. All ops do so, except ops on references."""
         if not value.reference or node.op.startswith("Ref") or node.op in ALWAYS_TRUE:
             return False
         return self._is_call(node) or not _takes_reference(node, position)
@@ -272,7 +273,7 @@ class _Body:
         self._rename_result(before, node)
 
     def _rewrite_draw(self, node: Any, data: list[str], dtype: tf.DType, size: int) -> None:
-        """Replace a read of a generator's state by fresh random numbers, which no two calls share."""
+        """Replace a read of a generator's state by random numbers that are different in each call."""
         before = self._result(node.name, "value", 0, 0)
         shape = self._add_constant(f"{node.name}/shape", [size], tf.int64, data[0])
         become(node, "NonDeterministicInts", [shape, *control_inputs(node)])
@@ -319,9 +320,10 @@ class _Body:
             self.renamed[before] = after
 
     def _result(self, node: str, name: str, within: int, position: int) -> str:
-        """Return the name of a tensor. In a function it has the name of the op's result, and the place within it.
+        """Return the name of a tensor.
 
-        In a graph it has the place among all results.
+        In a function it contains the result's name and the place within this result, in a graph the place among all
+        results of the node.
         """
         return f"{node}:{name}:{within}" if self._in_function else f"{node}:{position}"
 

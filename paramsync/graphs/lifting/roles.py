@@ -16,10 +16,10 @@ from paramsync.graphs.nodes import definition
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """An op that reads the variable in its first argument, and `op`, which does the same with a value.
+    """How to replace an op that reads the variable in its first argument by `op`, which reads the variable's value.
 
-    `attributes` of the new op come from attributes of the old one; "" stands for the variable's dtype. `result` is the
-    old op's name for its result, which is "output" in all new ops.
+    `attributes` maps each attribute of `op` to the attribute of the old op that sets it; "" stands for the variable's
+    dtype. `result` is the name of the old op's result. All new ops call their result "output".
     """
 
     op: str
@@ -45,7 +45,7 @@ _SEEDS = (tf.int64, tf.uint32)  # dtypes of the state, in different versions of 
 
 
 def is_seed(name: str, spec: tf.TensorSpec) -> bool:
-    """True for the state of a Keras SeedGenerator, a counter that each draw increments."""
+    """Return whether this is the state of a Keras SeedGenerator: a counter that each draw increments."""
     last = name.rpartition("/")[2]
     return last.startswith("seed_generator_state") and spec.dtype in _SEEDS and spec.shape == [2]
 
@@ -101,7 +101,7 @@ def refusal(op: str, variable: str) -> str:
 
 
 def functions(node: Any) -> list[str]:
-    """The functions that a node of an op in CALLS calls, in the order of its attributes."""
+    """Return the functions that a node calls, in the order of its attributes. The node's op must be in CALLS."""
     return [reference.name for reference in _references(node)]
 
 
@@ -138,7 +138,10 @@ PRINTS = {"Print": "Identity", "PrintV2": "NoOp"}
 
 
 def purify(graph_def: Any) -> None:
-    """Remove printing, and make calls of stateless functions stateless. Raises GraphError for an op with a state."""
+    """Remove printing, and replace calls of stateless functions by stateless calls.
+
+    Raises GraphError for an op that keeps a state.
+    """
     for node in every_node(graph_def):
         if node.op in PRINTS:
             _silence(node)

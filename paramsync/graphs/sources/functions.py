@@ -16,12 +16,12 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def is_function(source: Any) -> bool:
-    """True for a tf.function or a ConcreteFunction."""
+    """Return whether this is a tf.function or a ConcreteFunction."""
     return isinstance(source, tf.types.experimental.ConcreteFunction) or hasattr(source, "get_concrete_function")
 
 
 def trace(function: Any, inputs: Any = None, *, what: str = "the function") -> Trace:
-    """Trace a function. Without an input_signature, it needs `inputs`: specs of its arguments, in order or by name."""
+    """Trace a function. `inputs` are specs of its arguments, in order or by name; an input_signature replaces them."""
     if isinstance(function, tf.types.experimental.ConcreteFunction):
         if inputs is not None:
             raise GraphError(f"{what} has its inputs already: leave inputs= out")
@@ -87,7 +87,7 @@ def reason(error: Exception) -> str:
 
 
 def _arguments(function: Any) -> Iterator[tuple[str, tf.TypeSpec]]:
-    """Yield the name and spec of every tensor argument. The name in the spec counts before the argument's name."""
+    """Yield the name and spec of every tensor argument. A name in the spec overrides the argument's name."""
     if function.structured_input_signature is None:  # a pruned function
         return
     positional, keywords = function.structured_input_signature

@@ -113,19 +113,19 @@ def _called_with_training(model: Any) -> Iterator[keras.Operation]:
 def _trace_symbolically(model: keras.Model) -> Trace:
     """Trace a functional or sequential model.
 
-    The input spec of a sequential model that was built by its first call has the batch size of this call. So batches of
+    If its first call built a sequential model, the model's input spec has the batch size of that call. So batches of
     any size are tried first.
     """
     inputs = _symbolic(model)
     if isinstance(model, keras.Sequential) and isinstance(inputs.spec, tf.TensorSpec) and inputs.spec.shape.rank:
         of_any_size = tf.TensorSpec((None, *inputs.spec.shape[1:]), inputs.spec.dtype)
-        with suppress(GraphError):  # the model works only with this size
+        with suppress(GraphError):  # perhaps the model works only with that batch size
             return _trace_call(model, ([_Input(inputs.name, of_any_size)], {}))
     return _trace_call(model, ([inputs], {}))
 
 
 def _symbolic(model: keras.Model) -> Any:
-    """The inputs of a functional or sequential model, nested like its argument."""
+    """Return the inputs of a functional or sequential model, nested like the model's argument."""
     structure = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
     tensors = list(leaves(structure, "" if isinstance(structure, Mapping) else "inputs"))
     names = _readable([leaf.name for _, leaf in tensors], _MADE_UP_INPUT)
@@ -175,7 +175,7 @@ def _built(model: keras.layers.Layer) -> tuple[list[Any], dict[str, Any]]:
 
 
 def _specs(shapes: Any, dtype: str) -> Any:
-    """Specs for nested shapes, with batches of any size."""
+    """Return specs for nested shapes, with batches of any size."""
     if isinstance(shapes, Mapping):
         return {name: _specs(shape, dtype) for name, shape in shapes.items()}
     if all(size is None or isinstance(size, int) for size in shapes):

@@ -71,7 +71,7 @@ def draft_of_meta(
 
 
 def v1_graph(meta: Any, where: str, foreign: Foreign) -> V1Graph:
-    """The graph of a MetaGraphDef."""
+    """Return the graph of a MetaGraphDef, with its variables and the nodes that fill its tables."""
     collections, keys = meta.collection_def, tf.compat.v1.GraphKeys
     variables = collections[keys.GLOBAL_VARIABLES].bytes_list.value if keys.GLOBAL_VARIABLES in collections else ()
     main = meta.signature_def.get("__saved_model_init_op")  # a SavedModel runs it before its first prediction
@@ -100,7 +100,7 @@ def _named(tensors: Ends, what: str) -> dict[str, str]:
 
 
 def _input(graph: V1Graph, meta: Any, name: str, tensor: str) -> graph_pb2.Endpoint:
-    """Describe any tensor as an input. Its dtype is read, not inferred: TensorFlow may not know the ops before it."""
+    """Describe any tensor as an input. Its dtype comes from the meta graph, because TensorFlow may not know its op."""
     node = graph.node(tensor)
     port = full(tensor).partition(":")[2]
     dtype = _dtype(meta, node, int(port)) if port.isdecimal() else None

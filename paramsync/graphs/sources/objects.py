@@ -47,17 +47,17 @@ class _Tracked:
 
 
 def objects(root: Any) -> list[Any]:
-    """Everything under `root` that TensorFlow tracks, and `root` itself."""
+    """Return everything under `root` that TensorFlow tracks, and `root` itself."""
     return [tracked.item for tracked in _walk(root)]
 
 
 def variable_keys(root: Any) -> dict[str, tf.Variable]:
-    """Every variable under `root`, by its key in a checkpoint of tf.train.Checkpoint(root)."""
+    """Return every variable under `root`, by its key in a checkpoint of tf.train.Checkpoint(root)."""
     return {tracked.key: tracked.variable for tracked in _walk(root) if tracked.variable is not None}
 
 
 def variable_names(root: Any) -> dict[str, str]:
-    """The name that Keras or TensorFlow gives every variable under `root`, by the keys of `variable_keys`."""
+    """Return the name that Keras or TensorFlow gives to each variable under `root`, by the keys of `variable_keys`."""
     variables = [tracked for tracked in _walk(root) if tracked.variable is not None]
     return {tracked.key: getattr(tracked.item, "path", tracked.item.name).removesuffix(":0") for tracked in variables}
 
@@ -87,7 +87,7 @@ def parts(root: Any) -> tuple[Any, ...]:
 
 
 def _layers(model: keras.layers.Layer) -> list[Any]:
-    """The layers of a model, and of models within it."""
+    """Return the layers of a model, and of the models in it."""
     layers = list(getattr(model, "layers", ()))
     for layer in layers:  # grows while we walk
         layers.extend(getattr(layer, "layers", ()))
@@ -95,7 +95,7 @@ def _layers(model: keras.layers.Layer) -> list[Any]:
 
 
 def object_graph(root: Any, keys: Collection[str]) -> bytes:
-    """The object graph with which tf.train.Checkpoint(root) reads a checkpoint that has exactly these keys."""
+    """Return the object graph with which tf.train.Checkpoint(root) reads a checkpoint that has exactly these keys."""
     graph = trackable_object_graph_pb2.TrackableObjectGraph()
     for tracked in _walk(root):
         node = graph.nodes.add()
@@ -111,8 +111,8 @@ def object_graph(root: Any, keys: Collection[str]) -> bytes:
 def _walk(root: Any) -> list[_Tracked]:
     """Find all objects under `root`, breadth first.
 
-    TensorFlow does not see objects in lists and dicts of Keras layers. They come last, under the keys that TensorFlow
-    would give them.
+    TensorFlow does not see objects in lists and dicts of Keras layers. These objects come last, under the keys that
+    TensorFlow would give them.
     """
     view = tf.train.TrackableView(root)
     every = [_Tracked(root, "")]
@@ -159,10 +159,11 @@ def _contents(container: Any) -> dict[str, Any]:
 
 
 class KeptValues:
-    """Values other than variables that layers keep, such as the results of `adapt`. A graph has them as constants.
+    """Values that layers keep in attributes other than variables, such as the results of `adapt`.
 
-    They are tensors, arrays, lookup tables and lists of numbers in attributes of the objects under a root. An instance
-    covers only objects that exist when it is made; `parts` finds new layers.
+    A graph has these values as constants, so a change of a value needs a new graph. The values are tensors, arrays,
+    lookup tables and lists of numbers in attributes of the objects under a root. An instance covers only objects that
+    exist when it is made; `parts` finds new layers.
     """
 
     def __init__(self, root: Any) -> None:
@@ -177,14 +178,14 @@ class KeptValues:
                     self._kept[id(holder), name] = vars(holder), held, value
 
     def changed(self, unless: Collection[Place] = ()) -> set[Place]:
-        """Return the places whose values have changed, except those in `unless`.
+        """Return the places whose values have changed, except the places in `unless`.
 
-        Takes a microsecond a layer, and exports mutable tables.
+        Takes about a microsecond for each layer, and exports mutable tables.
         """
         places = set()
         for place, (attributes, held, value) in self._kept.items():
             now = attributes.get(place[1])
-            is_fixed = held is None or value is held  # not a list, array or table, which can be written to
+            is_fixed = held is None or value is held  # unlike a list, array or table, which can be written to
             if (now is held and is_fixed) or place in unless:
                 continue
             if not _same(_value(now), value):
@@ -215,7 +216,7 @@ def _attributes(holder: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _value(held: Any) -> Any:
-    """Return a value to compare later: a copy if the value can be written to, _NOTHING if graphs never contain it."""
+    """Return a value to compare later: a copy of a value that can be written to; _NOTHING if no graph contains it."""
     kind = type(held)
     if kind in _UNKEPT:
         return _NOTHING

@@ -85,7 +85,7 @@ def _difference(name: str, found: tf.Tensor, wanted: tf.Tensor, rounding: float)
 
 
 def _dtypes(graph: Graph) -> Iterator[str]:
-    """The small float dtypes in which any op computes."""
+    """Yield the small float dtypes in which ops of the graph compute."""
     graph_def = tf.compat.v1.GraphDef.FromString(graph.message().graph_def)
     for node in every_node(graph_def):
         for value in node.attr.values():
@@ -94,7 +94,7 @@ def _dtypes(graph: Graph) -> Iterator[str]:
 
 
 def _argument(spec: tf.TypeSpec, sizes: Sequence[int]) -> Any:
-    """A made-up value for a leaf of the arguments."""
+    """Return a made-up value for a leaf of the arguments."""
     shape = [sizes[min(at, len(sizes) - 1)] if size is None else size for at, size in enumerate(spec.shape)]
     dense = made_up(spec.dtype, shape)
     if isinstance(spec, tf.SparseTensorSpec):

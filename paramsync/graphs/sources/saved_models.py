@@ -1,7 +1,7 @@
 """Drafts SavedModels. A SavedModel of TensorFlow 2 is first rewritten into the form of TensorFlow 1.
 
-In both forms the graph contains the signatures, variables and tables. In TensorFlow 2 functions restore the variables
-and fill the tables. These functions are read, not run.
+In a SavedModel of TensorFlow 2, functions restore the variables and fill the tables. The rewrite reads these functions
+to find the checkpoint keys of the variables and the contents of the tables. It never runs them.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def parsed_saved_model(directory: Path) -> Any:
 
 
 def variables(directory: Path) -> Bundle:
-    """The checkpoint of the SavedModel in this directory. Raises CorruptCheckpointError, OSError."""
+    """Open the checkpoint of the SavedModel in this directory. Raises CorruptCheckpointError, OSError."""
     folder = directory / "variables"
     try:
         with files.beneath(directory, folder.name) as descriptor:
@@ -166,7 +166,7 @@ def _parts(name: str, info: Any, where: str) -> Iterator[graph_pb2.Endpoint]:
 
 
 def _assets(directory: Path, meta: Any) -> dict[str, Asset]:
-    """The files of a SavedModel, by the tensors that give their paths. Raises GraphError."""
+    """Return the asset files of a SavedModel, by the tensors that contain their paths. Raises GraphError."""
     listed = list(meta.asset_file_def)
     if "saved_model_assets" in meta.collection_def:
         for content in meta.collection_def["saved_model_assets"].any_list.value:
@@ -179,7 +179,7 @@ def _assets(directory: Path, meta: Any) -> dict[str, Asset]:
 
 
 def _called(meta: Any, keys: Iterable[str]) -> dict[str, str]:
-    """For each checkpoint key, the name of its variable in the program that saved it."""
+    """Return the name of each checkpoint key's variable in the program that saved the model."""
     ways = Ways(meta.object_graph_def.nodes)
     numbers = {key: ways.node(key) for key in keys}
     return {key: ways.nodes[number].variable.name for key, number in numbers.items() if number is not None}
@@ -241,9 +241,10 @@ class _Rewrite:
         self._name_twins()
 
     def _name_twins(self) -> None:
-        """Give a variable that is not restored the key of the restored variable that is initialised from it.
+        """Give each variable that is not restored the key of its twin.
 
-        tf.saved_model.save writes each variable of a Keras model twice: one to compute with, one to be restored.
+        tf.saved_model.save writes each variable of a Keras model twice: one variable computes, its twin is restored.
+        An operation that assigns the variable's value to the twin shows which two variables belong together.
         """
         for node in self._nodes.values():
             if node.op == "AssignVariableOp" and node_of(node.input[0]) in self.keys:
@@ -290,7 +291,7 @@ class _Rewrite:
 
 def _restored(nodes: Mapping[str, Any], tensor: str) -> str:
     """Return the checkpoint key from which a tensor is restored."""
-    for _ in nodes:  # at most as many Identities as nodes
+    for _ in nodes:  # there are at most as many Identity nodes as nodes
         if nodes[node_of(tensor)].op == "Identity":
             tensor = nodes[node_of(tensor)].input[0]
     read = nodes[node_of(tensor)]

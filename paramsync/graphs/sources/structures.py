@@ -12,7 +12,7 @@ from paramsync.v1 import bundle_pb2, graph_pb2
 
 
 def leaves(structure: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the path and value of every leaf. A path joins `name`, keys and positions. The order is that of tf.nest."""
+    """Yield the path and value of every leaf, in the order of tf.nest. A path joins `name`, keys and positions."""
     children: Iterable[tuple[Any, Any]]
     if isinstance(structure, Mapping):
         children = ((key, structure[key]) for key in sorted(structure))
@@ -52,12 +52,12 @@ def unique(names: Sequence[str]) -> list[str]:
 
 
 def endpoint(name: str, tensor: str, dtype: int, shape: Any) -> graph_pb2.Endpoint:
-    """An Endpoint; `shape` is a TensorShapeProto."""
+    """Return an Endpoint. `shape` is a TensorShapeProto."""
     return graph_pb2.Endpoint(
         name=name, tensor=tensor, dtype=dtype, shape=bundle_pb2.TensorShape.FromString(shape.SerializeToString())
     )
 
 
 def endpoint_of(name: str, spelled: str, tensor: tf.Tensor | tf.TensorSpec) -> graph_pb2.Endpoint:
-    """An Endpoint with the dtype and shape of a tensor."""
+    """Return an Endpoint with the dtype and shape of a tensor."""
     return endpoint(name, spelled, tensor.dtype.base_dtype.as_datatype_enum, tensor.shape.as_proto())

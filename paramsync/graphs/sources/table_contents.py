@@ -1,7 +1,7 @@
 """Reads the contents of a source's lookup tables.
 
-A table of this program is read through the handle that a function captured. For a table of a v1 graph, the operations
-that fill it run once, in a graph and session of their own.
+A table of this program is read through the handle that a function captured. A table of a v1 graph is filled first: the
+operations that fill it run once, in a separate graph and session.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOOPS = frozenset({"For", "NextIteration", "RefNextIteration", "StatelessWhile"
 def live_table(handle: Any, node: str, graph_def: Any) -> tuple[tf.Tensor, tf.Tensor]:
     """Return the keys and values of the table that `node` stands for. Raises GraphError if it is not a table.
 
-    Reading a table with wrong dtypes ends the process. So the dtypes are taken from the ops that use the table.
+    Reading a table with wrong dtypes ends the process. So the dtypes come from the ops that look up keys in the table.
     """
     types = _types_looked_up(graph_def, node)
     if len(types) != 1:
@@ -55,7 +55,7 @@ def live_table(handle: Any, node: str, graph_def: Any) -> tuple[tf.Tensor, tf.Te
 
 
 def _dense(node: str) -> GraphError:
-    """The error for a table that exports its empty places too."""
+    """Return the error for a table that exports its empty places too."""
     return GraphError(
         f"the table {node!r} is a DenseHashTable, whose contents cannot be told from its empty places: expected a"
         " StaticHashTable, a StaticVocabularyTable or a MutableHashTable"
@@ -114,7 +114,7 @@ class Asset:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """What a stranger's graph may use: files that fill its tables, by tensor, and ops besides the safe ops."""
+    """What an untrusted graph may use: files that fill its tables, by tensor, and ops in addition to the safe ops."""
 
     files: Mapping[str, Asset]
     allowed: Collection[str] = ()
@@ -125,8 +125,9 @@ def v1_tables(
 ) -> list[graph_pb2.Table]:
     """Return the tables among the nodes `wanted`, with their contents.
 
-    The operations that fill a table are run: those that `fillers` need, or else all. Raises GraphError for a table that
-    nothing in the graph fills. In a foreign graph only safe ops run, and only its own files are read.
+    Runs the operations that fill each table: those that `fillers` need, or all if `fillers` need none. Raises
+    GraphError for a table that nothing in the graph fills. With `foreign`, only safe ops run, and only the graph's own
+    files are read.
     """
     tables = [node for node in wanted if node.op in TABLES]
     if not tables:
@@ -151,7 +152,7 @@ def v1_tables(
 
 
 def _fillers_of(tables: Sequence[Any], nodes: Mapping[str, Any], fillers: Collection[str]) -> list[str]:
-    """Return the operations that fill these tables: for each table those that `fillers` need, or else all."""
+    """Return the operations that fill these tables. If `fillers` need none that fills a table, all of its are returned."""
     restored = _restored(nodes)
     filling: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in nodes.values():
@@ -173,14 +174,14 @@ def _fillers_of(tables: Sequence[Any], nodes: Mapping[str, Any], fillers: Collec
 
 
 def _restored(nodes: Mapping[str, Any]) -> set[str]:
-    """Return the nodes that need a checkpoint, such as nodes of a Saver that fill tables."""
+    """Return the nodes that depend on a checkpoint. A Saver may have nodes that fill tables from its checkpoint."""
     readers = readers_of(nodes.values())
     restores = [node.name for node in nodes.values() if node.op == "RestoreV2"]
     return set(reach(restores, lambda name: readers.get(name, ())))
 
 
 def _shared_name(table: Any) -> tuple[str, str]:
-    """Return the container and name of a table. Nodes that agree in both are handles of the same table."""
+    """Return the container and name of a table. Two nodes with the same container and name share one table."""
     container, name = (
         table.attr[key].s.decode(errors="backslashreplace") if key in table.attr else ""
         for key in ("container", "shared_name")

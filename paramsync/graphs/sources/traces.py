@@ -25,7 +25,7 @@ CONSTANTS_LIMIT = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Own:
-    """The model's own call, to be compared with its trace, and the specs of its arguments."""
+    """The model's own call and the specs of its arguments, for a comparison with its trace (see `own_calls`)."""
 
     name: str
     specs: Sequence[tf.TypeSpec]
@@ -45,10 +45,10 @@ class Trace:
 def draft_of_traces(
     traces: Mapping[str, Trace], keys: Mapping[str, tf.Variable] | None
 ) -> tuple[Draft, Mapping[str, tf.Variable]]:
-    """Draft a graph of functions that share their parameters, each a signature. Also returns each parameter's variable.
+    """Draft a graph of functions that share parameters. Each function becomes a signature.
 
-    `keys` names the variables; by default each has its own name. Raises GraphError for a captured tensor that can
-    become neither a parameter nor a table nor a constant.
+    Also returns the variable of each parameter, by name. `keys` names the variables; by default each variable has its
+    own name. Raises GraphError for a captured tensor that cannot become a parameter, a table or a constant.
     """
     merged = _Merged(keys)
     for position, (name, trace) in enumerate(traces.items()):
@@ -139,7 +139,7 @@ class _Merged:
         copy.CopyFrom(node)
         copy.name = names[node.name]
         copy.attr.pop("_class", None)  # a colocation, which has the old names
-        # leaves out the waits for reads that TensorFlow adds to a function
+        # TensorFlow makes a function wait for its reads of variables; these control inputs are left out.
         waits = [name[1:] for name in control_inputs(node) if name[1:] not in reads]
         data = [names[node_of(tensor)] + tensor[len(node_of(tensor)) :] for tensor in data_inputs(node)]
         copy.input[:] = [*data, *(f"^{names[name]}" for name in waits)]
@@ -194,7 +194,7 @@ def _handles(variable: Any) -> list[Any]:
 
 
 def _check_that_it_has_one_value(variable: Any) -> None:
-    """Raise GraphError if reading the replicas does not give a single value."""
+    """Raise GraphError unless a single value can stand for the values of all replicas."""
     if variable.aggregation not in (tf.VariableAggregation.MEAN, tf.VariableAggregation.ONLY_FIRST_REPLICA):
         raise GraphError(
             f"{variable.name!r} is ON_READ, with a value on each replica, and read as their"

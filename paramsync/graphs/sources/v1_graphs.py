@@ -1,7 +1,7 @@
 """Drafts of TensorFlow 1 graphs between given tensors, and the names of their variables in checkpoints.
 
-The code that built the graphs is not needed. Keys, and the places of parts of partitioned variables, are read from the
-nodes of a Saver.
+The code that built the graphs is not needed. The nodes of a Saver contain the keys of variables, and the places of
+parts of partitioned variables.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from paramsync.graphs.sources.table_contents import TABLES, Foreign, v1_tables
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.v1 import graph_pb2
 
-# Ops that lifting removes, or refuses with a reason. They cannot harm a process that only builds the graph.
+# Ops that lifting removes or refuses. They may pass the check for safe ops, because a process that only builds the graph
+# does not run them.
 _VARIABLE_OPS = """
     Variable VariableV2 VarHandleOp ReadVariableOp ResourceGather ResourceGatherNd VariableShape VarIsInitializedOp
     IsVariableInitialized RefIdentity RefEnter RefExit RefSwitch RefMerge RefNextIteration RefSelect TemporaryVariable
@@ -35,11 +36,11 @@ _VARIABLE_OPS = """
 
 
 def draft_of_tensors(inputs: Any, outputs: Any, *, saver: Any = None) -> Draft:
-    """Draft the graph between these tensors. The graph is not changed. Raises GraphError.
+    """Draft the part of a live graph between these tensors. The live graph is not changed. Raises GraphError.
 
     `inputs` and `outputs` are single tensors, sequences, or tensors by the names that callers use. A tensor in a
-    sequence has its own name; a sparse or ragged tensor counts as several. Parameters have their names in `saver`, a
-    tf.compat.v1.train.Saver of the graph. Without a Saver they have the names that a Saver gives by default.
+    sequence keeps its own name; a sparse or ragged tensor counts as several tensors. Parameters have the names that
+    `saver`, a tf.compat.v1.train.Saver of the graph, gives them, or without `saver` the default names of a Saver.
     """
     starts, ends = dict(_named(inputs, "inputs")), dict(_named(outputs, "outputs"))
     if not ends:
@@ -59,7 +60,7 @@ def draft_of_tensors(inputs: Any, outputs: Any, *, saver: Any = None) -> Draft:
 class V1Graph:
     """The nodes of a graph, with its Saver, variables and tables.
 
-    - `saver` is the tensor that triggers a save of the graph's Saver: "" for any Saver, None for no Saver.
+    - `saver` is the tensor whose evaluation makes the graph's Saver save: "" for any Saver, None for no Saver.
     - `variables` are the VariableDefs in the graph's collections, `fillers` the operations that fill its tables.
     - `foreign` is None for a graph of this program. A foreign graph is checked before any part of it runs.
     """
@@ -75,7 +76,7 @@ class V1Graph:
         self._nodes = {node.name: node for node in self.graph_def.node}
 
     def node(self, tensor: str) -> Any:
-        """The node of a tensor. Raises GraphError, which lists the placeholders."""
+        """Return the node of a tensor. Raises GraphError, which lists the placeholders."""
         if node_of(tensor) not in self._nodes:
             raise self.unknown(tensor)
         return self._nodes[node_of(tensor)]
@@ -127,7 +128,7 @@ class V1Graph:
 
 
 def variable_defs(contents: Iterable[bytes], where: str) -> list[Any]:
-    """The entries of a collection of variables. Raises GraphError."""
+    """Parse the entries of a collection of variables. Raises GraphError."""
     try:
         return list(map(variable_pb2.VariableDef.FromString, contents))
     except DecodeError as error:
@@ -141,7 +142,7 @@ def _of_live(graph: tf.Graph, saver: Any) -> V1Graph:
     except ValueError as error:
         raise GraphError(f"the graph is too large, make variables of its constants: {error}") from error
     variables = [*graph.get_collection(keys.GLOBAL_VARIABLES), *graph.get_collection(keys.LOCAL_VARIABLES)]
-    with graph.as_default():  # only within their graph can variables be described as protos
+    with graph.as_default():  # `to_proto` works only inside the graph of the variable
         definitions = [variable.to_proto() for variable in variables if hasattr(variable, "to_proto")]
     return V1Graph(
         "the graph",
@@ -186,8 +187,8 @@ def parameters(
 ) -> list[Parameter]:
     """Return the variables among the nodes `wanted`, with their keys in the checkpoint. Raises GraphError.
 
-    The keys are read from the Saver that the tensor `saver` runs ("" for any Saver of the graph, None for no Saver). A
-    variable that no such Saver saves has the name in its VariableDef in `variables`, or else the name of its node.
+    The keys come from the nodes of a Saver; `saver` is as in V1Graph. A variable that this Saver does not save gets the
+    name in its VariableDef in `variables`; without a VariableDef it gets the name of its node.
     """
     saved = {variable.variable_name.removesuffix(":0"): _defined(variable) for variable in variables}
     saved |= {} if saver is None else _saved(nodes, saver)
@@ -195,7 +196,7 @@ def parameters(
 
 
 def saved_by(nodes: Mapping[str, Any], saver: str) -> list[Parameter]:
-    """Return all variables that a Saver saves, with their keys. `saver` is as in `parameters`. Raises GraphError."""
+    """Return all variables that a Saver saves, with their keys. `saver` is as in V1Graph. Raises GraphError."""
     return parameters(nodes, [nodes[name] for name in _saved(nodes, saver)], saver=saver)
 
 
@@ -218,7 +219,7 @@ def _defined(variable: Any) -> _Saved:
 
 
 def _saved(nodes: Mapping[str, Any], saver: str) -> dict[str, _Saved]:
-    """Return the key and the part under which a SaveV2 writes each variable, by node. The first SaveV2 counts."""
+    """Return the key and the part under which the first SaveV2 of each variable writes it, by the variable's node."""
     saved: dict[str, _Saved] = {}
     for node in _saving(nodes, saver):
         _, names, places, *tensors = node.input
@@ -231,7 +232,7 @@ def _saved(nodes: Mapping[str, Any], saver: str) -> dict[str, _Saved]:
 
 
 def _saving(nodes: Mapping[str, Any], saver: str) -> list[Any]:
-    """The nodes that write a checkpoint."""
+    """Return the SaveV2 nodes that the tensor `saver` runs; all SaveV2 nodes for ""."""
 
     def before(name: str) -> Iterable[str]:
         saves = name not in nodes or nodes[name].op == "SaveV2"  # not the nodes that compute the saved values
@@ -242,7 +243,7 @@ def _saving(nodes: Mapping[str, Any], saver: str) -> list[Any]:
 
 
 def _words(nodes: Mapping[str, Any], tensor: str, count: int) -> Sequence[str]:
-    """Return the strings of a constant. As in any TensorProto, the last string also stands for missing strings."""
+    """Return the `count` strings of a constant. As in any TensorProto, the last string is repeated if some are missing."""
     node = nodes.get(node_of(tensor))
     words = list(node.attr["value"].tensor.string_val) if node is not None and node.op == "Const" else []
     if not 0 < len(words) <= count:
@@ -253,7 +254,7 @@ def _words(nodes: Mapping[str, Any], tensor: str, count: int) -> Sequence[str]:
 def _part(place: str) -> PartRange:
     """Parse SaveV2's shape and slice, such as "6 2 0,3:0,2".
 
-    The sizes of the whole come first, then the offset and size of the part in each dimension.
+    The sizes of the whole variable come first, then for each dimension the offset and the size of the part.
     """
     *sizes, extents = place.split(" ")
     try:

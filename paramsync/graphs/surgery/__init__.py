@@ -1,4 +1,4 @@
-"""Surgery on live v1 graphs, by inputs and outputs: duplicate(), synchronise(), connect()."""
+"""Surgery on live v1 graphs: duplicate(), synchronise(), connect()."""
 
 from paramsync.graphs.surgery.connect import Connected, connect
 from paramsync.graphs.surgery.duplicate import Copy, Synchronisation, duplicate, synchronise

@@ -23,7 +23,7 @@ def check_scope(name: str, what: str = "scope") -> None:
 
 
 def normalise_device(device: str | None) -> str | None:
-    """Spell the device as TensorFlow does. "" means no device, None the source's devices. Raises GraphError."""
+    """Return the device in TensorFlow's spelling. "" means no device, None the source's devices. Raises GraphError."""
     try:
         return None if device is None else str(tf.DeviceSpec.from_string(device).to_string())
     except ValueError as error:
@@ -48,7 +48,7 @@ def check_graph(graph: tf.Graph, what: str = "graph") -> None:
 
 
 def check_session(session: tf.compat.v1.Session, graph: tf.Graph, what: str) -> None:
-    """Raise GraphError unless the session is of this graph."""
+    """Raise GraphError unless the session belongs to this graph."""
     if session.graph is not graph:
         raise GraphError(f"{what}: expected a session of the graph to run in, found one of another graph")
 
@@ -75,7 +75,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 def _is_composite(value: Any) -> bool:
-    return isinstance(value, tf.SparseTensor | tf.RaggedTensor)  # TensorFlow calls variables composite too
+    return isinstance(value, tf.SparseTensor | tf.RaggedTensor)  # for TensorFlow, variables are composite too
 
 
 def graph_of(roles: Mapping[str, Iterable[Any]]) -> tf.Graph:
@@ -93,7 +93,7 @@ def graph_of(roles: Mapping[str, Iterable[Any]]) -> tf.Graph:
 
 
 def element(graph: tf.Graph, value: Any, what: str) -> Any:
-    """Return the tensor, operation or variable that `value` is or names. `what` begins the text of a GraphError."""
+    """Return the tensor, operation or variable that `value` is or names. Raises GraphError, which begins with `what`."""
     value = plain(value)
     if isinstance(value, str):
         return _named(graph, value, what)

@@ -1,4 +1,4 @@
-"""Makes the nodes of a copy, and first imports them into an empty graph: a failure leaves the target unchanged."""
+"""Makes the nodes of a copy. Imports them into an empty graph first, so that a failure leaves the target unchanged."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _COLOCATED = b"loc:@"
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Translates names of tensors and operations from the source to the target; None for a node that is not copied."""
+    """Translates names of tensors and operations from the source to the target.
+
+    Returns None for a node that is not copied, replaced or kept. A *kept* operation is shared: the copy reads it.
+    """
 
     source: tf.Graph
     scope: str
@@ -34,7 +37,7 @@ class Names:
         return self.replaced[name] if name in self.replaced else self.own(name)
 
     def own(self, name: str) -> str | None:
-        """Translate a name like `__call__`, but ignore replacements."""
+        """Translate a name as `__call__` does, but ignore replacements."""
         operation = node_of(name)
         if operation in self.copied:
             return f"{self.scope}/{name}"
@@ -43,7 +46,7 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Aside:
-    """The nodes of a copy, ready to be imported under `scope`, and how they were made."""
+    """The nodes of a copy, ready to be imported under `scope`, and the arguments that they were made from."""
 
     selection: Selection
     replacements: Replacements
@@ -56,10 +59,10 @@ class Aside:
     def add(
         self, graph: tf.Graph, made: Mapping[str, tf.Tensor], kept: Mapping[str, tf.Operation]
     ) -> tuple[Names, dict[str, tf.Variable]]:
-        """Import the nodes into the default graph, where they read the replacements and the kept operations.
+        """Import the nodes into the default graph. They read the replacements (`made`) and the `kept` operations.
 
-        Declared shapes, Variable objects, and contexts of loops and branches are not part of a GraphDef. They are
-        restored after the import.
+        A GraphDef lacks declared shapes, Variable objects, and the contexts of loops and branches. These are restored
+        after the import.
         """
         tensors = {**made} | {tensor.name: tensor for operation in kept.values() for tensor in operation.outputs}
         read = {full(tensor) for node in self.graph_def.node for tensor in node.input}
@@ -80,7 +83,7 @@ class Aside:
             for name in names.copied:
                 for tensor in operations[name].outputs:
                     copy = graph.get_tensor_by_name(f"{self.scope}/{tensor.name}")
-                    if copy.dtype == tensor.dtype:  # not if a value replaced a handle
+                    if copy.dtype == tensor.dtype:  # the dtypes differ if a value replaced a handle
                         copy.set_shape(tensor.shape)
         variables = {
             name: variable.copy_to(graph, names, self.scope) for name, variable in self.selection.variables.items()
@@ -125,7 +128,8 @@ def _nodes_of_copy(
 ) -> Any:
     """Return a GraphDef of the selected operations, to be imported under `scope`.
 
-    `values` replace variables, by operation. Copied nodes may read the `kept` operations, which are not copied.
+    `values` maps the operation of a variable to the value that replaces the variable. Copied nodes may read the `kept`
+    operations, which are not copied.
     """
     operations = selection.operations.values()
     graph_def = tf.compat.v1.GraphDef()
@@ -134,17 +138,17 @@ def _nodes_of_copy(
     if values:
         graph_def = _lifted(graph_def, values)
     names = frozenset(node.name for node in graph_def.node)
-    for node in graph_def.node:  # a copied node waits only for copied nodes
+    for node in graph_def.node:  # control inputs from nodes that are not copied are left out
         node.input[:] = [tensor for tensor in node.input if not tensor.startswith("^") or tensor[1:] in names]
         prefix_frame(node, f"{scope}/")
         if node.op in VARIABLES and node.attr["shared_name"].s:  # variables with equal names would share their value
             node.attr["shared_name"].s = f"{scope}/".encode() + node.attr["shared_name"].s
-        if "var_name" in node.attr and node.attr["var_name"].s:  # the same for a TemporaryVariable
+        if "var_name" in node.attr and node.attr["var_name"].s:  # for the same reason, in a TemporaryVariable
             node.attr["var_name"].s = f"{scope}/".encode() + node.attr["var_name"].s
         if "_class" in node.attr:
             beside = [place.removeprefix(_COLOCATED).decode() for place in node.attr["_class"].list.s]
             for name in beside:
-                if device is None and name in kept:  # an imported node cannot be colocated with other nodes
+                if device is None and name in kept:  # a node can be colocated only with nodes of the same import
                     node.device = kept[name].device
             node.attr["_class"].list.s[:] = [_COLOCATED + name.encode() for name in beside if name in names]
             if not node.attr["_class"].list.s:
@@ -153,7 +157,7 @@ def _nodes_of_copy(
 
 
 def _lifted(graph_def: Any, values: Mapping[str, tf.Tensor]) -> Any:
-    """Replace every use of these variables by a use of a value, and leave the variables' nodes out."""
+    """Replace every use of these variables by a use of their value, and remove the nodes of the variables."""
     lifted = lift(graph_def, {name: tf.TensorSpec(value.shape, value.dtype) for name, value in values.items()})
     places = {node.name: node for node in graph_def.node}
     nodes = [node for node in lifted.node if node.name not in values]

@@ -34,7 +34,7 @@ class Connected:
     _checkpoints: Mapping[str, str] = field(repr=False)
 
     def initialise(self, session: tf.compat.v1.Session) -> None:
-        """Restore each scope that has a checkpoint, then initialise the rest, such as an optimizer's slots."""
+        """Restore each scope that has a checkpoint, then initialise all other variables, such as optimizer slots."""
         check_session(session, self.graph, "session")
         for scope, checkpoint in self._checkpoints.items():
             self.savers[scope].restore(session, checkpoint)
@@ -62,16 +62,17 @@ def connect(
     """Import graphs, and feed outputs of earlier graphs to inputs of later graphs.
 
     Args:
-        sources: Pairs of a source and its checkpoint, or None. A source is a `.meta` file, a MetaGraphDef, a tf.Graph
-            or a Graph.
-        inputs: Maps the name of an input to what it reads: the name of an output of an earlier source, a tensor of a
-            live source or of the target graph, or an array. A scope and a slash before a name select a source.
+        sources: Pairs of a source and its checkpoint (None: no checkpoint). A source is a `.meta` file, a MetaGraphDef,
+            a tf.Graph or a Graph.
+        inputs: Maps the name of an input to the value that it reads: the name of an output of an earlier source, a
+            tensor of a live source or of the target graph, or an array. A scope and a slash before a name select a
+            source.
         scopes: The scope of each source; by default graph1, graph2 and so on.
-        outputs: Names of the outputs; by default all outputs of signatures that no other source reads.
-            Only operations that the outputs need are imported. The placeholders among them become inputs.
+        outputs: Names of the outputs. Only operations that the outputs need are imported, and placeholders among them
+            become inputs. By default the outputs are all outputs of signatures of sources that no other source reads.
         placeholders: Names of tensors that become inputs too, such as the tensors of an input pipeline.
         graph: The target graph; by default the default graph.
-        device: Where everything runs, "" for anywhere; by default the devices of the sources.
+        device: The device of all operations, "" for any; by default the devices of the sources.
 
     Raises GraphError for an unknown or ambiguous name, and ParameterError for a checkpoint that lacks a variable, or
     has it with another shape or dtype. An error leaves the target graph unchanged.
@@ -173,12 +174,12 @@ class _Names:
         return tensors[0]
 
     def is_giver(self, value: Any) -> bool:
-        """True if an input can read this value from a source: a tensor of a source, or a name."""
+        """Return whether an input can read this value from a source: a tensor of a source, or a name."""
         graph = getattr(value, "graph", None) if isinstance(value, tf.Tensor) else None
         return isinstance(value, str) or any(source.graph is graph for source in self.sources)
 
     def joint(self, taker: str, giver: str | tf.Tensor) -> tuple[Named, Named]:
-        """Find an input, and the output of an earlier source that it is to read."""
+        """Return the input `taker`, and the output `giver` of an earlier source, which the input shall read."""
         if isinstance(giver, str):
             givers = self._all(giver, "inputs")
         else:

@@ -1,4 +1,4 @@
-"""Copies the contexts of control flow v1: without its context, a loop or branch has no gradients.
+"""Copies the contexts of control flow v1. TensorFlow needs a context to differentiate a loop or branch.
 
 A graph keeps contexts in two collections. A serialised context lists the names of its nodes. The context of the copy
 is made by renaming these nodes. It lists only copied nodes, so that unused loop variables are left out. A loop variable
@@ -16,7 +16,7 @@ import tensorflow as tf
 from paramsync.graphdef.reading import node_of
 
 _KEYS = (tf.compat.v1.GraphKeys.WHILE_CONTEXT, tf.compat.v1.GraphKeys.COND_CONTEXT)
-# The fields that name tensors which a context needs.
+# The fields of a context with the names of tensors that it needs.
 _NEEDED = ("pred_name", "pivot_name", "pivot_for_pred_name", "pivot_for_body_name", "maximum_iterations_name")
 _SWITCHES, _EXITS = frozenset({"Switch", "RefSwitch"}), frozenset({"Exit", "RefExit"})
 
@@ -35,7 +35,7 @@ class Context:
     def copy_to(self, graph: tf.Graph, read: Rename, own: Rename, scope: str) -> None:
         """Add the context to `graph`, if any of its nodes were copied.
 
-        `own` translates the names of copied tensors, `read` also those of replaced tensors.
+        `own` translates the names of copied tensors. `read` also translates the names of replaced tensors.
         """
         if not _is_copied(self.proto, own):
             return
@@ -73,7 +73,7 @@ def needed(contexts: Iterable[Context], taken: Collection[str]) -> list[str]:
 
 
 def exits(operation: tf.Operation) -> list[tf.Operation]:
-    """If this operation is the Switch of a loop variable, return the variable's Exits; otherwise nothing."""
+    """Return the Exits of a loop variable, if this operation is its Switch; otherwise an empty list."""
     if operation.type not in _SWITCHES:
         return []
     return [reader for reader in operation.outputs[0].consumers() if reader.type in _EXITS]

@@ -34,7 +34,7 @@ class _Brought:
 
     @cached_property
     def read(self) -> frozenset[str]:
-        """The tensors of the source, outside of loops, that have a counterpart in the copy."""
+        """The tensors of the source that have a counterpart in the copy, except tensors in loops and branches."""
         source = self.names.source
         copied = self.names.copied - inside(self.aside.selection.contexts)
         tensors = {output.name for name in copied for output in source.get_operation_by_name(name).outputs}
@@ -50,7 +50,7 @@ class _Brought:
         return known(self.target)[tensor.op.name] if is_variable(tensor.op) else tensor
 
     def more(self, ends: list[tf.Tensor], given: Mapping[str, tf.Tensor], scope: str) -> list[tf.Tensor]:
-        """Copy more tensors of the source. Their copies read the first copy, and the tensors in `given`, by name."""
+        """Copy more tensors of the source. They read tensors of the existing copy, and the tensors in `given`, by name."""
         source = self.names.source
         valued = self.aside.replacements.valued
         available = self.read | given.keys()
@@ -113,7 +113,7 @@ def _register(name: str, original: tf.Operation, brought: _Brought) -> None:
             return refuse_gradient(operation)  # the node was imported again, under another name or in another graph
         try:
             return _of_original(original, incoming, brought)
-        except (GraphError, LookupError) as error:  # LookupError: a source that was itself imported has no gradient
+        except (GraphError, LookupError) as error:  # LookupError: the source itself was imported, without gradients
             raise GraphError(
                 f"the gradient of {copy!r}, which somebody wrote (tf.custom_gradient), cannot be copied: {error}"
             ) from error

@@ -1,4 +1,4 @@
-"""duplicate() copies part of a live graph into a scope; synchronise() gives variables the values of others."""
+"""duplicate() copies part of a live graph into a scope; synchronise() copies the values of variables to others."""
 
 from __future__ import annotations
 
@@ -33,8 +33,9 @@ from paramsync.host.files import shown
 class Copy:
     """A copy in a live graph. `copy[x]` is the counterpart of a tensor, operation or variable of the source.
 
-    `inputs` and `outputs` have the structure of duplicate()'s arguments; a single tensor becomes a tuple of one.
-    `variables` maps the name of each original to the copy's own variable, `originals` the same name to the original.
+    `inputs` and `outputs` have the structure of duplicate()'s arguments; a single tensor becomes a tuple of one tensor.
+    `variables` has the copy's own variables, `originals` the variables of the source, both by the names of the
+    originals.
     """
 
     scope: str
@@ -60,8 +61,8 @@ class Copy:
     def saver(self, **arguments: Any) -> tf.compat.v1.train.Saver:
         """Return a Saver that restores checkpoints of the source into the copy: its keys are the originals' names.
 
-        Like tf.train.Saver() it leaves local variables out. `arguments` are those of tf.train.Saver, without
-        `var_list`. Raises GraphError for a copy with no variables to save.
+        Like tf.train.Saver(), this Saver leaves out local variables. `arguments` are those of tf.train.Saver, except
+        `var_list`. Raises GraphError for a copy without variables to save.
         """
         variables = saved(self.graph, self.variables)
         if not variables:
@@ -89,15 +90,15 @@ def duplicate(
             structure.
         inputs: One tensor or a structure of tensors. Each becomes a placeholder.
         scope: The name scope of the copy. A number is added if the scope exists.
-        variables: "own" for independent variables, in the collections of their originals and to be initialised;
-            "shared" for the originals.
+        variables: "own" for independent variables, which are added to the collections of their originals and must be
+            initialised; "shared" for the originals.
         replace: Maps a tensor or variable of the source to the tensor, array or variable that takes its place.
         keep_seeds: Keep the seeds of random ops and initial values. By default each op gets a fresh seed.
         graph: The graph that the copy is added to; by default the source's graph.
         device: The device of all copied operations, "" for any; by default each has the device of its original.
 
-    Raises GraphError if a name is unknown, no output depends on an input, a placeholder would be left unfed, or a
-    replacement does not fit. An error leaves all graphs unchanged.
+    Raises GraphError if a name is unknown, if no output depends on one of the inputs, if the outputs need a placeholder
+    that is not among the inputs, or if a replacement does not fit. An error leaves all graphs unchanged.
     """
     wanted, fed, replaced = flatten(outputs), flatten(inputs), replace or {}
     if not wanted:
@@ -145,7 +146,7 @@ def _select(source: tf.Graph, target: tf.Graph, replacements: Replacements, ends
 
 
 _KEYS = tf.compat.v1.GraphKeys
-# TensorFlow reads only the first member of these collections, so a copy's member is added only to an empty collection.
+# TensorFlow reads only the first member of these collections. So a member of the copy is added only if there is none.
 _SINGLE = frozenset(
     {
         _KEYS.GLOBAL_STEP,
@@ -161,7 +162,7 @@ _SINGLE = frozenset(
 def _collect(
     source: tf.Graph, target: tf.Graph, scope: str, variables: Mapping[str, tf.Variable], operations: Collection[str]
 ) -> None:
-    """Put the copies of variables, by original, and of operations into the collections of their originals."""
+    """Add the copies of variables and operations to the collections of their originals."""
     for key in source.get_all_collection_keys():
         if key in _SINGLE and target.get_collection(key):
             continue
@@ -179,14 +180,17 @@ def _collect(
 
 @dataclass(frozen=True, slots=True)
 class Synchronisation:
-    """Running `op` assigns the source's values to the target. Between graphs, feed the values of `reads` to `feeds`."""
+    """Assignments of the source's values to the target; `run` runs them.
+
+    Within one graph, running `op` is enough. Between two graphs, read `reads` first and feed the values to `feeds`.
+    """
 
     op: tf.Operation
     reads: tuple[tf.Tensor, ...]
     feeds: tuple[tf.Tensor, ...]
 
     def run(self, session: tf.compat.v1.Session, target_session: tf.compat.v1.Session | None = None) -> None:
-        """Synchronise once. `session` is the source's session; one run of it reads all values."""
+        """Synchronise once. `session` is the source's session. A single run of it reads all values."""
         check_session(session, self.reads[0].graph, "session")
         if not self.feeds:
             if target_session is not None and target_session is not session:
@@ -206,11 +210,11 @@ def synchronise(
     source: Copy | tf.Graph | Mapping[str, tf.Variable] | Sequence[tf.Variable],
     target: Copy | Mapping[str, tf.Variable] | Sequence[tf.Variable],
 ) -> Synchronisation:
-    """Build the assignments that give the target's variables the values of the source's.
+    """Build the assignments that copy the values of the source's variables to the target's variables.
 
-    Source and target are each a Copy, variables by name, or a sequence of variables, which are paired by position. From
-    a tf.Graph only the variables with names of the target's are read; for a Copy, these are its originals.
-    Raises ParameterError if a variable lacks a counterpart of the same dtype and shape, GraphError for no variables.
+    Source and target are each a Copy, variables by name, or a sequence of variables, which are paired by position. If
+    the source is a tf.Graph, only variables with the same names as the target's are read: for a Copy, its originals.
+    Raises ParameterError if a variable has no counterpart of the same dtype and shape, GraphError for no variables.
     """
     takers, givers = _by_name(target), _by_name(source)
     if not takers:

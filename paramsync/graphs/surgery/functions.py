@@ -2,16 +2,17 @@
 
 - TensorFlow keeps the functions of all graphs of a process by name, and changes functions that it differentiates. So
   the functions of a copy get names that no other graph uses.
-- TensorFlow finds the gradient of a plain call through the Python object that made the call. For an imported call it
-  uses gradients of whole functions, which lack many ops and are silently zero for a loop. So plain calls are replaced
-  by the nodes of their functions, and by an IdentityN with the call's name for the results.
-- The dtype and shape behind a variable's handle are kept on the Python object that passed the handle to a loop or
-  branch. Without them, a copied loop with a branch inside has no gradients. So the arguments of copied functions carry
-  dtype and shape themselves.
-- A random op gets a fresh seed, made of the old seed and the names of the scope and the node. So the same program makes
-  the same copy, and no two copies share a seed. A seed of 0 stays, because TensorFlow draws a seed for each session.
-- tf.custom_gradient puts the name of a gradient function on its node, and that function reads the original's tensors.
-  So a copied node gets the name of a new gradient function, or of a function that raises GraphError.
+- TensorFlow finds the gradient of a plain call (PartitionedCall, StatefulPartitionedCall) through the Python object
+  that made the call. For an imported call it differentiates the whole function, which many ops do not support, and
+  which silently gives zero for a loop. So a plain call is replaced by the nodes of its function, and by an IdentityN
+  with the call's name for the results.
+- TensorFlow keeps the dtype and shape behind a variable's handle on the Python object that passed the handle to a loop
+  or branch. Without them, a copied loop with a branch inside has no gradients. So the arguments of copied functions get
+  dtype and shape.
+- A random op gets a fresh seed, computed from the old seed and the names of the scope and the node. So the same program
+  makes the same copy, and no two copies share a seed. A seed of 0 stays: TensorFlow then draws a seed for each session.
+- tf.custom_gradient names a gradient function in its node, and this function reads the original's tensors. So the
+  copied node names a new gradient function, or a function that raises GraphError.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def library_of(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[Any]
     """Return the functions that these operations call, directly or indirectly."""
     nodes = [operation.node_def for operation in operations]
     if not any(any(functions_of(node.attr)) or definition(node.op) is None for node in nodes):
-        return []  # skips reading the functions, which takes as long as reading the whole graph
-    library = graph.as_graph_def(from_version=graph.version).library  # reads only functions: no node is newer
+        return []  # without reading the functions, which takes as long as reading the whole graph
+    library = graph.as_graph_def(from_version=graph.version).library  # only the functions: no node is newer
     return functions_called(library.function, nodes)
 
 
@@ -66,10 +67,10 @@ def make_own(
     device: str | None,
     keep_seeds: bool,
 ) -> None:
-    """Inline the plain calls in `graph_def`, except the nodes named in `whole`, and copy the functions still called.
+    """Inline the plain calls in `graph_def`, and copy the functions that are still called.
 
-    `handles` are the nodes of variables that the copy reads and that are not in `graph_def`, by name. Random ops get
-    fresh seeds, unless `keep_seeds`. A `device` replaces the devices of all nodes.
+    Plain calls named in `whole` stay. `handles` are nodes of variables that the copy reads but that are not in
+    `graph_def`, by name. Random ops get fresh seeds, unless `keep_seeds`. A `device` replaces the devices of all nodes.
     """
     library = _Library(graph_def.library.function, scope, device=device, keep_seeds=keep_seeds)
     nodes = library.inline(graph_def.node, library.spell_in_graph, whole)
@@ -92,11 +93,11 @@ class _Library:
         self._functions = {function.signature.name: function for function in library}
         self._scope, self._device, self._keep_seeds = scope, device, keep_seeds
         self._number = next(_numbers)
-        self._own: dict[tuple[Any, ...], str] = {}  # by the name of a function, and what the passed handles refer to
+        self._own: dict[tuple[Any, ...], str] = {}  # by a function's name, and dtype and shape of each passed handle
         self.made: list[Any] = []
 
     def inline(self, nodes: Iterable[Any], spelling: _Spelling, whole: Collection[str] = ()) -> list[Any]:
-        """The nodes, with plain calls replaced by the nodes of their functions."""
+        """Return the nodes, with plain calls replaced by the nodes of their functions."""
         flat = []
         waiting = [(node, frozenset[str]()) for node in nodes]
         while waiting:
@@ -117,7 +118,7 @@ class _Library:
         return f"{name}:{port}" if port else name
 
     def adapt(self, nodes: Sequence[Any], place: str, held: Mapping[str, Any], *, in_function: bool) -> list[Any]:
-        """Change nodes of the source into nodes of the copy. Returns nodes to add.
+        """Turn nodes of the source into nodes of the copy, in place. Returns nodes to add.
 
         `held` maps each handle that the nodes read to the dtype and shape of its variable.
         """
@@ -125,7 +126,7 @@ class _Library:
         for node in nodes:
             if node.op in CALLS:
                 passed = [held.get(tensor) for tensor in data_inputs(node)[CALLS[node.op].first :]]
-                if node.op in PLAIN_CALLS and not in_function:  # TensorFlow has gradients for these
+                if node.op in PLAIN_CALLS and not in_function:  # TensorFlow can differentiate these calls
                     passed = [None] * len(passed)
                 set_functions(node, [self._make_own(name, passed) for name in functions(node)])
             elif not self._keep_seeds and self._draws(node):
@@ -136,7 +137,7 @@ class _Library:
         return added
 
     def _draws(self, node: Any) -> bool:
-        """True if a function that the node calls, directly or indirectly, draws numbers that depend on a seed."""
+        """Return whether a function that the node calls, directly or indirectly, draws numbers by a seed."""
         if self._functions.keys().isdisjoint(called(node)):
             return False
         bodies = functions_called(self._functions.values(), [node])
@@ -211,7 +212,7 @@ def _body(call: Any, function: Any, spelling: _Spelling) -> list[Any]:
 
 
 def has_seed(node: Any) -> bool:
-    """True if the node draws numbers that depend on a seed."""
+    """Return whether the node draws numbers that depend on a seed."""
     return _seed_input(node) is not None or bool(_seed(node, "seed") or _seed(node, "seed2"))
 
 
@@ -231,7 +232,7 @@ def _refresh_seeds(nodes: Iterable[Any], place: str, *, in_function: bool) -> li
         at = _seed_input(node)
         if at is not None:
             constant = constants.get(node.input[at] if in_function else node.input[at].removesuffix(":0"))
-            if constant is not None:  # a seed that is computed, or an input, stays
+            if constant is not None:  # a seed that is computed or is an input stays
                 seed = type(node)()
                 seed.CopyFrom(constant)
                 seed.name = f"{node.name}/fresh_seed"
@@ -256,13 +257,13 @@ def _fresh(seed: int, other: int, place: str) -> int:
 
 # User-written gradients -----------------------------------------------------------------------------------------------
 
-_ATTRIBUTE = "_gradient_op_type"  # of an IdentityN, where tf.custom_gradient puts the name
+_ATTRIBUTE = "_gradient_op_type"  # the attribute of an IdentityN in which tf.custom_gradient names the gradient
 _REFUSED = "ParamsyncRefused"
 
 
 @tf.RegisterGradient(_REFUSED)
 def refuse_gradient(operation: tf.Operation, *_: Any) -> Any:
-    """Raise GraphError. This is the gradient of a node whose user-written gradient is not known."""
+    """Raise GraphError. This function replaces user-written gradients that cannot be copied."""
     raise GraphError(
         f"{operation.name!r} has a gradient that somebody wrote (tf.custom_gradient, as swish and recompute_grad have),"
         " which only its original knows, and which is copied only outside of loops, branches and functions: train the"
@@ -279,7 +280,10 @@ def refuse_gradients(nodes: Iterable[Any]) -> None:
 
 
 def rename_gradients(nodes: Iterable[Any], operations: Collection[str]) -> dict[str, str]:
-    """Rename the user-written gradients of these operations, and return the new names. Others refuse gradients."""
+    """Rename the user-written gradients of these operations, and return the new names by operation.
+
+    The user-written gradients of all other nodes raise GraphError.
+    """
     names = {}
     for node in filter(_is_custom, nodes):
         node.attr[_ATTRIBUTE].s = _REFUSED.encode()

@@ -22,12 +22,12 @@ _INPUT = object()
 class Replacements:
     """The replacements of one copy, by the name of a tensor of the source.
 
-    A variable can be replaced by a variable of the same kind and shape. Any other replacement of a variable is a
-    *value*: every use of the variable becomes a use of the value.
+    A variable can be replaced by a variable of the same kind (resource or reference) and a compatible shape. Any other
+    replacement of a variable is a *value*: every use of the variable becomes a use of the value.
     """
 
     def __init__(self, source: tf.Graph, target: tf.Graph, inputs: Iterable[Any], replace: Mapping[Any, Any]) -> None:
-        """Raises GraphError for an unknown tensor, or a replacement that does not fit. Does not change a graph."""
+        """Raises GraphError for an unknown tensor, or a replacement that does not fit. Changes no graph."""
         self.inputs = [_meant(source, tensor, "inputs") for tensor in inputs]
         self._replaced: dict[str, tuple[tf.Tensor, Any]] = {tensor.name: (tensor, _INPUT) for tensor in self.inputs}
         for key, value in replace.items():
@@ -39,23 +39,23 @@ class Replacements:
 
     @property
     def given(self) -> set[str]:
-        """The replaced tensors, at which the copy begins, without variables that a value replaces."""
+        """The names of replaced tensors, except variables that a value replaces. The copy begins at these tensors."""
         return {name for name, replaced in self._replaced.items() if not _needs_value(*replaced)}
 
     @property
     def valued(self) -> set[str]:
-        """The variables, by operation, that a value replaces."""
+        """The names of operations of variables that a value replaces."""
         return {tensor.op.name for tensor, value in self._replaced.values() if _needs_value(tensor, value)}
 
     def make(self, scope: str, taken: Iterable[str], *, stand_ins: bool = False) -> dict[str, tf.Tensor]:
-        """Make placeholders and constants under `scope` in the default graph, with names that are not `taken` there.
+        """Make placeholders and constants under `scope` in the default graph. Names in `taken` are avoided.
 
-        Returns all replacements by the names of the replaced tensors. With `stand_ins`, the default graph is that of a
-        rehearsal, and stand-ins represent tensors of the target.
+        Returns all replacements by the names of the replaced tensors. With `stand_ins`, tensors of the target are
+        replaced by stand-ins, because the default graph is that of a rehearsal.
         """
         taken = {name.lower() for name in taken}
         made: dict[str, tf.Tensor] = {}
-        # sorted: a placeholder comes before placeholders whose names begin with its name
+        # Sorted by name, so that a placeholder comes before placeholders whose names begin with its name.
         for name, (tensor, value) in sorted(self._replaced.items(), key=lambda item: item[0]):
             if isinstance(value, (tf.Tensor, tf.Variable)):
                 handle = _variable_for(tensor, value)
@@ -71,7 +71,7 @@ class Replacements:
         return made
 
     def misfits(self, made: Mapping[str, tf.Tensor]) -> str:
-        """Describe the replacements whose shapes do not fit the replaced tensors'; "" if all fit."""
+        """Describe the replacements whose shapes do not fit the replaced tensors; "" if all fit."""
         return "; ".join(
             _misfit(replaced, tensor)
             for replaced, tensor in self._pairs(made)
@@ -79,11 +79,11 @@ class Replacements:
         )
 
     def refine(self, made: Mapping[str, tf.Tensor]) -> bool:
-        """True if the shape of each replacement is as specific as the replaced tensor's, or more."""
+        """Return whether the shape of each replacement is at least as specific as the replaced tensor's shape."""
         return all(tensor.shape.is_subtype_of(_value_of(replaced)[1]) for replaced, tensor in self._pairs(made))
 
     def _pairs(self, made: Mapping[str, tf.Tensor]) -> list[tuple[tf.Tensor, tf.Tensor]]:
-        """Return each replaced tensor with its replacement, except handles."""
+        """Return pairs of a replaced tensor and its replacement. Handles are left out."""
         return [(self._replaced[name][0], tensor) for name, tensor in made.items() if tensor.dtype != tf.resource]
 
 
@@ -92,7 +92,7 @@ def _needs_value(tensor: tf.Tensor, value: Any) -> bool:
 
 
 def stand_in(value: tf.Tensor | tf.Variable, name: str) -> tf.Tensor:
-    """Make a tensor in the default graph that has the dtype, shape and known value of a tensor of another graph."""
+    """Make a tensor in the default graph that stands for a tensor of another graph: same dtype, shape and known value."""
     if isinstance(value, tf.Tensor) and is_variable(value.op):
         free = tf.compat.v1.get_default_graph().unique_name(name)
         return as_kept({free: value.op.node_def})[free].outputs[0]
@@ -118,9 +118,9 @@ def _with_ancestors(tensor: tf.Tensor, name: str) -> tf.Tensor:
 
 
 def as_kept(nodes: Mapping[str, Any]) -> dict[str, tf.Operation]:
-    """Copy nodes, without their inputs, to the default graph, under these names.
+    """Copy nodes to the default graph, under these names and without their inputs.
 
-    A single import makes them all: once a graph has `w/avg`, it gives no later operation the name `w`.
+    A single import makes all nodes, because TensorFlow gives no operation the name `w` after `w/avg` exists.
     """
     graph_def = tf.compat.v1.GraphDef()
     for name, node in nodes.items():
@@ -135,9 +135,9 @@ def as_kept(nodes: Mapping[str, Any]) -> dict[str, tf.Operation]:
 
 
 def _free(label: str, taken: set[str]) -> str:
-    """Take this label, or a similar label that is free.
+    """Return this label, or a similar label that is free, and add it to `taken`.
 
-    If the label begins with the name of a node and a slash, slashes are replaced: an import would rename the node.
+    Slashes are replaced in a label that begins with the name of a node and a slash: an import would rename that node.
     """
     if any(parent.as_posix().lower() in taken for parent in PurePosixPath(label).parents):
         label = label.replace("/", "_")

@@ -35,8 +35,8 @@ class Selection:
     ) -> None:
         """`given` are names of tensors; `values` are the operations of variables that a value replaces.
 
-        Without `own_variables`, variables are *kept*: the copy reads the originals. With `same_graph`, which says that
-        the copy goes into the source's graph, lookup tables are kept too.
+        Without `own_variables`, variables are *kept*: the copy reads the originals. `same_graph` says that the copy
+        goes into the source's graph; lookup tables are then kept too.
         """
         self.graph = graph
         self.contexts = contexts_of(graph)
@@ -50,7 +50,10 @@ class Selection:
         self._known = known(graph)
 
     def walk(self, outputs: Collection[Any], at_placeholder: Callable[[tf.Operation], Any] | None = None) -> None:
-        """Select the operations that lead to the outputs. Raises GraphError for a placeholder or an input pipeline."""
+        """Select the operations that lead to the outputs. Raises GraphError for an input pipeline.
+
+        Calls `at_placeholder` for each placeholder; by default a placeholder raises GraphError, too.
+        """
         within = inside(self.contexts)
         for name in [*self._given, *(output.name for output in outputs)]:
             if node_of(name) in within:
@@ -71,7 +74,7 @@ class Selection:
             raise GraphError(f"no output depends on {', '.join(map(repr, unread))}; the outputs: {ends}")
 
     def add_initialisers(self) -> None:
-        """Select the initialisers of own variables and tables, and of variables that these initialisers need."""
+        """Select the initialisers of copied variables and tables, and of all variables that the initialisers need."""
         done: set[str] = set(self._values)
         while left := [name for name in self.operations if name not in done]:
             done.update(left)
@@ -91,7 +94,7 @@ class Selection:
                     self._walk(initialisers, self._keep)
 
     def add_beside(self) -> None:
-        """Select the losses and updates that depend on the selection, and on nothing that a copy lacks; see `_fits`."""
+        """Select the losses and updates that depend on the selection, and on nothing that the copy lacks; see `_fits`."""
         for key in _BESIDE:
             for member in self.graph.get_collection(key):
                 operation = operation_of(member)
@@ -141,13 +144,14 @@ class Selection:
         return self._same and _is_resource(operation)
 
     def _keep(self, operation: tf.Operation) -> None:
-        """Select a placeholder that an initialiser needs. Within one graph, original and copy share the placeholder."""
+        """Handle a placeholder that an initialiser needs: share it within one graph, copy it to another graph."""
         (self.kept if self._same else self.operations)[operation.name] = operation
 
     def _fits(self, operation: tf.Operation, *, fresh: bool) -> bool:
-        """True if the operation needs a selected operation or given tensor, and no other placeholder or variable.
+        """Return whether an operation belongs to the copy: it depends on a selected operation or a given tensor.
 
-        It may not need an input pipeline either. With `fresh`, it may need variables that are not selected.
+        The operation must not need a placeholder, input pipeline or variable that is not selected. With `fresh`, it may
+        need such a variable, and a selected variable alone does not make it belong to the copy.
         """
         touches = False
         seen: set[str] = set()
@@ -168,9 +172,9 @@ class Selection:
 
 
 def required(graph: tf.Graph, outputs: Collection[Any], given: Collection[str]) -> tuple[list[Any], dict[str, Any]]:
-    """Return the placeholders that the outputs need, and the variables, by name.
+    """Return the placeholders that the outputs need, and the variables that they need, by name.
 
-    Leaves out what only the tensors in `given`, by name, need. Raises GraphError as `walk` and `check_read` do.
+    The walk stops at the tensors named in `given`. Raises GraphError as `walk` and `check_read` do.
     """
     selection = Selection(graph, given)
     placeholders: dict[str, tf.Operation] = {}
@@ -198,7 +202,7 @@ def _refuse_pipeline(operation: tf.Operation) -> None:
 
 
 def _is_resource(operation: tf.Operation) -> bool:
-    """True for state other than variables, such as a lookup table."""
+    """Return whether the operation keeps state other than a variable, such as a lookup table."""
     return bool(
         not operation.inputs
         and operation.outputs

@@ -25,7 +25,7 @@ from paramsync.graphs.tables import Contents
 from paramsync.host.files import shown
 
 _OBJECT_BASED = "/.ATTRIBUTES/VARIABLE_VALUE"
-_NOT_TRAINED = re.compile(r"(^|/)moving_")  # statistics that layers keep
+_NOT_TRAINED = re.compile(r"(^|/)moving_")  # names of statistics that layers keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +55,12 @@ class ImportedGraph:
             return None
 
     def label(self, tensor: tf.Tensor) -> str:
-        """The tensor's name in a signature, or in the graph."""
+        """Return the tensor's name in a signature; without a signature, its name in the graph."""
         named = {spelled: name for name, spelled in [*self.inputs.items(), *self.outputs.items()]}
         return str(named.get(tensor.name, tensor.name.removesuffix(":0")))
 
     def saved_as(self, name: str, variable: tf.Variable) -> tuple[str, tf.TensorShape]:
-        """The key of a variable in the checkpoint, and its shape there."""
+        """Return the key of a variable in the checkpoint, and its shape there."""
         key, shape = saved_as(name, variable)
         return self.keys.get(name, key), shape
 
@@ -144,7 +144,7 @@ def _leave_out_unknown_ops(meta: Any) -> dict[str, str]:
         elif key in _PROTOS:
             items = [item for item in collection.bytes_list.value if not _names(_PROTOS[key], item) & left_out.keys()]
             collection.bytes_list.value[:] = items
-        elif collection.HasField("bytes_list"):  # members of other types, such as queues, may name removed nodes
+        elif collection.HasField("bytes_list"):  # other collections, such as queues, may contain removed nodes
             del meta.collection_def[key]
     return left_out
 

@@ -27,12 +27,12 @@ class Found:
     proto: Any
 
     def operations(self, graph: tf.Graph) -> list[tf.Operation]:
-        """The operations that initialise and read the variable."""
+        """Return the operations that initialise and read the variable."""
         names = (self.proto.initializer_name, self.proto.initial_value_name, self.proto.snapshot_name)
         return [graph.get_operation_by_name(node_of(name)) for name in names if name]
 
     def copy_to(self, graph: tf.Graph, rename: Callable[[str], str | None], scope: str) -> tf.Variable:
-        """Make a variable of nodes that were copied to `graph`. The variable is not in a collection yet."""
+        """Make a Variable object for nodes that were copied to `graph`. Adds it to no collection."""
         proto = variable_pb2.VariableDef()
         proto.CopyFrom(self.proto)
         proto.variable_name = f"{scope}/{proto.variable_name}"
@@ -61,10 +61,10 @@ def sizes(shape: tf.TensorShape) -> Shape:
 
 
 def value_of(value: Any) -> Any:
-    """Return the existing tensor that reads a variable; any other value unchanged."""
+    """Return the existing tensor that reads a variable. Returns any other value unchanged."""
     if not isinstance(value, tf.Variable):
         return value
-    with value.graph.as_default():  # only within its graph can a variable be described as a proto
+    with value.graph.as_default():  # `to_proto` works only inside the graph of the variable
         return value.graph.get_tensor_by_name(value.to_proto().snapshot_name)
 
 
@@ -75,7 +75,10 @@ def known(graph: tf.Graph) -> dict[str, tf.Variable]:
 
 
 def find(variables: Mapping[str, tf.Variable], operation: tf.Operation) -> Found:
-    """Find the variable of a node of the default graph. Raises GraphError if nothing initialises and reads it."""
+    """Return the variable of a node: from `variables`, or made from the nodes that initialise and read it.
+
+    Raises GraphError if the variable is unknown and has no such nodes.
+    """
     if operation.name in variables:
         variable = variables[operation.name]
         return Found(variable, variable.to_proto())
@@ -102,26 +105,26 @@ def find(variables: Mapping[str, tf.Variable], operation: tf.Operation) -> Found
 
 @cache
 def _kind(*, resource: bool) -> Any:
-    """The class of resource or reference variables, which has no public name."""
+    """Return the class of resource or reference variables. TensorFlow has no public name for it."""
     with tf.Graph().as_default():
         return type(tf.compat.v1.Variable(0.0, use_resource=resource))
 
 
 def saved_as(name: str, variable: tf.Variable) -> tuple[str, tf.TensorShape]:
-    """Return a variable's key and shape in a checkpoint: for a part of a variable, those of the whole variable."""
+    """Return a variable's key and shape in a checkpoint. A part of a variable has those of the whole variable."""
     whole = variable._get_save_slice_info()
     return (name, variable.shape) if whole is None else (whole.full_name, tf.TensorShape(whole.full_shape))
 
 
 def saved(graph: tf.Graph, variables: Mapping[str, tf.Variable]) -> dict[str, tf.Variable]:
-    """Leave out variables that tf.train.Saver() does not save: those in collections other than the global variables."""
+    """Return the variables that tf.train.Saver() saves. It leaves out variables that are only in other collections."""
     global_names = {variable.op.name for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
     local_names = known(graph).keys() - global_names
     return {name: variable for name, variable in variables.items() if variable.op.name not in local_names}
 
 
 def for_saver(variables: Mapping[str, tf.Variable], keys: Mapping[str, str]) -> dict[str, Any]:
-    """Return the `var_list` of a Saver: variables by the keys of their names, with the parts of a whole in one list."""
+    """Return the `var_list` of a Saver: the variables by key. Parts of one variable are together in a list."""
     var_list: dict[str, Any] = {}
     for name, variable in variables.items():
         if variable._get_save_slice_info() is None:
