@@ -105,7 +105,8 @@ class PublishCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         counted, optimizer = _counted(self.model.optimizer), self.model.optimizer
-        # Count batches too, because the count of an unused optimizer stands still. But a skipped update is no step.
+        # An optimizer that is not used counts no steps, so count batches too. If the optimizer skips updates after some
+        # batches, only its own count is right.
         self._step = counted if _leaves_out(optimizer) else max(counted, self._step + 1)
         self._open().publish_if_due(self._step, logs)
 

@@ -152,7 +152,7 @@ def v1_tables(
 
 
 def _fillers_of(tables: Sequence[Any], nodes: Mapping[str, Any], fillers: Collection[str]) -> list[str]:
-    """Return the operations that fill these tables. If `fillers` need none that fills a table, all of its are returned."""
+    """Return the operations that fill these tables: for each table those that `fillers` need; without any, all."""
     restored = _restored(nodes)
     filling: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in nodes.values():

@@ -25,8 +25,8 @@ from paramsync.graphs.sources.table_contents import TABLES, Foreign, v1_tables
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.v1 import graph_pb2
 
-# Ops that lifting removes or refuses. They may pass the check for safe ops, because a process that only builds the graph
-# does not run them.
+# Ops that lifting removes or refuses. They may pass the check for safe ops, because they do no harm while the graph is
+# only built.
 _VARIABLE_OPS = """
     Variable VariableV2 VarHandleOp ReadVariableOp ResourceGather ResourceGatherNd VariableShape VarIsInitializedOp
     IsVariableInitialized RefIdentity RefEnter RefExit RefSwitch RefMerge RefNextIteration RefSelect TemporaryVariable
@@ -243,7 +243,7 @@ def _saving(nodes: Mapping[str, Any], saver: str) -> list[Any]:
 
 
 def _words(nodes: Mapping[str, Any], tensor: str, count: int) -> Sequence[str]:
-    """Return the `count` strings of a constant. As in any TensorProto, the last string is repeated if some are missing."""
+    """Return `count` strings of a constant. As in any TensorProto, the last string is repeated if some are missing."""
     node = nodes.get(node_of(tensor))
     words = list(node.attr["value"].tensor.string_val) if node is not None and node.op == "Const" else []
     if not 0 < len(words) <= count:

@@ -93,7 +93,7 @@ def graph_of(roles: Mapping[str, Iterable[Any]]) -> tf.Graph:
 
 
 def element(graph: tf.Graph, value: Any, what: str) -> Any:
-    """Return the tensor, operation or variable that `value` is or names. Raises GraphError, which begins with `what`."""
+    """Return the tensor, operation or variable that `value` is or names. Raises GraphError; it begins with `what`."""
     value = plain(value)
     if isinstance(value, str):
         return _named(graph, value, what)

@@ -50,7 +50,7 @@ class _Brought:
         return known(self.target)[tensor.op.name] if is_variable(tensor.op) else tensor
 
     def more(self, ends: list[tf.Tensor], given: Mapping[str, tf.Tensor], scope: str) -> list[tf.Tensor]:
-        """Copy more tensors of the source. They read tensors of the existing copy, and the tensors in `given`, by name."""
+        """Copy more tensors of the source. The copies read the existing copy, and the tensors in `given`, by name."""
         source = self.names.source
         valued = self.aside.replacements.valued
         available = self.read | given.keys()

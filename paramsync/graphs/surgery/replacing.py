@@ -92,7 +92,7 @@ def _needs_value(tensor: tf.Tensor, value: Any) -> bool:
 
 
 def stand_in(value: tf.Tensor | tf.Variable, name: str) -> tf.Tensor:
-    """Make a tensor in the default graph that stands for a tensor of another graph: same dtype, shape and known value."""
+    """Make a tensor with the dtype, shape and known value of a tensor of another graph, in the default graph."""
     if isinstance(value, tf.Tensor) and is_variable(value.op):
         free = tf.compat.v1.get_default_graph().unique_name(name)
         return as_kept({free: value.op.node_def})[free].outputs[0]

@@ -94,7 +94,7 @@ class Selection:
                     self._walk(initialisers, self._keep)
 
     def add_beside(self) -> None:
-        """Select the losses and updates that depend on the selection, and on nothing that the copy lacks; see `_fits`."""
+        """Select the losses and updates that depend on the selection, and only on what the copy has; see `_fits`."""
         for key in _BESIDE:
             for member in self.graph.get_collection(key):
                 operation = operation_of(member)
