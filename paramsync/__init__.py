@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from paramsync.following.composite import Connection
     from paramsync.following.follower import Follower
+    from paramsync.following.one_version import latest
     from paramsync.following.replica import Replica
     from paramsync.publishing.job import Job, JobSettings
     from paramsync.publishing.publisher import Publisher
@@ -35,6 +36,7 @@ _MODULES = {
     "Store": "store.store",
     "TlsFiles": "rpc.tls",
     "Version": "version",
+    "latest": "following.one_version",
 }
 __all__ = [
     "Connection",
@@ -48,6 +50,7 @@ __all__ = [
     "Store",
     "TlsFiles",
     "Version",
+    "latest",
 ]
 
 

@@ -29,9 +29,9 @@ def remove_all() -> None:
 class Excerpt:
     """A local store for versions of a bucket, in the folder for temporary files. A context manager for one thread."""
 
-    def __init__(self, bucket: Bucket, *, keep: int = 1) -> None:
+    def __init__(self, bucket: Bucket, *, keep: int = 1, folder: Path | None = None) -> None:
         """The local store has room for `keep` versions."""
-        self._folder = tempfile.TemporaryDirectory(prefix="paramsync-")
+        self._folder = tempfile.TemporaryDirectory(prefix="paramsync-", dir=folder)
         _folders.add(self._folder.name)
         path = Path(self._folder.name, "store")
         self._download = Download(bucket, path, keep=keep, stop=threading.Event())

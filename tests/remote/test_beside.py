@@ -17,10 +17,10 @@ import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2
 
-from paramsync import Follower, Publisher, Replica
+from paramsync import Follower, Publisher, Replica, latest
 from paramsync.cli.__main__ import main
-from paramsync.errors import SettingsError
-from paramsync.remote import child, outgoing, state
+from paramsync.errors import SettingsError, UnknownLabelError
+from paramsync.remote import child, fleet, outgoing, state
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.child import MirrorChild
 from paramsync.remote.protocol import Found
@@ -332,3 +332,19 @@ def test_a_server_answers_from_its_copy_while_the_bucket_is_away_and_after_a_res
     program.close()
     training.publisher.close()
     assert Bucket(address).objects("versions")
+
+
+def test_a_job_fetches_one_version_and_leaves_no_file(address: str, tmp_path: Path) -> None:
+    training = Training(address)
+    for step in (1, 2):
+        training.publish(step)
+        eventually(lambda step=step: training.is_copied(step), lambda: f"it in the bucket: {training.mirror.status}")  # type: ignore[misc]
+    files = {*tmp_path.rglob("*")}
+    fleet.choose(address, fleet.label(address, "stable", 1))
+    for model, number in ((latest(address), 2), (latest(address, version=1), 1), (latest(address, label="stable"), 1)):
+        with model:
+            assert {*model.predict({"x": np.ones([1, 2], np.float32)})["seen"].tolist()} == {float(number)}
+    assert {*tmp_path.rglob("*")} == files
+    with pytest.raises(UnknownLabelError, match=r"label 'x' of model '.*' is not there; there are: 'stable'"):
+        latest(address, label="x")
+    training.publisher.close()

@@ -1,0 +1,137 @@
+"""latest(): one version of a model for a whole job, for example of Dask, Spark, Beam or a notebook."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from paramsync.dtypes import Array
+from paramsync.errors import NotServingError, SettingsError, UnknownLabelError, UnknownVersionError
+from paramsync.graphs.specs import DEFAULT_SIGNATURE
+from paramsync.host import files
+from paramsync.inference.resident import Resident
+from paramsync.remote.bucket import Bucket, is_address
+from paramsync.remote.child import memory
+from paramsync.remote.excerpt import Excerpt, find
+from paramsync.sources.opening import open_source
+from paramsync.sources.source import Source
+from paramsync.status import nothing_serves
+from paramsync.version import Version
+
+_MOST_OPEN = 2  # jobs whose version stays open in a worker process, although each task has a copy of the object
+
+
+class OneVersion:
+    """One version of a model, from any number of threads and processes.
+
+    Made by `latest`. A pickled copy has the place and the number of the version only: each process opens the version
+    when it first predicts, or fetches it from the bucket, and keeps it for the next tasks. Leaving the `with` block
+    closes the version in this process.
+    """
+
+    def __init__(self, place: str, number: int, options: Mapping[str, Any]) -> None:
+        self.place = place
+        self.number = number
+        self._options = dict(options)
+        self._lock = threading.Lock()
+        self._resident: Resident | None = None
+
+    @property
+    def version(self) -> Version:
+        """The record of the version."""
+        return self._open().version
+
+    def predict(
+        self, inputs: Mapping[str, Any], *, signature: str = DEFAULT_SIGNATURE, outputs: Collection[str] = ()
+    ) -> dict[str, Array]:
+        """Compute with this version. Raises as `Resident.predict` does, and UnknownVersionError if the version is
+        gone."""
+        answer = self._open().predict(inputs, signature=signature, outputs=outputs)
+        return {name: np.asarray(tensor) for name, tensor in answer.items()}
+
+    def close(self) -> None:
+        with self._lock:
+            self._resident = None
+
+    def __enter__(self) -> OneVersion:
+        self._open()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _in_this_process, (self.place, self.number, tuple(sorted(self._options.items())))
+
+    def __repr__(self) -> str:
+        return f"<version {self.number} of {self.place}>"
+
+    def _open(self) -> Resident:
+        if (resident := self._resident) is None:
+            with self._lock:
+                resident = self._resident = self._resident or self._restored()
+        return resident
+
+    def _restored(self) -> Resident:
+        if not is_address(self.place):
+            return self._from(Path(self.place))
+        bucket = Bucket(self.place)
+        with Excerpt(bucket, folder=memory()) as excerpt:  # the files may go at once: their content stays mapped
+            excerpt.fetch(find(bucket, bucket.state(), self.number))
+            return self._from(excerpt.store.path)
+
+    def _from(self, path: Path) -> Resident:
+        source = open_source(path, **self._options)
+        return source.restore(_found(source, self.number))
+
+
+def latest(source: Path | str, *, version: int | None = None, label: str = "", **options: Any) -> OneVersion:
+    """One version of a store or a bucket for a whole job: by default the newest, or the version that is pinned there.
+
+        with paramsync.latest("s3://bucket/models/digits") as model:
+            scores = model.predict({"x": rows})["scores"]
+            print("computed with version", model.number)
+
+    Versions that are published meanwhile change nothing. `label` takes the version with this label in the bucket.
+    Versions with a label stay there, so a worker that starts late still finds its version. `options` are those of
+    `open_source`, such as `trust`. Raises SettingsError, UnknownVersionError and UnknownLabelError; RemoteError or
+    NotServingError if nothing is published.
+    """
+    place = str(source)
+    if is_address(place):
+        return OneVersion(place, _in_bucket(Bucket(place), version, label), options)
+    if label:
+        raise SettingsError(f"label: expected a bucket, whose versions have labels, found {files.shown(place)}")
+    opened = open_source(Path(place).absolute(), **options)
+    return OneVersion(str(opened.path), _found(opened, version).number, options)
+
+
+def _in_bucket(bucket: Bucket, version: int | None, label: str) -> int:
+    state = bucket.state()
+    if label and label not in state.labels:
+        raise UnknownLabelError(bucket.address, label, state.labels)
+    chosen = state.labels[label] if label else state.pinned if version is None else version
+    return find(bucket, state, chosen).number
+
+
+def _found(source: Source[Resident], number: int | None) -> Version:
+    look = source.look()
+    if number is not None:
+        for candidate in look.published or ():
+            if candidate.number == number:
+                return candidate.version
+        raise UnknownVersionError(str(source.path), number, look.numbers or ())
+    if look.latest is None:
+        raise look.problem or NotServingError("", nothing_serves(source.path, "nothing is published there"))
+    return look.latest
+
+
+@lru_cache(_MOST_OPEN)
+def _in_this_process(place: str, number: int, options: tuple[tuple[str, Any], ...]) -> OneVersion:
+    """Return the same object for each pickled copy, so that a worker opens the version only once."""
+    return OneVersion(place, number, dict(options))
