@@ -35,16 +35,16 @@ class SessionPublisher(Publisher):
                 session.run(train)
                 publisher.publish_session_if_due(session, step)
 
-    The published graph lies between the tensors `inputs` and `outputs`. Each is one tensor, several tensors, or tensors
+    The published graph computes the tensors `outputs` from `inputs`. Each is one tensor, several tensors, or tensors
     by the names that callers use. A tensor may be given by its name in the default graph. Create the publisher before
     the graph is finalised. With `saver`, a version contains everything that this Saver saves, under its names, so that
-    `saver.restore(session, prefix)` restores it. Without `saver`, a version contains the variables between the tensors,
+    `saver.restore(session, prefix)` restores it. Without `saver`, a version contains the variables that the graph uses,
     under their own names, so that `tf.compat.v1.train.Saver(variables)` restores it. `averages`, such as
     `tf.train.ExponentialMovingAverage.average`, maps a variable to the variable that is published instead. Other
     options are Publisher's. Call `flush`, or leave the block, before the session ends.
 
-    Resource variables are pinned in microseconds each, whatever their size. Reference variables, the default of
-    TensorFlow 1, are copied on the thread that trains (see SessionValues). If several workers update the variables
+    Pinning a resource variable takes microseconds, whatever its size. Reference variables, the default of TensorFlow 1,
+    are copied on the thread that trains (see SessionValues). If several workers update the variables
     without waiting for each other, the values are not those of a single step.
     """
 

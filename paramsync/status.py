@@ -96,11 +96,11 @@ class Status:
     store: Path
     state: State = State.WAITING
     published: Version | None = None
-    in_store: tuple[int, ...] = ()  # every published version
+    in_store: tuple[int, ...] = ()  # all published versions
     serving: Version | None = None
     before: tuple[int, ...] = ()  # versions that served before, the latest first
     signed_by: str = ""  # the trusted key that signed the serving version; empty if versions need no signature
-    not_served: Mapping[str, str] = field(default_factory=dict)  # by signature left out of the graph: the reason
+    not_served: Mapping[str, str] = field(default_factory=dict)  # why each signature that the graph lacks is not served
     restoring: int | None = None
     restoring_progress: Progress | None = None
     parts: tuple[tuple[str, Version], ...] = ()  # only for a joined model: the versions of its parts

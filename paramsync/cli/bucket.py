@@ -115,7 +115,7 @@ class Look:
 
 
 def fetch(excerpt: Excerpt, bucket: Bucket, listed: Listed, manifest: Manifest | str) -> Transfer:
-    """Fetch a version with a progress bar. Raises RemoteError for damage, also of the manifest."""
+    """Fetch a version with a progress bar. Raises RemoteError if it, or its manifest, is damaged."""
     if isinstance(manifest, str):
         raise RemoteError(manifest)
     with progress(f"fetching version {listed.number}", manifest.whole.size) as bucket.received:
@@ -132,7 +132,7 @@ def fetching(run: Callable[[Namespace], bool], arguments: Namespace) -> bool:
 
 
 def versions(arguments: Namespace) -> bool:
-    """True if the manifest of every version can be read."""
+    """Return True if the manifest of every version can be read."""
     bucket = Bucket(arguments.store)
     contents = interruptible(Look(bucket).run_once)
     rows, broken = contents.rows, contents.broken
@@ -153,7 +153,7 @@ def versions(arguments: Namespace) -> bool:
 
 
 def status(arguments: Namespace) -> bool:
-    """True if the manifest of every version can be read."""
+    """Return True if the manifest of every version can be read."""
     for option in ("check", "servers", "trainer"):
         if getattr(arguments, option):
             raise SettingsError(f"--{option.removesuffix('s')}: expected the name of a model with it, not an address")

@@ -26,10 +26,10 @@ from paramsync.version import Version
 
 
 def run(arguments: Namespace) -> bool:
-    """True if both versions could be read."""
+    """Return True if both versions could be read."""
     if not is_address(arguments.store):
         return _run(arguments)
-    from paramsync.cli.bucket import fetching  # here: most stores are directories
+    from paramsync.cli.bucket import fetching  # here, because most stores are directories
 
     return fetching(_run, arguments)
 
@@ -45,7 +45,7 @@ def _store(arguments: Namespace) -> Iterator[Store]:
     if not is_address(arguments.store):
         yield Store(Path(arguments.store))
         return
-    from paramsync.cli.bucket import fetch  # here: most stores are directories
+    from paramsync.cli.bucket import fetch  # here, because most stores are directories
     from paramsync.remote.bucket import Bucket
     from paramsync.remote.excerpt import Excerpt, find, read_manifests
 

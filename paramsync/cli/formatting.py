@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-_UNBOUNDED = 1 << 20  # columns
+_UNBOUNDED = 1 << 20  # columns, more than any line has
 _MANY = 512 << 20  # for fewer bytes there is no progress bar, because reading them is fast
 NOTHING = "–"  # noqa: RUF001, shown for an absent value
 
@@ -51,7 +51,7 @@ def redraws(screen: Console) -> bool:
 
 @contextmanager
 def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal, for many bytes. It disappears at the end."""
+    """Show a progress bar on a terminal if `total` bytes are many. Yields the function to call with the bytes done."""
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
     people = console(stderr=True)

@@ -21,7 +21,7 @@ from paramsync.remote.collect import Unneeded
 
 
 def run(arguments: Namespace) -> bool:
-    """True once all unneeded objects are deleted, or with `--dry-run` listed."""
+    """Return True once all unneeded objects are deleted, or with `--dry-run` listed."""
     return interruptible(lambda: _run(arguments))
 
 

@@ -162,7 +162,7 @@ def _read(path: Path, target: Path | None = None) -> StoredGraph:
         raise GraphError(f"{path}: cannot be read: {error.strerror}") from error
     if path.suffix == ".meta":
         return _meta_graph(path, content, "meta graph")
-    if content[:1] == b"\x08":  # only a SavedModel begins with a number
+    if content[:1] == b"\x08":  # only a SavedModel's first field is a number
         return _saved_model(path, content)
     return _graph_file(path, content) or StoredGraph(path=path, kind="frozen graph", graph_def=content)
 

@@ -11,7 +11,7 @@ from paramsync.rpc.addresses import check_address
 
 
 def run(arguments: Namespace) -> bool:
-    """Print the page's address and open it. True if a browser opens it. Raises SettingsError for a wrong address."""
+    """Print the page's address and open it. Returns True if a browser opens it. Raises SettingsError."""
     scheme = "http" if credentials(arguments).tls is None else "https"
     address = f"{scheme}://{check_address(arguments.http)}/"
     sys.stdout.write(f"{address}\n")

@@ -39,7 +39,7 @@ _CHANGES: dict[str, _Ask] = {
 
 
 def run(arguments: Namespace) -> bool:
-    """True if every server made the change."""
+    """Return True if every server made the change."""
     if is_address(getattr(arguments, "model", "")):
         return _of_fleet(arguments)
     with connected(arguments) as inferencers:

@@ -220,7 +220,7 @@ def _facts(model: pb.ModelStatus, seconds: float, now: float) -> list[str]:
 
 
 def _workers(server: str, answer: pb.GetStatusResponse, now: float, *, several: bool) -> Iterator[Text]:
-    """A line about the workers of a server. If `several` servers are shown, only workers that do not answer matter."""
+    """A line about the workers of a server. If `several` servers are shown, only if some workers do not answer."""
     numbers = {worker.number for worker in answer.workers}
     answering = {worker.number for worker in answer.workers if worker.state == pb.WorkerStatus.ANSWERING}
     if not numbers or (several and answering == numbers):

@@ -26,7 +26,7 @@ from paramsync.rpc.client import Prediction, Predictor
 
 _ROWS = 12  # rows of an answer that a terminal shows
 _VALUES = 12  # values of a row that a terminal shows
-_UNBOUNDED = 1 << 30  # columns
+_UNBOUNDED = 1 << 30  # columns, more than any row has
 _CLASSES = 1000  # longer rows get no argmax, because they are rarely scores of classes
 
 _decoded = np.frompyfunc(lambda text: text.decode(errors="replace"), 1, 1)

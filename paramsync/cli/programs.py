@@ -47,7 +47,7 @@ def module(program: str) -> str:
 
 
 def check_tensorflow() -> None:
-    """Raises SettingsError if TensorFlow is not installed."""
+    """Raise SettingsError if TensorFlow is not installed."""
     if find_spec("tensorflow") is None:
         raise SettingsError(f"needs TensorFlow, which is not installed: {install('tensorflow')}")
 

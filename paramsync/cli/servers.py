@@ -139,7 +139,7 @@ class ServerChange:
 def tell(
     arguments: Namespace, changes: Sequence[ServerChange], sentence: Callable[[ServerChange, pb.ModelStatus], str]
 ) -> bool:
-    """Print one line for each change. True if all are done."""
+    """Print one line for each change. Returns True if all are done."""
     several = len({change.inferencer.address for change in changes}) > 1
     for change in changes:
         address = change.inferencer.address

@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.5
 
 
 def run(arguments: Namespace) -> bool | int:
-    """True if every server answers; with `--check` the exit code."""
+    """Return True if every server answers; with `--check` the exit code."""
     if is_address(arguments.model):
         from paramsync.cli import bucket  # here, because most calls name a model
 

@@ -28,7 +28,7 @@ Show = Callable[[ServerChange, pb.SyncProgress], None]
 
 
 def run(arguments: Namespace) -> bool:
-    """True if every server serves the requested version."""
+    """Return True if every server serves the requested version."""
     if arguments.all and (arguments.model or arguments.version is not None):
         raise SettingsError("expected MODEL and --version without --all, which is the newest version of every model")
     with connected(arguments) as inferencers:

@@ -49,7 +49,7 @@ class _EndedError(Exception):
 
 
 def run(arguments: Namespace) -> bool:
-    """True if nothing failed."""
+    """Return True if nothing failed."""
     check_tensorflow()
     ports = ("port", "rest_port", "control_port", "trainer_port")
     check_ports(HOST, {f"--{name.replace('_', '-')}": vars(arguments)[name] for name in ports})

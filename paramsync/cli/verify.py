@@ -77,10 +77,10 @@ class Verdict:
 
 
 def run(arguments: Namespace) -> bool:
-    """True if nothing is wrong."""
+    """Return True if nothing is wrong."""
     if not is_address(arguments.store):
         return _run(arguments)
-    from paramsync.cli.bucket import fetching  # here: most stores are directories
+    from paramsync.cli.bucket import fetching  # here, because most stores are directories
 
     return fetching(_run, arguments)
 
@@ -121,7 +121,7 @@ def _verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdi
 
 def remote_verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdict]:
     """The verdicts on the requested versions of a bucket. Fetches them as a server would, by deltas if possible."""
-    from paramsync.cli.bucket import fetch  # here: most stores are directories
+    from paramsync.cli.bucket import fetch  # here, because most stores are directories
     from paramsync.remote.bucket import Bucket
     from paramsync.remote.excerpt import Excerpt, faults, find, read_manifests, sizes_in
 

@@ -50,9 +50,9 @@ class VersionRow:
 
 
 def run(arguments: Namespace) -> bool:
-    """True if every listed version can be opened."""
+    """Return True if every listed version can be opened."""
     if is_address(arguments.store):
-        from paramsync.cli import bucket  # here: most stores are directories
+        from paramsync.cli import bucket  # here, because most stores are directories
 
         return bucket.versions(arguments)
     path = Path(arguments.store)
@@ -103,7 +103,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _is_whole(path: Path, version: Version) -> bool:
-    """Whether the index can be read and the data files have the right size. True if the version is pruned meanwhile."""
+    """Whether the index can be read and the data files have the right size. True if it is pruned meanwhile."""
     try:
         Store(path).open(version, mapped=False)
     except (CorruptCheckpointError, UnreadableError):

@@ -69,7 +69,7 @@ def drop_pages(mapped: Array) -> None:
     """Take a mapped file out of this process's page table. The next read brings its pages back."""
     if sys.platform == "linux":  # elsewhere the advice may mean something else
         for start in range(0, len(mapped), _DROPPED):
-            # an error costs only memory
+            # errors are ignored: the pages only stay in memory
             _madvise(address(mapped) + start, min(_DROPPED, len(mapped) - start), mmap.MADV_DONTNEED)
 
 

@@ -27,7 +27,7 @@ def limit_memory(share: float) -> None:
 
 
 def memory_bytes() -> int:
-    """Bytes of the machine's memory, or of the container's limit."""
+    """Bytes of the machine's memory, or the container's limit if it is lower."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in _MEMORY_LIMITS:
         with suppress(OSError, ValueError):  # the file says "max" if there is no limit

@@ -22,7 +22,7 @@ _audit = logging.getLogger("paramsync.audit")
 _HEADER = "authorization"
 _SCHEME = "bearer "
 _TOLD_EACH, _TOLD_ALL = 10, 60  # most refusals that are logged in an interval, for one host and in total
-_TOLD_SECONDS = 60.0  # length of an interval
+_TOLD_SECONDS = 60.0  # seconds of an interval
 _HOSTS = 64  # for this many hosts, refusals that are not logged are counted separately
 
 

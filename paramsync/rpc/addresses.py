@@ -22,7 +22,7 @@ TRAINER_PORT = 8503
 LAST_PORT = 65535
 # Errors of `bind` to skip: a name may have addresses of other machines, or of a family that is switched off here.
 ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
-_DIGITS = re.compile(r"[0-9]{1,5}")  # isdecimal() and \d take digits of every script
+_DIGITS = re.compile(r"[0-9]{1,5}")  # isdecimal() and \d also match digits of other scripts
 _ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[^\s\[\]]*:[^\s\[\]]*\]):([0-9]{1,5})")
 
 

@@ -54,7 +54,7 @@ NO_CREDENTIALS = Credentials()
 
 
 class Stream(Generic[_Answer]):
-    """The messages of a call as they come. One thread iterates; any thread may close and so end the iteration."""
+    """The messages of a call as they arrive, for one thread. Any thread may call `close`, which ends the iteration."""
 
     def __init__(
         self, call: grpc.CallIterator[_Answer], explain: Callable[[grpc.RpcError], errors.ParamsyncError]
@@ -134,7 +134,7 @@ class _Client:
             if why := self._why_no_connection(detail):
                 return errors.CallError(f"{self.program} at {self.address}: {why}", code.name)
             return errors.NotReachableError(self.program, self.address, detail.rpartition(": ")[2].rstrip("]"))
-        if code is grpc.StatusCode.DEADLINE_EXCEEDED and "deadline exceeded" in detail.lower():  # gRPC's words
+        if code is grpc.StatusCode.DEADLINE_EXCEEDED and "deadline exceeded" in detail.lower():  # gRPC's own text
             return errors.CallError(f"{self.program} at {self.address} did not answer within {seconds:g} s", code.name)
         if code is grpc.StatusCode.UNIMPLEMENTED:
             return errors.CallError(f"{self.address} does not answer this call ({detail}): {self.mistaken}", code.name)

@@ -12,7 +12,7 @@ from typing import Generic, TypeVar
 from paramsync.errors import SettingsError
 
 _log = logging.getLogger("paramsync.security")
-_LIMIT = 1 << 20  # bytes; a larger file was named by mistake
+_LIMIT = 1 << 20  # most bytes; a larger file must have been named by mistake
 
 T = TypeVar("T")
 

@@ -19,13 +19,13 @@ IDLE_SECONDS = 60  # after this time a connection without calls is closed; calle
 ALIVE_SECONDS = 30  # after this time a silent connection with calls is pinged
 _AGE_SECONDS = 3600  # after this time a connection is closed, and its calls end; callers reconnect
 _AGE_GRACE_SECONDS = 60  # the time for calls of an old connection to end by themselves
-_MOST_CONNECTIONS = 4096  # of a port, if there are enough file descriptors
+_MOST_CONNECTIONS = 4096  # most connections of a port, if there are enough file descriptors
 _PORTS = 3  # ports of a process, which share the file descriptors
-_MOST_CALLS_OF_ONE = 1 << 10  # open calls of one connection; further calls wait at the client
-_MOST_PENDING = 1 << 12  # received calls of a port that no thread has started
+_MOST_CALLS_OF_ONE = 1 << 10  # most open calls of one connection; further calls wait at the client
+_MOST_PENDING = 1 << 12  # most calls of a port that were received and that no thread has started
 
 _MOST_TOLD = 1 << 12  # bytes; of a larger request the log contains only the size
-_MOST_BYTES = 1000  # of a status text: it travels in a header of limited size, in which a byte may take three
+_MOST_BYTES = 1000  # most bytes of a status text: it is sent in a header of limited size, and a byte may take three
 
 UNFORESEEN = "internal error; the server's log has it"
 """The text, with INTERNAL, for an error that is not in a table."""
@@ -92,7 +92,7 @@ def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
         ("grpc.max_connection_age_grace_ms", 1000 * _AGE_GRACE_SECONDS),
         ("grpc.keepalive_time_ms", 1000 * ALIVE_SECONDS),
         ("grpc.max_concurrent_streams", _MOST_CALLS_OF_ONE),
-        # stops a caller that resets its calls at once: ended calls count until gRPC has freed them
+        # limits a caller that resets its calls at once: an ended call counts until gRPC has freed it
         ("grpc.http.overload_protection", 1),
         ("grpc.http2.max_deallocating_streams", _MOST_CALLS_OF_ONE),
         # above 1000 pending calls, the default, gRPC ends some of them at random with CANCELLED
@@ -107,7 +107,7 @@ def plain(message: Message) -> dict[str, Any]:
     return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
 
 
-def _field(message: Message, field: Any) -> Any:  # a FieldDescriptor: one of two classes, as protobuf was built
+def _field(message: Message, field: Any) -> Any:  # a FieldDescriptor, whose class depends on protobuf's build
     if field.has_presence and not message.HasField(field.name):
         return None
     value = getattr(message, field.name)
@@ -126,7 +126,7 @@ def _single(value: Any, field: Any) -> Any:
 
 
 def of_value(kind: type[_M], value: object) -> _M:
-    """The message of a value: its fields are the value's attributes of the same names. A field is absent for None."""
+    """Make a message with the value's attributes of the same names as its fields. A field is absent for None."""
     values = {}
     for name, field in kind.DESCRIPTOR.fields_by_name.items():
         content = getattr(value, name)

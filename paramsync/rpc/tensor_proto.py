@@ -49,7 +49,7 @@ _READ_FIELDS = {  # fields that other senders use; we send these dtypes as bytes
     **VALUE_FIELDS,
 }
 _ALL_FIELDS = sorted(set(_READ_FIELDS.values()))
-_FIXED = {"float32": 5, "float64": 6}  # numbers of fields with the same bytes on the wire and in memory
+_FIXED = {"float32": 5, "float64": 6}  # field numbers of dtypes with the same bytes on the wire and in memory
 _BY_NAME = {dtypes.name(number): number for number in range(1, dtypes.VARIANT + 3)}
 _PLAIN = {
     name: (number, dtype)
@@ -194,7 +194,7 @@ def opening(number: int, size: int) -> bytes:
 
 
 def _fixed(tensor: Tensor, number: int, size: int) -> bytes:
-    """The `size` bytes of a packed field at the end of a message; empty if they are not the whole field."""
+    """The last `size` bytes of a tensor's message, if they are all values of the packed field `number`; else empty."""
     content: bytes = tensor.SerializeToString()
     values = content[len(content) - size :]
     return values if content.endswith(packed(number, values)) else b""
@@ -258,7 +258,9 @@ def _of_values(head: TensorHeader, tensor: Tensor) -> np.ndarray:
     if rest or listed > head.count:
         raise InputError(str(head), expected=f"{head.count} values", found=len(values) if rest else listed)
     if not listed:
-        if other := [name for name in _ALL_FIELDS if len(getattr(tensor, name))]:  # do not read them as zeros
+        if other := [
+            name for name in _ALL_FIELDS if len(getattr(tensor, name))
+        ]:  # must not be ignored and become zeros
             raise InputError(str(head), expected=f"values in {field}", found=f"values in {', '.join(other)}")
         return np.empty(0, head.dtype)
     if kind in _PARTS:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import grpc  # imported in functions: gRPC reads the environment when it is imported
 
 _LOOK_SECONDS = 2.0  # for a handshake that is made only to learn why handshakes fail
-_REMEDIES = {  # by X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+_REMEDIES = {  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
     10: "give it a new one",
     **dict.fromkeys((62, 64), "call it by a name that stands in its certificate"),
 }
@@ -30,8 +30,8 @@ class TlsFiles:
     Args:
         certificate: The server's certificate, followed by its chain of issuers.
         key: The key of the certificate, without a password.
-        client_ca: The CA of callers' certificates. If it is given, callers by gRPC must show a certificate, and callers
-            by HTTP must show one to change something.
+        client_ca: The CA of callers' certificates. If it is given, gRPC callers must show a certificate, and HTTP
+            callers must show a certificate to change something.
         options: The names of these files in errors.
     """
 
@@ -122,7 +122,7 @@ class ServerTls(ReadAgain[_Loaded]):
         if self._client_ca is not None and client_ca is not None:
             _load_ca(context, self._options.client_ca, self._client_ca, client_ca)
             context.verify_mode = verifies
-            # a resumed session shows no certificate, so a removed CA would still count
+            # a resumed session shows no certificate, so callers of a removed CA would still be accepted
             context.options |= ssl.OP_NO_TICKET
             context.num_tickets = 0
         return context
@@ -148,7 +148,7 @@ class ClientTls:
             raise SettingsError("expected --tls-cert FILE and --tls-key FILE together, found one of them")
         roots = read_file(option, ca)
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        """For connections other than gRPC channels."""
+        """The context for connections that are not gRPC channels."""
         _load_ca(self.context, option, ca, roots)
         self.context.set_alpn_protocols(["h2", "http/1.1"])
         shown = None

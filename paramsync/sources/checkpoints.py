@@ -90,7 +90,7 @@ class _Known:
     version: Version
     bundle: Bundle
     keys: tuple[str, ...]
-    """The tensors that answers are computed from."""
+    """The tensors that the graph uses."""
     verified: frozenset[str]
     """The tensors whose checksums were computed."""
 
@@ -102,7 +102,7 @@ class Checkpoints(ABC, Generic[G, R]):
     """
 
     answers_here = True
-    """Whether this process answers requests. If not, it reads pages only to check them; workers map them to answer."""
+    """Whether this process answers requests. If not, it reads pages only to check them; its workers map the files."""
 
     def __init__(
         self,

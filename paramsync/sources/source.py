@@ -72,7 +72,7 @@ class Look:
 
 
 class Bell(Protocol):
-    """Calls a function when there may be a new version. One thread calls `arm` before each look, and `close`."""
+    """Calls a function when there may be a new version. Call `arm` before each look. One thread uses it."""
 
     def arm(self) -> None: ...
     def close(self) -> None: ...
@@ -97,8 +97,8 @@ class Source(Generic[R]):
     """A directory of checkpoints or numbered SavedModels. It need not exist yet: each look detects its kind.
 
     Checkpoints come from our publisher, or from a Saver, Checkpoint or CheckpointManager. A SavedModel is a version
-    once its `saved_model.pb` exists, and is served once this file is readable and the variables are complete: tools
-    copy a directory in any order. The follower's thread uses a source; any thread may read `path`.
+    once its `saved_model.pb` exists. It is served once this file is readable and the variables are complete, because
+    tools copy the files of a directory in any order. The follower's thread uses a source; any thread may read `path`.
     """
 
     def __init__(

@@ -178,9 +178,8 @@ class WatchedFolder(FileSystemEventHandler):
             observer.start()
             WatchedFolder._observer = observer
         self._own_observer = WatchedFolder._observer
-        self._target = _target(
-            Path(path)
-        )  # before it is watched: a folder that replaces it meanwhile is another target
+        # Identified before it is watched, so that `is_alive` notices a folder that replaces it in between.
+        self._target = _target(Path(path))
         self._watch = self._own_observer.schedule(self, path, event_filter=_NEWS)
         self._emitter = next(emitter for emitter in self._own_observer.emitters if emitter.watch == self._watch)
 
