@@ -269,7 +269,8 @@ def _add_mirror(commands: _Commands[argparse.ArgumentParser]) -> None:
     mirror.add_argument("--once", action="store_true", help="copy the newest version, and end")
     text = "how many of the newest versions DST lists (default 5)"
     mirror.add_argument("--keep", type=_positive, default=5, metavar="N", help=text)
-    # The next two are for a parent program: end at the end of standard input; what the previous process reported.
+    # Only parent programs use the next two. With --beside the mirror ends at the end of standard input. --seen gives
+    # the run and epoch that the previous process reported.
     mirror.add_argument("--beside", metavar="NONCE", help=argparse.SUPPRESS)
     mirror.add_argument("--seen", nargs=2, metavar=("RUN", "EPOCH"), help=argparse.SUPPRESS)
     _add_json(mirror, _JSON_LINES["mirror"])

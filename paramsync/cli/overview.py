@@ -27,7 +27,7 @@ Answers = Mapping[str, Last[pb.GetStatusResponse]]
 """The last answer of each server, by its address."""
 
 _STATES = {pb.ModelStatus.SERVING: GOOD, pb.ModelStatus.WAITING: DOUBTFUL, pb.ModelStatus.DRAINING: DOUBTFUL}
-_LATE_SECONDS = 5.0  # a larger lag is marked; it is longer than the slowest poll, so no swap is in progress
+_LATE_SECONDS = 5.0  # a larger lag is marked: this is longer than the slowest poll and a swap take
 _NAMED = 5  # versions that one sentence lists
 _WRAPPED = ("server", "model", "lag", "in memory")
 

@@ -58,8 +58,8 @@ class BucketStatus:
     answered_at    when the bucket last answered, in seconds since the epoch
     newest         the newest version in the bucket
     behind         number of versions that wait to be copied
-    waiting_since  since when they wait, in seconds since the epoch: when the oldest was published, or the last copy
-    failures       failed attempts to look or copy
+    waiting_since  when the oldest of them was published, or when the last copy was made, in seconds since the epoch
+    failures       failed attempts to look for a version or to copy it
     """
 
     address: str

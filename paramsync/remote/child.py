@@ -1,8 +1,8 @@
 """Runs a mirror in a child process: for a trainer, so that copying does not slow training, or for a server.
 
 The process ends with its parent: at the end of its standard input it copies the newest version and exits. A process
-that dies is started again. It is not if another publisher has taken over the bucket, because a new process would take
-the bucket back.
+that dies is started again, but not after another publisher has taken over the bucket, because the new process would
+take the bucket back.
 """
 
 from __future__ import annotations

@@ -189,7 +189,7 @@ def sweep(held: Held, names: frozenset[str]) -> Steps[frozenset[str]]:
     """Delete the objects with these names that the current state still condemns. Returns the names of deleted objects.
 
     Condemned names are never used again, because every publisher makes new names from its own epoch. So even a
-    publisher that was stopped in here for a day deletes nothing that a version needs.
+    publisher that was stopped in here for a day deletes nothing that a version needs. Raises EmptiedError, FencedError.
     """
     current = yield from read()
     if current is None:

@@ -73,7 +73,7 @@ def read_file(option: str, path: Path) -> bytes:
 
 
 def _read(option: str, path: Path) -> tuple[bytes, os.stat_result]:
-    """Read a file, opened without blocking: otherwise a FIFO would wait for a writer."""
+    """Read a file. Opens it without blocking, because a FIFO would wait for a writer."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

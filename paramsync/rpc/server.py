@@ -82,7 +82,7 @@ def most_connections() -> int:
 def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
     """Options of a grpcio server that strangers may reach, for messages of at most `message_bytes`."""
     return (
-        ("grpc.so_reuseport", 0),  # otherwise a second server could share the port and its calls
+        ("grpc.so_reuseport", 0),  # so that no second server can share the port and its calls
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_bytes),
         ("grpc.max_allowed_incoming_connections", most_connections()),
@@ -98,7 +98,7 @@ def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
         # above 1000 pending calls, the default, gRPC ends some of them at random with CANCELLED
         ("grpc.server.max_pending_requests", _MOST_PENDING),
         ("grpc.server.max_pending_requests_hard_limit", _MOST_PENDING),
-        ("grpc.http2.bdp_probe", 0),  # otherwise gRPC reads up to 4 MB ahead of each unread stream
+        ("grpc.http2.bdp_probe", 0),  # with this probe gRPC would read up to 4 MB ahead of each unread stream
     )
 
 

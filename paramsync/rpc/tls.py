@@ -220,7 +220,7 @@ def _shake(context: ssl.SSLContext, host: str, port: int) -> bool:
 
 def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path, options: OptionNames = FLAGS) -> None:
     try:
-        context.load_cert_chain(certificate, key, password=lambda: "")  # otherwise OpenSSL asks at the terminal
+        context.load_cert_chain(certificate, key, password=lambda: "")  # so that OpenSSL does not prompt
     except (OSError, ValueError) as error:
         reason = (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
         raise SettingsError(
