@@ -1,2 +1,1 @@
-"""Benchmarks: `python -m bench --help` lists them, bench/README.md says how they measure. Each prints a table or one
-JSON object."""
+"""Benchmarks. `python -m bench --help` lists them, and bench/README.md says how they measure."""

@@ -13,7 +13,7 @@ _COLUMNS = 256
 
 
 def shapes(size: int, count: int) -> list[tuple[int, int]]:
-    """The shapes of `count` equal float32 matrices that together have about `size` bytes."""
+    """Return the shapes of `count` equal float32 matrices that together have about `size` bytes."""
     rows = max(1, round(size / count / _COLUMNS / 4))
     return [(rows, _COLUMNS)] * count
 
@@ -35,5 +35,5 @@ def memcpy(values: Callable[[], Sequence[Array]]) -> Callable[[], None]:
 
 
 def size(arrays: Iterable[Array]) -> int:
-    """The bytes of all arrays together."""
+    """Return the number of bytes of all arrays together."""
     return sum(one.nbytes for one in arrays)

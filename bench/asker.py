@@ -1,7 +1,7 @@
 """A process that asks a server again and again until a version answers: `python -m bench.asker ADDRESS REQUEST`.
 
-It reads a version number from each line, and prints the number once an answer came from that version or a newer one.
-The process that publishes thus does nothing else.
+The process reads a version number from each line of its input. It prints the number once an answer came from that
+version or a newer version. So the process that publishes need not ask the server itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PAUSE = 0.001  # seconds between two calls: shorter pauses would load the serve
 
 
 class Lines:
-    """A process of `python -m PROGRAM`, for one `with` block and one thread, that answers each line with a line."""
+    """A process of `python -m PROGRAM` that answers each line with a line. For one `with` block, on one thread."""
 
     def __init__(self, program: str, *arguments: object) -> None:
         self._process = subprocess.Popen(
@@ -64,7 +64,7 @@ class Asker(Lines):
         super().__init__("bench.asker", address, request)
 
     def until(self, version: int) -> None:
-        """Return once an answer came from this version or a newer one. Raises CallError."""
+        """Return once an answer came from this version or a newer version. Raises CallError."""
         if (answer := self.ask(str(version))) != str(version):
             raise CallError(f"version {version} was not served: {answer or 'the asker has ended'}", "UNKNOWN")
 

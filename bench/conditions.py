@@ -1,4 +1,4 @@
-"""Collects the conditions of a measurement, without which its figures say little."""
+"""Collects the conditions of a measurement, such as processor, file system, versions and load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PACKAGES = ("paramsync", "tensorflow", "keras", "numpy", "crc32c", "h5py", "saf
 
 
 def collect(settings: Settings, load_before: tuple[float, float, float]) -> dict[str, Any]:
-    """Call this after measuring."""
+    """Return the conditions. Call this after measuring, with the load average from before."""
     return {
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "runs": settings.runs,
@@ -51,7 +51,7 @@ def line(file: str, key: str) -> str | None:
 
 
 def _file_system(folder: Path) -> str | None:
-    """Return the type of the file system that holds the folder: of the last mount with the longest fitting path."""
+    """Return the type of the folder's file system. Of several mounts above the folder, the longest path counts."""
     try:
         mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:

@@ -1,4 +1,4 @@
-"""A process that only copies bytes, at a pace: `python -m bench.copying BYTES SECONDS`."""
+"""A process that only copies bytes, at a steady pace: `python -m bench.copying BYTES SECONDS`."""
 
 from __future__ import annotations
 

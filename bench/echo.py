@@ -1,4 +1,7 @@
-"""A grpcio server that answers at once with SIZE bytes: `python -m bench.echo SIZE ...`. It is the floor of `serve`."""
+"""A grpcio server that answers at once with SIZE bytes: `python -m bench.echo SIZE ...`.
+
+The benchmark `serve` compares other servers with this server.
+"""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ from bench.timing import Contestant
 
 
 class Peer(abc.ABC):
-    """One way to save and load. `path` is a folder only for one save, and empty before it.
+    """One way to save and load. `path` is a folder for a single save, and empty before that save.
 
     `load` returns once predictions can be computed from the loaded values, in old or in new variables.
     """
 
-    needs: ClassVar[str | None] = None  # the module to import, which may not be installed
+    needs: ClassVar[str | None] = None  # a module that the peer imports, and that may not be installed
 
     def __init__(self, subject: Subject) -> None:
         self.subject = subject
@@ -157,7 +157,7 @@ class Peers:
         ]
 
     def loading(self, folder: Path) -> list[Contestant]:
-        """Return a contestant for each peer that loads what this peer has saved here."""
+        """Return a contestant for each peer. It loads the files that the peer saves here."""
         contestants = []
         for name, peer in self._present.items():
             path = folder / name

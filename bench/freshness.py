@@ -28,7 +28,7 @@ from paramsync.publishing.schedule import PublishSchedule
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 
-_ALONE = 10  # rounds of ours alone for each round with peers, so that there are enough for the 99th percentile
+_ALONE = 10  # rounds of ours alone for each round with peers: the 99th percentile needs many rounds
 _PHASES = ("pin", "publish", "notice", "restore", "answer")
 _NEVER = PublishSchedule(every_seconds=1e9, at_start=False, at_end=False)
 _REQUEST = request({"x": np.ones(1, np.float32)})
@@ -118,7 +118,7 @@ class _Ours:
 
 
 class _Peer(abc.ABC):
-    """A peer: saves into a folder that a loop in a server process looks at."""
+    """A peer: saves into a folder. A loop in a server process looks for new versions in this folder."""
 
     loop: str
 

@@ -16,13 +16,13 @@ PROGRAM = "h2load"
 _WARM_UP = 1  # whole seconds; a shorter measurement has no warm-up
 _DATA = re.compile(r"\((\d+)\) data")
 _REQUESTS = re.compile(r"(\d+) succeeded")
-_AT_ONCE = 16  # open calls of one paced connection, so that a server that stalls is called all the same
-_SHORTER = 0.98  # below this share of the expected bytes, some answers were errors of gRPC, which have no message
+_AT_ONCE = 16  # the most open calls of one paced connection, so that calls go on while the server stalls
+_SHORTER = 0.98  # fewer bytes than this share of the expected bytes mean that some answers were errors of gRPC
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A URL, and a file with the framed message that is sent to it; `answer` is the size of each answer, if known."""
+    """A URL, and a file with the framed message to send. `answer` is the size of each answer; 0 if unknown."""
 
     url: str
     body: Path
@@ -36,7 +36,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Answers:
-    """How long each answer within these seconds took, and how many calls failed."""
+    """The durations of all answers within some seconds, and the number of calls that failed."""
 
     seconds: float
     milliseconds: Sequence[float]
@@ -59,13 +59,13 @@ def is_installed() -> bool:
 
 
 def require() -> None:
-    """Raises SettingsError if h2load is not installed."""
+    """Raise SettingsError if h2load is not installed."""
     if not is_installed():
         raise SettingsError(f"{PROGRAM} is not installed: apt-get install nghttp2-client")
 
 
 def closed(target: Target, callers: int, seconds: float) -> Answers:
-    """Let callers, each with its own connection, call again after each answer. Raises CallError for gRPC errors."""
+    """Let each caller call again after each answer, on its own connection. Raises CallError for gRPC errors."""
     whole = max(1, round(seconds))
     log = target.body.with_suffix(".log")
     warm_up = _WARM_UP if seconds >= _WARM_UP else 0
@@ -77,7 +77,7 @@ def closed(target: Target, callers: int, seconds: float) -> Answers:
 
 
 def _check(target: Target, said: str) -> None:
-    """Raises CallError if answers were shorter than they should be."""
+    """Raise CallError if answers were shorter than expected: an error of gRPC has no message."""
     data, requests = _DATA.search(said), _REQUESTS.search(said)
     if target.answer and data and requests and int(data[1]) < _SHORTER * target.answer * int(requests[1]):
         raise CallError(f"answers of {target.answer} bytes were expected:\n{said}", "UNKNOWN")
@@ -118,7 +118,7 @@ class Paced:
 
 
 def _rows(log: Path) -> list[tuple[float, bool, float]]:
-    """Return for each call when it was sent (since the epoch), whether it was answered, and its milliseconds."""
+    """Return for each call when it was sent (seconds since 1970), whether it was answered, and its milliseconds."""
     rows = [line.split("\t") for line in log.read_text().splitlines()]
     return [(int(row[0]) / 1e6, row[1] == "200", int(row[2]) / 1e3) for row in rows if len(row) == 3]
 

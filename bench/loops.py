@@ -1,4 +1,4 @@
-"""A server kept up to date by a loop of the kind that people write: `python -m bench.loops KIND FOLDER ...`."""
+"""A server that a simple loop keeps up to date, as people write it: `python -m bench.loops KIND FOLDER ...`."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class SaverLoop:
             self._session.run(v1.global_variables_initializer())
 
     def look(self) -> None:
-        """Restore the newest version, if it is new. For one thread."""
+        """Restore the newest version, if it is new. Only one thread calls this."""
         latest = tf.train.latest_checkpoint(str(self._folder))
         if latest is not None and latest != self._latest:
             with self._session.graph.as_default():
@@ -63,7 +63,7 @@ class SavedModelLoop:
         self.look()
 
     def look(self) -> None:
-        """Load the newest version, if it is new. For one thread."""
+        """Load the newest version, if it is new. Only one thread calls this."""
         numbers = [int(path.name) for path in self._folder.iterdir() if path.name.isdecimal()]
         if numbers and max(numbers) > self.version:
             self._serving = tf.saved_model.load(str(self._folder / str(max(numbers))))

@@ -1,4 +1,4 @@
-"""`python -m bench mirror`: transfers to and from an object store, deltas, and freshness beyond it."""
+"""`python -m bench mirror`: transfers to and from an object store, deltas, and how long a version takes through it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from paramsync.remote.upload import Upload
 from paramsync.store.store import Store
 from paramsync.version import Version
 
-_SHARES = {"all": 1.0, "5_pct": 0.05, "1_pct": 0.01}  # of the elements change from version to version
-_PART, _PARALLEL, _PATIENCE = 8 << 20, 8, 60.0  # plain transfers have parts as large, and as many at a time, as ours
+_SHARES = {"all": 1.0, "5_pct": 0.05, "1_pct": 0.01}  # the share of elements that change from version to version
+_PART, _PARALLEL, _PATIENCE = 8 << 20, 8, 60.0  # size and number of parallel parts are as in our transfers; seconds
 _NEVER = threading.Event()
 
 
@@ -53,7 +53,7 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
             return source.publish({f"part_{at:04}": array for at, array in enumerate(values)})
 
         def arrive(share: float) -> float:
-            """Milliseconds from the start of a publication until it is visible beyond the object store."""
+            """Return the milliseconds from the start of a publication until the second mirror has it."""
             version = publish(share)
             while Store(folder / "far").latest() != version:
                 _NEVER.wait(0.005)
@@ -79,7 +79,7 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
             mirrors[name] = Child("paramsync.cli", ["mirror", *way, "--json"], log=folder / name)
             stack.callback(mirrors[name].wait, _PATIENCE)
             stack.callback(mirrors[name].end)
-        arrive(1.0)  # not counted: afterwards both mirrors are running
+        arrive(1.0)  # not counted: it waits until both mirrors are running
         for name, share in _SHARES.items():
             rounds = [arrive(share) for _ in range(given.runs)]
             sent = json.loads((folder / "up").read_text().splitlines()[-1])
@@ -90,7 +90,7 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
 
 
 def _transfers(values: Any, publish: Any, address: str, folder: Path, stack: ExitStack) -> list[Contestant]:
-    """Return contestants that transfer a whole version, and the same bytes with obstore alone, in parts as large."""
+    """Return contestants that transfer a whole version, or the same bytes by obstore alone in equal parts."""
     plain, bucket = from_url(address), Bucket(f"{address}/ours")
     content = np.concatenate([array.reshape(-1) for array in values]).view(np.uint8)
     starts = range(0, len(content), _PART)

@@ -1,4 +1,4 @@
-"""The subject of the benchmarks: parameters as a trainer has them, and a store into which they are published."""
+"""The subject of the benchmarks: parameters in variables, as in a trainer, and a store to which they are published."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Model(tf.Module):
         return {"y": x * tf.add_n([part[0, 0] for part in self.parts])}
 
     def values(self) -> list[Array]:
-        """Return the variables' buffers without a copy. Free them before the next step, or the step copies them."""
+        """Return the variables' buffers, without a copy. If they are not freed, the next step has to copy them."""
         return [np.asarray(part.value()) for part in self.parts]
 
 
@@ -75,7 +75,7 @@ class Subject:
 
 
 class Publications:
-    """A store with its only writer, which commits as a trainer's publisher does."""
+    """A store and its writer. Commits versions as a trainer's publisher does."""
 
     def __init__(self, path: Path, captured: Capture, *, signing_key: Path | None = None) -> None:
         self._writer = StoreWriter(path, keep=KEEP, signing_key=signing_key)

@@ -1,4 +1,4 @@
-"""Shows the progress of a benchmark as a line on a terminal, removed at the end; without a terminal, shows nothing."""
+"""Shows the progress of a benchmark as a line on a terminal, and removes the line at the end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.progress import Progress as Bar
 
 
 class Progress:
-    """The progress of one benchmark, on the standard error."""
+    """The progress of one benchmark, on the standard error. Shows nothing if that is not a terminal."""
 
     def __init__(self) -> None:
         console = Console(stderr=True)

@@ -60,7 +60,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 class _Fresh:
-    """A store whose first version is published: none of its files can be recycled."""
+    """A new store for each round. Its first version is published, so no file can be recycled."""
 
     def __init__(self, path: Path, captured: Capture, live: LiveVariables) -> None:
         self._path = path

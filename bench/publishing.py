@@ -60,7 +60,7 @@ class Dense(tf.Module):
 
     @staticmethod
     def mark(parameters: dict[str, Array], number: int) -> None:
-        """Change the parameters so that every answer is this number: the products are zero, so the bias answers."""
+        """Change the parameters so that every answer is this number: the products stay zero, and the bias is added."""
         for value in parameters.values():
             if value.ndim == 1:
                 value[:] = number
@@ -74,7 +74,7 @@ INPUTS: dict[str, np.ndarray[Any, Any]] = {
 
 
 def publisher(store: Path, kind: str, size: int, *, first: int, count: int) -> Served:
-    """Start this program. Returns once it has published so many versions that files are recycled from then on."""
+    """Start this program. Returns once it has published enough versions for each new version to recycle files."""
     options = {"first": first, "bytes": size, "count": count}
     arguments = [str(store), kind, *(f"--{name}={value}" for name, value in options.items())]
     return Served("bench.publishing", arguments, log=store.with_name(f"{store.name}-{first}.log"))

@@ -17,7 +17,7 @@ _NOTHING = "-"
 
 
 def show(figures: Mapping[str, Any], *, stderr: bool) -> None:
-    """Print a headline, the figures, and the conditions they were measured under."""
+    """Print a headline, the figures, and the conditions of the measurement."""
     screen = Console(stderr=stderr, highlight=False)
     conditions = figures["conditions"]
     headline = f"{figures['benchmark']}: {figures['bytes'] / 1e6:.1f} MB, medians of {conditions['runs']} rounds"
@@ -30,7 +30,7 @@ def show(figures: Mapping[str, Any], *, stderr: bool) -> None:
 
 
 def write(figures: Mapping[str, Any], path: str) -> None:
-    """Write one line to a file or, for `-`, to the standard output. Raises SettingsError if that fails."""
+    """Write the figures as one line of JSON to a file, or to the standard output for `-`. Raises SettingsError."""
     text = json.dumps(figures, allow_nan=False) + "\n"
     if path == "-":
         sys.stdout.write(text)

@@ -19,7 +19,7 @@ from paramsync.sources.opening import open_source
 from paramsync.store.signing import create_keys
 from paramsync.store.store import Store
 
-_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # an entry of checkpoints that is no parameter
+_OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"  # an entry of checkpoints that is not a parameter
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
             return [alias(bundle.array(name)) for name in names]
 
         def restore_again() -> None:
-            """Restore a version that is in memory and verified, like the serving version: it is not verified again."""
+            """Restore a version that is in memory already, like the serving version. It is not verified again."""
             nonlocal resident
             resident = source.restore(version)
 

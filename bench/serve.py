@@ -26,7 +26,10 @@ ENDS = ("floor", "ours", "grpcio")  # the bare grpcio server, an inferencer, an 
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
-    """Measure each concurrency and number of rows. The first figures are our shares of the floor's rate."""
+    """Measure each concurrency with each number of rows.
+
+    The first figures are the rates of our server divided by the rates of the bare grpcio server (`floor`).
+    """
     h2load.require()
     model = _network()
     captured = capture(model)

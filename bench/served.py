@@ -1,4 +1,4 @@
-"""A server as a process, and a fast client that asks it which version answers."""
+"""A server as a process, and a fast client that shows which version answers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OPTIONS = (
 
 
 class Served:
-    """One process of `python -m PROGRAM`, which logs its addresses when it is ready. For one thread."""
+    """One process of `python -m PROGRAM`, which logs its addresses when it is ready. One thread owns it."""
 
     def __init__(self, program: str, arguments: Sequence[str], *, log: Path) -> None:
         self._child = Child(program, arguments, log=log)
@@ -52,7 +52,7 @@ class Served:
 
     @property
     def family(self) -> list[int]:
-        """The process and all its descendants."""
+        """The ids of the process and all its descendants."""
         pids = [self.pid]
         for pid in pids:
             for children in Path("/proc").glob(f"{pid}/task/*/children"):
@@ -61,11 +61,11 @@ class Served:
         return pids
 
     def ask(self, request: bytes) -> serving_pb2.PredictResponse:
-        """Raises grpc.RpcError."""
+        """Send a request and return the answer. Raises grpc.RpcError."""
         return serving_pb2.PredictResponse.FromString(self._predict(request, timeout=_PATIENCE))
 
     def ask_until(self, request: bytes, version: int) -> None:
-        """Ask again, a millisecond after each answer, until an answer is from this version or a newer one."""
+        """Ask again, a millisecond after each answer, until an answer comes from this version or a newer version."""
         deadline = time.monotonic() + _PATIENCE
         pause = threading.Event()
         while time.monotonic() < deadline and not self._child.ended:

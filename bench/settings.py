@@ -19,7 +19,7 @@ LOOPS = ("saver", "savedmodel")  # the peers of `freshness`
 NOT_ASKED_FOR = "not asked for"
 
 _MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
-_PROCESSORS_FOR_LOAD = 4  # on fewer processors, which publisher, server and callers share, the default load is lower
+_PROCESSORS_FOR_LOAD = 4  # with fewer processors for publisher, server and callers, the default load is lower
 _EXAMPLES = """\
 examples:
   python -m bench publish                       the table, 268 MB in 32 tensors
@@ -96,7 +96,7 @@ def parse(argv: Sequence[str]) -> Settings:
 
 
 def folder(asked: Path | None, needed: int) -> Path:
-    """Return the requested folder, or else a folder with room, in memory if possible. Raises SettingsError."""
+    """Return the requested folder, or by default a folder with room, in memory if possible. Raises SettingsError."""
     candidates = [asked] if asked else [_MEMORY, Path(tempfile.gettempdir())]
     rooms = {path: shutil.disk_usage(path).free for path in candidates if path.is_dir() and os.access(path, os.W_OK)}
     for path, room in rooms.items():

@@ -1,4 +1,4 @@
-"""`python -m bench stall`: how long publishing holds up training, and how much slower steps get meanwhile."""
+"""`python -m bench stall`: how long publishing blocks training, and how much slower steps get meanwhile."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _COPIES = 5
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
-    """In each round, each way of saving has a window of training between two windows of training alone."""
+    """Measure in rounds. Each way to save has a window of training, between two windows of training alone."""
     device = _choose(settings.device)
     with Progress() as progress, ExitStack() as stack:
         progress.say("making the network")
@@ -40,7 +40,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 def _choose(device: str) -> str:
-    """Name the device that is trained on. Raises SettingsError if there is no GPU."""
+    """Choose the device to train on, and return its name. Raises SettingsError if there is no GPU."""
     gpus = tf.config.list_physical_devices("GPU")
     if device == "cpu":
         tf.config.set_visible_devices([], "GPU")
@@ -52,7 +52,7 @@ def _choose(device: str) -> str:
 
 @dataclass(slots=True)
 class _Way:
-    """A way to save, its windows, and by how many percent each window was slower than training alone around it."""
+    """A way to save, its windows, and by how many percent steps were slower in each window than before and after it."""
 
     saving: Saving
     windows: list[Window] = field(default_factory=list)
@@ -100,7 +100,7 @@ class _Rounds:
             before = after
 
     def _window(self, name: str) -> Window | None:
-        """Train while this way saves. Returns None for a peer that failed, which is left out from then on."""
+        """Train while saving in this way. If a peer fails, leaves it out from then on and returns None."""
         saving = self._ways[name].saving
         try:
             window = self._training.window(seconds=self._seconds, saving=saving)
@@ -139,7 +139,7 @@ class _Rounds:
 
 
 def _time(work: Callable[[], None]) -> float:
-    """Milliseconds."""
+    """Return the milliseconds that the work takes."""
     started = time.perf_counter()
     work()
     return (time.perf_counter() - started) * 1000

@@ -1,5 +1,7 @@
-"""`python -m bench swap`: latency while versions are swapped in, compared with a quiet server, and with a server beside
-processes that copy as many bytes."""
+"""`python -m bench swap`: latency while versions are swapped in.
+
+It is compared with the latency of a quiet server, and of a server beside processes that copy as many bytes.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +34,12 @@ _FRAME = 5  # bytes of gRPC's prefix before a message
 _CHECKED = 0.1  # this share of the load is called in addition, and these answers are checked
 _FEWEST, _MOST = 5.0, 50.0  # limits for the rate of checked calls, per second
 _FIRST = 5  # versions published before the server starts
-_LATER = 60.0  # seconds for which the publisher can go on after the benchmark's expected end
-_SETTLING = 0.3  # seconds to wait after halting or continuing a process, which may be in the middle of a version
+_LATER = 60.0  # seconds that the publisher can go on after the benchmark's expected end
+_SETTLING = 0.3  # seconds to wait after a process was halted or continued: it may be in the middle of a version
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
-    """Measure a model with a large table and a dense network. The figures of the first model also stand at the top."""
+    """Measure a model with a large table, and a dense network. The top level repeats the first model's figures."""
     h2load.require()
     cases: dict[str, Any] = {}
     with Progress() as progress:
@@ -48,9 +50,12 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 def _measure(kind: str, store: Path, settings: Settings, progress: Progress) -> dict[str, Any]:
-    """Measure one kind of model. Each round measures the capacity first, and loads the server with a share of it. Under
-    this load come three windows, and each round begins with another of them: without new versions, with versions that
-    are published and swapped in, and beside processes that copy as many bytes."""
+    """Measure one kind of model.
+
+    Each round first measures the server's capacity, and then loads the server with a share of it. Under this load there
+    are three windows: without new versions, with versions that are published and swapped in, and beside processes that
+    copy as many bytes. Each round begins with another window.
+    """
     with publisher(store, kind, settings.bytes, first=1, count=_FIRST):
         pass
     windows: dict[str, list[_Window]] = {name: [] for name in _WINDOWS}

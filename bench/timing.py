@@ -34,13 +34,13 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Milliseconds of each round by contestant, and the reason why a contestant is absent."""
+    """The milliseconds of each round by contestant, and for each absent contestant the reason."""
 
     samples: Mapping[str, list[float]]
     absent: dict[str, str] = field(default_factory=dict)
 
     def figures(self, **quotients: tuple[str, str]) -> dict[str, Any]:
-        """Return the medians as `<name>_ms`, and quotients of two medians: `<name>_over_ours`, and the given ones."""
+        """Return the medians as `<name>_ms`, and quotients of medians: `<name>_over_ours` and the given quotients."""
         medians = {name: statistics.median(samples) for name, samples in self.samples.items()}
         peers = [name for name in medians if not name.startswith(("ours", "memcpy"))] if "ours" in medians else []
         compared = {f"{name}_over_ours": (name, "ours") for name in peers}
@@ -64,7 +64,7 @@ def measure(
     order: random.Random,
     track: Callable[[Iterable[int], int], Iterable[int]],
 ) -> Timings:
-    """Time all contestants once in each of `runs` rounds, in random order, after the rounds that warm up.
+    """Time all contestants once in each of `runs` rounds, in random order, after some rounds as a warm-up.
 
     `between` is called before each round; `track` gets the rounds and their number, to show progress.
     """

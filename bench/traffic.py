@@ -1,7 +1,8 @@
 """A process whose callers check every answer: `python -m bench.traffic ADDRESS REQUEST ...` prints their counts.
 
-Without `--rate`, each of `--callers` calls again after each answer, for `--seconds`. With `--rate`, calls go on at that
-rate, answered or not, and each line on the standard input asks for the counts since the previous line.
+Without `--rate`, each of `--callers` calls again after each answer, for `--seconds`. With `--rate`, the process calls
+at this rate, whether or not earlier calls are answered. Each line on the standard input asks for the counts since the
+previous line.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _PEERS_KEEP = 2  # how many saved versions peers keep
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of training: the number of steps, the seconds, and for how many seconds each save held training up."""
+    """A period of training: the number of steps, the seconds, and for how many seconds each save blocked training."""
 
     steps: int
     seconds: float
@@ -90,10 +90,10 @@ class Training:
 
 
 class Saving(abc.ABC):
-    """One way to save the trained parameters, once a second, called on the training thread."""
+    """One way to save the trained parameters once a second. The training thread calls it."""
 
     def tidy(self, step: int) -> None:  # noqa: B027, a Publisher tidies by itself
-        """Make room for the next save; not timed."""
+        """Make room for the next save. The time for this does not count."""
 
     @abc.abstractmethod
     def offer(self, step: int) -> float | None:

@@ -1,4 +1,4 @@
-"""`python -m bench workers`: compares several workers with one: rates, shared memory, and what a client sees."""
+"""`python -m bench workers`: compares several workers with one worker: rates, memory, and versions that clients see."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from paramsync.v1 import serving_pb2
 
 CONCURRENCIES = (1, 8, 64)
 _KIND = "embedding"
-_LATER = 600.0  # seconds for which the publisher can go on: longer than the benchmark watches
+_LATER = 600.0  # seconds that the publisher can go on: longer than the benchmark watches
 _WATCHERS = 8  # threads that watch which versions answer
 _CALLS = 50  # calls on one connection, all answered by one worker
 
@@ -59,7 +59,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 def _measure_rates(
     servers: dict[str, Served], asked: bytes, folder: Path, settings: Settings, progress: Progress
 ) -> dict[str, Any]:
-    """Measure the answers per second of each server, by turns. Each caller has a connection of its own."""
+    """Measure the answers per second of each server, by turns. Each caller has its own connection."""
     targets = {
         name: h2load.Target.grpc(server.addresses["predictions"], PREDICT, asked, folder / f"request-{name}")
         for name, server in servers.items()
@@ -116,7 +116,7 @@ def _replace(served: Served, asked: bytes) -> float:
 
 
 def _watch(address: str, asked: bytes, seconds: float) -> dict[str, Any]:
-    """Count requests. An answer goes backwards if an answer from a newer version came before its request was sent."""
+    """Count requests. An answer counts as backwards if a newer version had answered before its request was sent."""
     counts = {"requests": 0, "failed": 0, "backwards": 0, "newest": 0}
     lock = threading.Lock()
     end = time.monotonic() + seconds

@@ -25,7 +25,7 @@ _STREAMS_AT_ONE = 16  # changing the windows of this many streams costs as much 
 
 
 class ServerConnection(Sender):
-    """One client's connection. For one thread. Methods for an ended stream do nothing."""
+    """One client's connection. One thread owns it. A method that is called for an ended stream does nothing."""
 
     __slots__ = (
         "_begun", "_block", "_block_ends", "_block_stream", "_budget", "_credit", "_data_ends", "_data_left",
@@ -86,7 +86,10 @@ class ServerConnection(Sender):
         return self.work >= _AT_ONCE and not self._lost
 
     def consumed(self, stream: int, size: int) -> None:
-        """Open the windows by bytes of processed Data events. Call this for ended streams, too."""
+        """Enlarge the peer's windows after the application has processed `size` bytes of Data events.
+
+        Call this for ended streams, too, because the connection's window counts their bytes.
+        """
         self._credit += size
         if self._credit >= self._lot:
             self._parts.append(frames.window_update(0, self._credit))
@@ -108,8 +111,11 @@ class ServerConnection(Sender):
     # Receiving --------------------------------------------------------------------------------------------------
 
     def receive(self, content: bytes, now: float) -> list[Event]:
-        """Return the events of these bytes, or of as many as one turn reads (see `has_more`). Never raises. After Lost
-        there are no events."""
+        """Return the events of these bytes. Never raises.
+
+        Reads only a limited number of frames in one call; `has_more` says whether frames are left. Returns no events
+        after Lost.
+        """
         events: list[Event] = []
         self.work = 0
         if self._lost:
@@ -404,7 +410,7 @@ class ServerConnection(Sender):
         self._budget.spend(cost, self._now, grows=not self.held)
 
     def _break(self, error: StreamError, events: list[Event]) -> None:
-        """Reset a stream for a fault of the peer."""
+        """Reset a stream on which the peer broke the protocol."""
         stream = self.streams.get(error.stream)
         if stream is None:
             self._parts.append(frames.rst_stream(error.stream, error.code))
@@ -418,8 +424,8 @@ class ServerConnection(Sender):
 class _Rule(NamedTuple):
     take: Callable[[ServerConnection, int, int, bytes, list[Event]], None]
     size: int | None = None  # size of the payload; None: any
-    of_stream: bool | None = None  # whether the frame must name a stream or must not; None: either
-    cost: int = 1  # of the budget
+    of_stream: bool | None = None  # True: the frame must name a stream; False: it must not; None: either
+    cost: int = 1  # how much of the budget the frame takes
 
 
 _UNKNOWN = _Rule(ServerConnection._take_unknown)

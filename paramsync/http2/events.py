@@ -16,11 +16,9 @@ class Limits:
     stream_window: int = 1 << 20
     connection_window: int = 1 << 24
     header_list: int = 16 << 10  # bytes of a head; a larger head is marked `too_large`
-    header_block: int = (
-        32 << 10
-    )  # bytes of a block with its continuations, and of its fields: a few milliseconds of work
-    control: int = 10_000  # most frames that carry nothing, in one burst
-    control_per_second: int = 2_000  # most frames that carry nothing, a second on average
+    header_block: int = 32 << 10  # the most bytes of a block of headers, encoded and decoded: some milliseconds of work
+    control: int = 10_000  # the most frames that carry nothing, in one burst
+    control_per_second: int = 2_000  # the most frames that carry nothing, on average per second
 
 
 class Headers(NamedTuple):
@@ -32,7 +30,7 @@ class Headers(NamedTuple):
 
 
 class Data(NamedTuple):
-    """Content of a request, in the parts in which it came; call `consumed` for all of it."""
+    """A part of a request's content. Call `consumed` once the part is processed."""
 
     stream: int
     content: bytes

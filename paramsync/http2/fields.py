@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-OVERHEAD = 32  # bytes that count for each field beside its name and value, RFC 7541, 4.1
+OVERHEAD = 32  # bytes that a field counts in addition to its name and value, RFC 7541, 4.1
 
 _PSEUDO = frozenset([":method", ":scheme", ":path", ":authority"])
 _OF_CONNECTIONS = frozenset(["connection", "keep-alive", "proxy-connection", "transfer-encoding", "upgrade"])
@@ -17,11 +17,11 @@ class Field(NamedTuple):
     name: str
     value: str
     size: int
-    fault: str  # why it is forbidden; empty: it is allowed
+    fault: str  # why the field is forbidden; "" if it is allowed
 
 
 def field(name: bytes, value: bytes) -> Field:
-    """Check a field; the result is kept as long as the peer's table keeps the field."""
+    """Make a Field and check it. A Field in the dynamic table is not checked again."""
     text, content = name.decode("latin-1"), value.decode("latin-1")
     return Field(text, content, len(name) + len(value) + OVERHEAD, _fault(text, content))
 

@@ -54,7 +54,7 @@ def goaway(last: int, code: ErrorCode, text: str = "") -> bytes:
 
 
 def header_block(stream: int, block: bytes, ended: bool, largest: int) -> bytes:
-    """Make HEADERS and as many CONTINUATION frames as the block needs at `largest` bytes a frame."""
+    """Make a HEADERS frame for the block, and CONTINUATION frames if it is larger than `largest` bytes."""
     end = END_STREAM if ended else 0
     if len(block) <= largest:
         return HEADER.pack(len(block) << 8 | HEADERS, end | END_HEADERS, stream) + block

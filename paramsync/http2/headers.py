@@ -1,4 +1,4 @@
-"""Decodes and checks the header sections of requests, and caches them: most equal an earlier section."""
+"""Decodes and checks the header sections of requests. Caches them, because most sections repeat an earlier section."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class HeaderReader:
     """Reads one peer's sections in their order, because each can change the meaning of later sections."""
 
     def __init__(self, largest: int, most: int) -> None:
-        """A head above `largest` bytes is marked `too_large`; above `most` decoded bytes it ends the connection."""
+        """A head of more than `largest` bytes is marked `too_large`; more than `most` bytes end the connection."""
         self.decoded = 0
         """Bytes of blocks that were not in the cache."""
         self._largest = largest

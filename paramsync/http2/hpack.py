@@ -8,7 +8,7 @@ from paramsync.http2.errors import ErrorCode, Http2Error
 from paramsync.http2.fields import OVERHEAD, Field, field
 
 _TABLE_SIZE = 4096  # bytes of the dynamic table, the default
-_LONGEST_INTEGER = 5  # most octets after the first
+_LONGEST_INTEGER = 5  # the most octets of an integer after its first octet
 _STATIC_NAMES_AND_VALUES = (
     ":authority;:method=GET;:method=POST;:path=/;:path=/index.html;:scheme=http;:scheme=https;:status=200;"
     ":status=204;:status=206;:status=304;:status=400;:status=404;:status=500;accept-charset;"
@@ -22,7 +22,7 @@ _STATIC_NAMES_AND_VALUES = (
 _STATIC_PAIRS = [tuple(entry.encode().partition(b"=")[::2]) for entry in _STATIC_NAMES_AND_VALUES.split(";")]
 _STATIC = [field(name, value) for name, value in _STATIC_PAIRS]
 _STATIC_INDICES = {name: index for index, (name, _) in reversed([*enumerate(_STATIC_PAIRS, 1)])}
-_HUFFMAN_LENGTHS = {  # by bits of a code: its symbols, in order. The code is canonical, so this determines it
+_HUFFMAN_LENGTHS = {  # symbols by the length of their codes in bits; the code is canonical, so this determines it
     5: b"012aceiost",
     6: b" %-./3456789=A_bdfghlmnpru",
     7: b":BCDEFGHIJKLMNOPQRSTUVWYjkqvwxyz",
@@ -45,7 +45,7 @@ _HUFFMAN_LENGTHS = {  # by bits of a code: its symbols, in order. The code is ca
     28: bytes.fromhex("020304050607080b0c0e0f1011121314151718191a1b1c1d1e1f7fdcf9"),
     30: bytes.fromhex("0a0d16"),
 }
-_SINK = 1 << 20  # the state after an invalid code: beyond the table, so that reading on fails
+_SINK = 1 << 20  # the state after an invalid code: an index beyond the table, so that the next look-up fails
 _LONGEST_PADDING = 7  # bits, all 1
 
 
@@ -78,7 +78,7 @@ class Decoder:
             elif first & 0xE0 == 0x20:
                 size, at = _integer(block, at, 5)
                 self._resize(size, late=bool(fields))
-                left -= OVERHEAD  # as much work as a field
+                left -= OVERHEAD  # a new table size costs as much work as a field
                 continue
             else:
                 decoded, at = self._literal(block, at, 6 if first & 0x40 else 4)
@@ -154,7 +154,7 @@ def _encoded_integer(number: int, bits: int) -> bytes:
 
 
 def _integer(block: bytes, at: int, bits: int) -> tuple[int, int]:
-    """Read an integer that begins in the lower bits of an octet. Returns it, and the position behind it."""
+    """Read an integer that begins in the lower bits of an octet. Returns the integer, and the position after it."""
     most = (1 << bits) - 1
     number = block[at] & most
     at += 1
@@ -198,7 +198,10 @@ def _without_huffman(content: bytes) -> bytes:
 
 @functools.cache
 def _huffman_table() -> tuple[list[tuple[int, bytes]], frozenset[int]]:
-    """A state machine: (next state, symbol) at `state + four bits`; and the states in which a string may end."""
+    """Return a state machine, and the states in which a string may end.
+
+    The machine has the next state and the decoded symbol, if any, at index `state + four bits`.
+    """
     codes = _huffman_codes()
     prefixes = sorted({(size, code >> length - size) for length, code in codes for size in range(length)})
     states = {prefix: 16 * number for number, prefix in enumerate(prefixes)}
@@ -216,7 +219,7 @@ def _huffman_table() -> tuple[list[tuple[int, bytes]], frozenset[int]]:
 
 
 def _huffman_codes() -> dict[tuple[int, int], bytes]:
-    """Symbols by length and code."""
+    """Return the symbols by length and code."""
     codes: dict[tuple[int, int], bytes] = {}
     code = before = 0
     for length, symbols in _HUFFMAN_LENGTHS.items():

@@ -22,7 +22,7 @@ class Stream:
         self.number = number
         self.ended = ended  # whether the peer has sent everything
         self.missing = missing  # bytes of content-length still to come; -1: there is no content-length
-        self.room = room  # the window for the peer's content
+        self.room = room  # bytes that the peer may still send
         self.credit = 0  # consumed bytes not yet added to `room`
         self.window = window  # bytes that we may send; negative after SETTINGS that shrink it
         self.answered = False
@@ -44,7 +44,7 @@ class Budget:
         self._left = min(self._left + gain, self._most)
 
     def spend(self, cost: int, now: float, *, grows: bool) -> None:
-        """Take the cost from the budget; with `grows`, time refills it first. Raises Http2Error if it runs out."""
+        """Take the cost from the budget. With `grows`, time refills it first. Raises Http2Error if nothing is left."""
         if grows:
             self._left = min(self._left + (now - self._counted) * self._per_second, self._most)
         self._counted = now
@@ -56,7 +56,7 @@ class Budget:
 class Sender:
     """The sending half of a connection: output, and queues that wait for the peer's windows or for `release`.
 
-    Streams take turns, a frame each. Methods for an ended stream do nothing.
+    Streams take turns and send one frame in each turn. A method that is called for an ended stream does nothing.
     """
 
     __slots__ = (
@@ -67,14 +67,17 @@ class Sender:
         self.streams: dict[int, Stream] = {}
         """Open streams by number."""
         self.held = False
-        """Set this while the kernel accepts no bytes: responses queue, and time refills no budget."""
+        """The application sets this while the kernel accepts no bytes.
+
+        Responses then wait in queues, and time does not refill the budget.
+        """
         self._parts: list[bytes] = []
         self._initial_window = frames.DEFAULT_WINDOW
         self._largest = frames.DEFAULT_FRAME
         self._answers = 0
         self._window = frames.DEFAULT_WINDOW
         self._ready: dict[int, Stream] = {}  # streams with a queue whose own windows are open
-        self._left_early: dict[int, None] = {}  # streams that we ended before the peer knows it
+        self._left_early: dict[int, None] = {}  # streams that we ended first: the peer may still send frames for them
 
     # For the application ----------------------------------------------------------------------------------------
 
@@ -94,7 +97,7 @@ class Sender:
         return events
 
     def output(self) -> bytes:
-        """Take the bytes to write."""
+        """Return the bytes to write, and empty the output."""
         parts = self._parts
         content = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
@@ -127,7 +130,7 @@ class Sender:
         return not stream.waiting
 
     def headers(self, number: int, block: bytes, *, end: bool = False) -> None:
-        """Send a block of headers after all queued content; with `end` it ends the stream."""
+        """Send a block of headers after all queued content. With `end`, the headers end the stream."""
         stream = self.streams.get(number)
         if stream is None or stream.finished:
             return
@@ -180,7 +183,7 @@ class Sender:
         self._offer(stream)
 
     def _change_initial_window(self, window: int) -> None:
-        """Change the windows of all streams, also of open ones. Raises Http2Error."""
+        """Set the window of new streams, and change the windows of open streams by as much. Raises Http2Error."""
         more, self._initial_window = window - self._initial_window, window
         for stream in self.streams.values():
             stream.window += more
@@ -203,7 +206,7 @@ class Sender:
             del self._left_early[next(iter(self._left_early))]
 
     def _was_left_early(self, number: int) -> bool:
-        """Whether we ended this stream first. If so, late frames for it are no fault of the peer."""
+        """Return whether we ended this stream first. The peer may then send late frames for it."""
         return number in self._left_early
 
     def _queue(self, stream: Stream, kind: int, content: bytes | memoryview) -> None:
@@ -222,7 +225,7 @@ class Sender:
             self._ready[stream.number] = stream
 
     def _settle(self, stream: Stream, events: list[Event]) -> None:
-        """After a stream's turn: queue the stream again if it has more to send, or emit Sent."""
+        """End a stream's turn: queue the stream again if it has more to send, otherwise emit Sent."""
         self._ready.pop(stream.number, None)
         self._offer(stream)
         if stream.waiting and not stream.queue:

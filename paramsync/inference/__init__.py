@@ -1,1 +1,1 @@
-"""Versions in memory, and their computation, alone or with the rows of several requests."""
+"""Versions in memory, and calls of their graphs: for one request, or for the rows of several requests together."""

@@ -50,19 +50,19 @@ _PROMPT_OPS = """
 """
 _PROMPT = frozenset(_PROMPT_OPS.split())
 _ROWS = 3
-_OPEN = 4  # made-up size of open dimensions other than the first
+_OPEN = 4  # the made-up size of unknown dimensions other than the first
 _ROUNDING = 1e-3  # results of kernels that divide their work differently differ by less
 
 
 def of(graph: Graph, signature: str) -> Traits:
-    """The traits of a signature, from any thread; all False if the graph was not examined."""
+    """Return the traits of a signature; all False if the graph was not examined. Any thread."""
     return _FOUND.get(graph, {}).get(signature, UNKNOWN)
 
 
 def fits(graph: Graph, signature: str, inputs: Mapping[str, Any], outputs: Collection[str] = ()) -> bool:
-    """True if the inputs have the signature's shapes. Raises as `Graph.check_inputs` does.
+    """Return whether the inputs have the signature's shapes. Raises as `Graph.check_inputs` does.
 
-    A graph that computes inputs of any shape does not raise for shapes.
+    Other shapes raise no error if the graph can compute inputs of any shape.
     """
     return graph.check_inputs(signature, inputs, outputs, any_shape=of(graph, signature).any_shape)
 
@@ -107,7 +107,7 @@ def _independent(resident: Resident, name: str, signature: Signature) -> bool:
 
 
 def _same(resident: Resident, name: str, inputs: Arrays) -> bool:
-    """True if three rows together give the same results as one row alone and the other two in another order."""
+    """Return whether three rows in one call give the same results as one row alone and the other two reversed."""
 
     def ask(rows: list[int]) -> Answer:
         return called(resident, name, {input_name: array[rows] for input_name, array in inputs.items()})
@@ -126,7 +126,7 @@ def _has_rows(shape: Shape) -> bool:
 
 
 def _made_up(spec: TensorSpec) -> npt.NDArray[Any]:
-    """An input whose rows differ."""
+    """Return an input whose rows differ."""
     assert spec.shape is not None
     shape = (_ROWS, *(_OPEN if size is None else size for size in spec.shape[1:]))
     array: npt.NDArray[Any] = made_up(tf.as_dtype(spec.dtype), shape).numpy()

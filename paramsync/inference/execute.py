@@ -1,4 +1,4 @@
-"""Computes questions, each alone or several of one version in one call. May be used from any thread."""
+"""Computes questions, each in its own call or several of one version in one call. May be used from any thread."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 
 def called(resident: Resident, signature: str, inputs: Arrays, outputs: Collection[str] = ()) -> Answer:
-    """Compute the named outputs, or all. The inputs must be the signature's; their arrays must not change later.
+    """Compute the named outputs, or all. The inputs must fit the signature; their arrays must not change later.
 
-    Raises TensorFlow's errors, and RequestError if a kernel complains of strings that are no text.
+    Raises TensorFlow's errors, and RequestError if a kernel rejects strings that are not text.
     """
-    # the op converts arrays to tensors at a fraction of the cost of tf.constant
+    # The op itself converts arrays to tensors at a fraction of the cost of tf.constant.
     given: Any = {name: _argument(value) for name, value in inputs.items()}
     try:
         with resident.computing():
@@ -42,18 +42,18 @@ def answer(question: Question) -> Answer:
 
 
 def answers(questions: Sequence[Question]) -> list[Answer | Exception]:
-    """The answer of each question, or its error. All ask the same signature of the same version, and may share a call.
+    """Return the answer of each question, or its error. All questions must be for one signature of one version.
 
-    If a shared call fails, each question is computed alone, so that a bad question affects no other.
+    They share a call. If this call fails, each question is computed alone, so that a bad question affects no other.
     """
     if len(questions) > 1:
-        with suppress(Exception):  # computed alone, the question at fault fails again
+        with suppress(Exception):  # the question at fault fails again when it is computed alone
             return [*_answer_together(questions)]
     return [_try(question) for question in questions]
 
 
 def rows_of(question: Question) -> int | None:
-    """The number of rows of all inputs, or None if they differ."""
+    """Return the number of rows that all inputs have; None if the numbers differ."""
     counts = {array.shape[0] if array.ndim else None for array in question.inputs.values()}
     return counts.pop() if len(counts) == 1 else None
 
@@ -85,8 +85,11 @@ def _try(question: Question) -> Answer | Exception:
 
 
 def _argument(array: npt.NDArray[Any]) -> Any:
-    """Prepare an array for the op. The op would copy an unaligned array into memory that TensorFlow never frees. So
-    large arrays are copied here, without the GIL, into memory that is returned to the system."""
+    """Prepare an array for the op.
+
+    The op would copy an unaligned array into memory that TensorFlow never frees. So large arrays are copied here,
+    without the GIL, into memory that is returned to the system.
+    """
     if array.dtype.kind not in "fiubc":
         return tf.constant(array)
     return array if array.nbytes < _LARGE else alias(_aligned(array))
@@ -101,6 +104,6 @@ def _aligned(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _array(tensor: Any) -> npt.NDArray[Any]:
-    """The tensor's memory as an array; a copy of a scalar."""
+    """Return the tensor as an array in the same memory. A scalar is copied."""
     array = tensor.numpy()
     return array if isinstance(array, np.ndarray) else np.array(array, tensor.dtype.as_numpy_dtype)

@@ -21,7 +21,7 @@ Pair = tuple[Resident, Resident]
 
 @dataclass(frozen=True, eq=False)
 class Joined(Resident):
-    """Two versions as one. It keeps both in memory as long as it is referenced."""
+    """Two versions as one. A reference to this object keeps both versions in memory."""
 
     pair: Pair = field(kw_only=True)
 
@@ -37,13 +37,13 @@ def _computing(pair: Pair) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class _Plan:
-    """A joined graph, and the place of each of its parameters: the part, and the index there."""
+    """A joined graph. `places` has for each of its parameters the part (0 or 1) and the index in the part."""
 
     graph: Graph
     places: tuple[tuple[int, int], ...]
 
     def join(self, pair: Pair, names: tuple[str, str]) -> Joined:
-        """Join two versions of these graphs, without a copy."""
+        """Join two versions of the parts' graphs. Copies no parameters."""
         return Joined(
             version=pair[1].version,
             graph=self.graph,
@@ -57,7 +57,7 @@ class Joiner:
     """Joins versions of two models. Any thread."""
 
     def __init__(self, names: tuple[str, str], inputs: Mapping[str, str], outputs: Collection[str] = ()) -> None:
-        """`inputs` maps inputs of the second to outputs of the first; `outputs` of the first are kept."""
+        """`inputs` maps inputs of the second model to outputs of the first. `outputs` are returned, too."""
         self._names = names
         self._inputs = dict(inputs)
         self._outputs = tuple(outputs)
@@ -67,7 +67,10 @@ class Joiner:
         self._held: weakref.WeakValueDictionary[tuple[int, int], Joined] = weakref.WeakValueDictionary()
 
     def build(self, pair: Pair) -> Joined:
-        """Join a pair, and build, warm and examine a new graph. Raises GraphError, UnknownSignatureError."""
+        """Join a pair. If its graphs are new, build, warm and examine their joined graph first.
+
+        Raises GraphError, UnknownSignatureError.
+        """
         graphs = (pair[0].graph, pair[1].graph)
         plan = self._plans.get(graphs)
         if plan is None:
@@ -82,12 +85,12 @@ class Joiner:
         return self._joined(pair, plan)
 
     def joined(self, pair: Pair) -> Joined | None:
-        """The joined pair: the same object as long as it is referenced. None if the graphs were never joined."""
+        """Return the joined pair, the same object while it is referenced. None if the graphs were never joined."""
         plan = self._plans.get((pair[0].graph, pair[1].graph))
         return self._held.get((id(pair[0]), id(pair[1]))) if plan is None else self._joined(pair, plan)
 
     def _joined(self, pair: Pair, plan: _Plan) -> Joined:
-        key = id(pair[0]), id(pair[1])  # unique, as the joined pair keeps both alive
+        key = id(pair[0]), id(pair[1])  # unique, because the joined pair keeps both versions alive
         joined = self._held.get(key)
         if joined is None:
             joined = self._held[key] = plan.join(pair, self._names)
@@ -95,7 +98,7 @@ class Joiner:
 
 
 def _prefixes(first: str, second: str) -> tuple[str, str]:
-    """Prefixes of parameters: the parts' names, if they can be prefixes."""
+    """Return the prefixes of parameters: the names of the two models, or first and second if these are no prefixes."""
     sound = first != second and all(re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII) for name in (first, second))
     return (first, second) if sound else ("first", "second")
 

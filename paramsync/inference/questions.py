@@ -17,7 +17,7 @@ Answer: TypeAlias = Mapping[str, npt.NDArray[Any]]
 
 @dataclass(eq=False, slots=True)
 class Question:
-    """Inputs for a signature of one version. The names and dtypes of the inputs were checked."""
+    """Inputs for a signature of one version. Their names and dtypes are checked already."""
 
     model: str
     resident: Resident
@@ -27,7 +27,9 @@ class Question:
     outputs: tuple[str, ...] = ()
     """The names of the requested outputs; empty for all."""
     fits: bool = True
-    """Whether the inputs have the shapes of the signature; otherwise the request gets its own call."""
+    """Whether the inputs have the shapes of the signature. If not, the request gets its own call."""
     latest: Callable[[], Resident] | None = None
-    """Returns the serving version; None if the request named a version. A waiting request is answered by the version
-    that serves when its call begins, if the graph is the same."""
+    """Returns the serving version; None if the request named a version.
+
+    A waiting request is answered by the version that serves when its call begins, if the graph is the same.
+    """

@@ -22,9 +22,10 @@ _NUMBERS = "biufcV"  # kinds of numpy dtypes; bfloat16 is of kind V
 
 
 def fitting(inputs: Mapping[str, Any], signature: Signature) -> dict[str, tf.Tensor | npt.NDArray[Any]]:
-    """The inputs, with lists made into arrays, and numbers converted to the signature's dtype; see `_equal`.
+    """Turn lists into arrays, and convert numbers to the signature's dtypes. Returns all inputs.
 
-    Tensors, and inputs that the signature does not have, stay as they are. Raises InputError.
+    Tensors, and inputs that the signature does not have, stay as they are. Raises InputError if a conversion would
+    change values (see `_equal`).
     """
     specs = signature.inputs
     return {name: _fitting(name, value, specs[name]) if name in specs else value for name, value in inputs.items()}
@@ -53,12 +54,12 @@ def _array(name: str, value: Any, spec: TensorSpec) -> npt.NDArray[Any]:
 
 
 def _same_kind(found: np.dtype[Any], wanted: np.dtype[Any]) -> bool:
-    """Whether values of one dtype can be values of the other: a float cannot be an integer."""
+    """Return whether numbers of one dtype may be converted to the other. A float may not become an integer."""
     return found.kind in "biu" or (wanted.kind not in "iu" and found.kind != "c") or wanted.kind == "c"
 
 
 def _equal(array: npt.NDArray[Any], converted: npt.NDArray[Any]) -> bool:
-    """Whether integers kept their values, and no finite float became infinite. Floats may be rounded, even to 0."""
+    """Return whether integers kept their values, and no finite float became infinite. Floats may be rounded."""
     if array.dtype.kind in "biu":
         return bool((converted.astype(array.dtype) == array).all())
     return bool((np.isfinite(array) == np.isfinite(converted)).all())
@@ -69,7 +70,7 @@ _log = logging.getLogger("paramsync.replica")
 
 @dataclass(frozen=True, eq=False)
 class Resident:
-    """A version in memory, complete and checked. Immutable: a request is answered from the version that it holds."""
+    """A version in memory, complete and checked. Immutable, so a request is answered from the version that it took."""
 
     version: Version
     graph: Graph
@@ -86,8 +87,8 @@ class Resident:
     ) -> dict[str, tf.Tensor]:
         """Compute the named outputs, or all. Raises UnknownSignatureError, InputError, RequestError.
 
-        Inputs are tensors, arrays or lists; numbers of another dtype are converted as `fitting` says. Must not be
-        called while TensorFlow traces: the trace would keep this version.
+        Inputs are tensors, arrays or lists. Numbers of another dtype are converted (see `fitting`). Do not call this
+        while TensorFlow traces, because the trace would always use this version.
         """
         if not tf.executing_eagerly():
             raise RequestError("predict computes at once: call it outside of tf.function and tf.Graph().as_default()")
@@ -98,7 +99,7 @@ class Resident:
         return self.graph(self.parameters, tensors, signature=signature, outputs=outputs)
 
     def computing(self) -> AbstractContextManager[None]:
-        """A context to enter around each call of the graph, so that endless calls can be noticed."""
+        """Return a context for each call of the graph. Subclasses use it to notice endless calls."""
         return _UNSEEN
 
 
@@ -106,9 +107,9 @@ _UNSEEN = nullcontext()
 
 
 def warm(resident: Resident) -> None:
-    """Call each signature of a new graph once: the first call is many times slower than others.
+    """Call each signature of a new graph once, because the first call is many times slower than later calls.
 
-    A graph that cannot compute made-up inputs may well compute real ones. Raises GraphError only for lack of memory.
+    Raises GraphError only for lack of memory: a graph that cannot compute made-up inputs may well compute real inputs.
     """
     number = resident.version.number
     for name, signature in resident.graph.signatures.items():
@@ -122,5 +123,5 @@ def warm(resident: Resident) -> None:
 
 
 def _blank(spec: TensorSpec) -> tf.Tensor:
-    """Zeros, or empty strings; open dimensions have size 1."""
+    """Return a tensor of zeros or empty strings. Unknown dimensions have size 1."""
     return tf.zeros([1 if size is None else size for size in spec.shape or ()], tf.as_dtype(spec.dtype))

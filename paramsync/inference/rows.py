@@ -1,7 +1,7 @@
-"""Finds out, by rules for ops, whether each row of a signature's outputs depends only on the same row of its inputs.
+"""Finds out whether each row of a signature's outputs depends only on the same row of its inputs, by rules for ops.
 
-Tests with numbers cannot show this: `x / max(1, reduce_max(x))` mixes rows only if a value is above 1. So each op must
-be known to keep rows apart.
+Trial calls cannot show this: `x / max(1, reduce_max(x))` mixes rows only if a value is above 1. So there must be a rule
+for each op, which says when the op keeps rows apart.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ROWS = "rows"  # the dimension that is the number of rows
 class Made:
     of: InputPart
     dims: tuple[Any, ...] = ()
-    """For COUNT: _ROWS, a size, or None for an unknown one."""
+    """For COUNT: each dimension is _ROWS, a size, or None if the size is unknown."""
 
 
 NOTHING, ROW, ALL = Made(InputPart.NOTHING), Made(InputPart.ROW), Made(InputPart.ALL)
@@ -49,7 +49,7 @@ def _rank(tensor: Any) -> int:
 
 
 def _static(tensor: Any) -> list[Any]:
-    """The constant values of a tensor, flat. ValueError if they are unknown."""
+    """Return the constant values of a tensor, flat. Raises ValueError if they are unknown."""
     value = tf.get_static_value(tensor)
     if value is None:
         raise ValueError
@@ -57,12 +57,12 @@ def _static(tensor: Any) -> list[Any]:
 
 
 def _is_row(given: Sequence[Made], *places: int) -> bool:
-    """True if exactly these arguments are ROW, and all others NOTHING."""
+    """Return whether the arguments at these places are ROW, and all others NOTHING."""
     return all(made.of is (InputPart.ROW if at in places else InputPart.NOTHING) for at, made in enumerate(given))
 
 
 def _counts(made: Made) -> bool:
-    """True for a shape whose first dimension, and no other, is the number of rows."""
+    """Return whether this is a shape whose first dimension, and no other, is the number of rows."""
     return made.of is InputPart.COUNT and made.dims[:1] == (_ROWS,) and _ROWS not in made.dims[1:]
 
 
@@ -71,12 +71,12 @@ def _of(condition: bool) -> Made:
 
 
 def _spares_rows(axes: Sequence[int], rank: int) -> bool:
-    """True if none of these axes, which may be negative, is the first."""
+    """Return whether none of these axes, which may be negative, is the first axis."""
     return all(axis % rank != 0 for axis in axes)
 
 
 def _has_fixed_sizes(operation: Any) -> bool:
-    """True for features of examples whose sizes are fixed: other features are padded to the longest."""
+    """Return whether an op parses only features of fixed size. Others are padded to the longest in the batch."""
     sparse = operation.get_attr("num_sparse") or operation.get_attr("ragged_value_types")
     known = all(shape.is_fully_defined() for shape in map(tf.TensorShape, operation.get_attr("dense_shapes")))
     return not sparse and known and _rank(operation.inputs[0]) == 1
@@ -116,7 +116,7 @@ _ONE_ARGUMENT: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _each(operation: Any, given: Sequence[Made]) -> Made:
-    """Elementwise; an argument of fewer dimensions is the same for all rows."""
+    """The rule of elementwise ops. An argument with fewer dimensions is the same for all rows."""
     if any(made.of is InputPart.COUNT for made in given):
         return ALL
     rank = max(_rank(tensor) for tensor in operation.inputs)
@@ -133,7 +133,7 @@ def _same(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _products(operation: Any, given: Sequence[Made]) -> Made:
-    """Products of matrices: all dimensions but the last two are broadcast."""
+    """The rule of matrix products, which broadcast all dimensions except the last two."""
     left, right = map(_rank, operation.inputs)
     if _is_row(given, 0, 1):
         return _of(left == right >= 3)
@@ -224,7 +224,7 @@ def _tiled(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _filled(operation: Any, given: Sequence[Made]) -> Made:
-    """A constant for each row."""
+    """Rows stay apart if the number of rows sets the first dimension: each row is the same constant."""
     return _of(_counts(given[0]) and given[1] == NOTHING)
 
 
@@ -256,14 +256,14 @@ _FIRST_RESULT_ONLY = frozenset(("FusedBatchNorm", "FusedBatchNormV2", "FusedBatc
 
 
 def are_apart(graph: Graph, signature: str) -> bool:
-    """True if rows of several requests may share a call, by the rules of the ops. Takes milliseconds."""
+    """Return whether rows of several requests may share a call, by the rules of the ops. Takes milliseconds."""
     message = graph.message()
     described = message.signatures[signature]
     whole = inline(tf.compat.v1.GraphDef.FromString(message.graph_def))
     with tf.Graph().as_default() as built:
         tf.graph_util.import_graph_def(whole.graph_def, name="")
     made: dict[str, Made] = {end.tensor: ROW for end in described.inputs}
-    for operation in built.get_operations():  # sorted: inputs come before their readers
+    for operation in built.get_operations():  # in this order, inputs come before their readers
         results = _results(operation, [made.get(tensor.name, ALL) for tensor in operation.inputs])
         for tensor, result in zip(operation.outputs, results, strict=True):
             made.setdefault(tensor.name, result)
@@ -271,10 +271,10 @@ def are_apart(graph: Graph, signature: str) -> bool:
 
 
 def is_elementwise(graph: Graph, signature: str) -> bool:
-    """True if there is one input, and only elementwise ops and scalars are used, so that any shape is safe.
+    """Return whether an input of any shape is safe: there is one input, and all ops are elementwise or scalars.
 
     Other kernels rely on ranks. Some end the process for a wrong rank, even if only a control dependency runs them.
-    Scalars, because broadcasting to a larger constant or parameter could take any amount of memory.
+    Constants and parameters must be scalars, because broadcasting to a larger one could take any amount of memory.
     """
     message = graph.message()
     described = message.signatures[signature]
@@ -299,7 +299,7 @@ def _is_scalar(node: Any) -> bool:
 
 def _results(operation: Any, given: Sequence[Made]) -> list[Made]:
     outputs = operation.outputs
-    if operation.type in ("Merge", "NextIteration", "Enter"):  # an input may come later in the order
+    if operation.type in ("Merge", "NextIteration", "Enter"):  # in a loop, an input may come after its reader
         return [ALL] * len(outputs)
     if all(argument.of is InputPart.NOTHING for argument in given):
         return [NOTHING] * len(outputs)

@@ -1,1 +1,1 @@
-"""The trainer's side: decides when a version is due, pins the values of one step, and writes them on a thread."""
+"""The trainer's side: decides when a version is due, takes a snapshot of one step, and writes it on another thread."""

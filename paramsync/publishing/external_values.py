@@ -22,7 +22,7 @@ from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.v1 import graph_pb2
 
 Values = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-"""Arrays by name, or a function that returns them, called when a publication is due."""
+"""Arrays by name, or a function that returns arrays by name. It is called when a publication is due."""
 
 
 class ExternalValues:
@@ -73,8 +73,8 @@ class ExternalValues:
     def pin(self, values: Values | None = None) -> dict[str, Any]:
         """Return the values by their checkpoint keys. Values that training may change are copied.
 
-        Raises SettingsError if there are no values. Before copying, raises ParameterError if values do not fit the
-        graph.
+        Raises SettingsError if there are no values, ParameterError if values do not fit the graph. Copies nothing
+        before all values are checked.
         """
         if values is None:
             raise SettingsError(
@@ -87,7 +87,7 @@ class ExternalValues:
         return pinned
 
     def _fitting(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values by key. Raises ParameterError, whose text has the framework's names."""
+        """Return the values by key. Raises ParameterError, which uses the framework's names of the variables."""
         known = {name: self._keys[name] for name in values if name in self._keys}
         by_key = {key: _array_like(values[name]) for name, key in known.items()}
         if len(by_key) < len(known):
@@ -130,7 +130,7 @@ def _array_like(value: Any) -> Any:
 
 
 def _pinned(value: Any, *, copy: bool) -> Any:
-    """Return the value, or a copy if training may change it. Avoids waiting for a device."""
+    """Return the value, or a copy if training may change the value. Avoids waiting for a device."""
     framework = type(value).__module__.partition(".")[0]
     if framework == "torch":
         return _of_torch(value, copy=copy)
@@ -154,7 +154,7 @@ def _of_torch(tensor: Any, *, copy: bool) -> Any:
 
 
 def _may_change(array: Any) -> bool:
-    """Whether the memory of an array may be written to, through the array or its base."""
+    """Return whether the array's memory can be written to, through the array itself or its base."""
     owner = array
     while isinstance(owner, np.ndarray):
         if owner.flags.writeable:
@@ -169,7 +169,7 @@ def _may_change(array: Any) -> bool:
 
 
 def _kind(value: Any) -> tuple[str, Shape]:
-    """The dtype and shape of an array of any framework."""
+    """Return the dtype and shape of an array of any framework."""
     if isinstance(value.dtype, np.dtype):
         number = dtypes.from_numpy(value.dtype)
         return str(value.dtype) if number is None else dtypes.name(number), tuple(value.shape)

@@ -48,13 +48,13 @@ class JobSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Something to train.
+    """A model and the function that trains it.
 
     - `model` is published, and must be built.
     - `train_step` does one step, on the thread that trains. It adds 1 to `step`, and returns the loss, a scalar that
       may still be being computed.
-    - `state` has the other objects that resuming needs, by name, such as the optimizer. All their variables must exist
-      when the job is made.
+    - `state` has the other objects that are saved to resume training, by name, such as the optimizer. All their
+      variables must exist when the job is made.
     - `steps_per_epoch` is used only to show progress.
 
     Raises SettingsError for a value of a wrong kind.

@@ -84,7 +84,7 @@ class VariableReader:
 
 
 def _function(types: Sequence[tf.DType]) -> Any:
-    """A function from the handles of variables of these dtypes to their values."""
+    """Return a TensorFlow function that takes handles of variables of these dtypes and returns their values."""
 
     def read(*handles: tf.Tensor) -> list[tf.Tensor]:
         return [_read(handle, dtype) for handle, dtype in zip(handles, types, strict=True)]
@@ -103,8 +103,10 @@ class LiveVariables:
     """The variables of a model, or averages of them, as a ValueSource."""
 
     def __init__(self, capture: Capture, averages: Averages | None = None, *, allow_ops: Collection[str] = ()) -> None:
-        """Raises SettingsError for a graph from a file, which has no variables, or for a wrong average;
-        UnsafeGraphError for ops that followers refuse, unless `allow_ops` names them."""
+        """Raises SettingsError for a graph from a file, which has no variables, or for a wrong average.
+
+        Raises UnsafeGraphError for ops that followers refuse, unless `allow_ops` names them.
+        """
         self._averages = averages
         self._allow_ops = tuple(allow_ops)
         self._problem = ""
@@ -131,10 +133,10 @@ class LiveVariables:
     def pin(self, values: Any = None) -> dict[str, Any]:
         """Return the value of every captured variable, or of its average, by its checkpoint key.
 
-        Call it on the thread that updates the variables, between two steps, so that all values are of one step. Takes
-        microseconds a variable, whatever its size. If variables, layers, tables or constants have changed since the
-        last call, the model is captured again, which takes longer. Raises SettingsError for an average with another
-        shape or dtype than its variable, StructureError if the model cannot be captured as it is now.
+        Call it between two steps, on the thread that updates the variables, so that all values belong to one step.
+        Takes microseconds for each variable, of any size. If variables, layers, tables or constants have changed since
+        the last call, the model is captured again, which takes longer. Raises SettingsError for an average with another
+        shape or dtype than its variable, StructureError if the changed model cannot be captured.
         """
         if values is not None:
             raise SettingsError("values: they are the variables' own here; only Publisher.of_graph is given any")

@@ -58,9 +58,9 @@ class Gate:
     """Compares the metrics of a step with those of the newest version. Belongs to the thread that trains."""
 
     def __init__(self, publish_if: PublishIf) -> None:
-        """`publish_if` may be "min NAME" or "max NAME"; NAME alone is enough if its last word tells which is better.
+        """`publish_if` is a function, or a metric as "min NAME" or "max NAME". Raises SettingsError.
 
-        Raises SettingsError.
+        NAME alone is enough if its last word, such as "loss" or "accuracy", shows whether lower or higher is better.
         """
         self._function = None if isinstance(publish_if, str) else publish_if
         if self._function is not None and not callable(self._function):
@@ -70,10 +70,10 @@ class Gate:
         """The due step that is held back, and the reason; None if no step is held back."""
 
     def refuses(self, step: int, metrics: Metrics | None, published: Metrics) -> bool:
-        """Whether a step with `metrics` must not replace a version with the `published` metrics.
+        """Return whether a step with `metrics` must not replace a version with the `published` metrics.
 
-        Waits for a metric that is still being computed. If the function raises, the step is held back, and training
-        goes on.
+        Waits for a metric that is still being computed. If the function `publish_if` raises, the step is held back, and
+        training goes on.
         """
         try:
             why = "no metrics are known" if metrics is None else self.refusal(metrics, published)

@@ -33,7 +33,7 @@ class PublishOptions(TypedDict, total=False):
 
 
 def check_options(options: PublishOptions) -> None:
-    """Raises TypeError for unknown options, and SettingsError for values that cannot be used."""
+    """Raise TypeError for unknown options, and SettingsError for values that cannot be used."""
     if unknown := options.keys() - PublishOptions.__annotations__.keys():
         raise TypeError(f"unexpected keyword arguments: {', '.join(sorted(unknown))}")
     on_error, keep, publish_if = options.get("on_error", "log"), options.get("keep", 5), options.get("publish_if")

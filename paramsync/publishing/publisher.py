@@ -1,4 +1,4 @@
-"""Publisher: what a training loop calls to make its parameters visible, one step at a time."""
+"""Publisher: a training loop calls it to publish its parameters."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ _log = logging.getLogger("paramsync.trainer")
 
 @runtime_checkable
 class ValueSource(Protocol):
-    """Where a publisher gets its values and their graph."""
+    """The source of a publisher's values and of their graph."""
 
     digest: str
-    content: bytes  # of the graph file; `pin` replaces it if the structure has changed
+    content: bytes  # the graph file; `pin` replaces it, and `digest`, if the structure has changed
 
     def pin(self, values: Any = None) -> dict[str, Any]:
         """Return the values of this step by their checkpoint keys. Later steps do not change the returned values.
 
-        `values` is the argument of the publisher's caller, or None. Raises StructureError if the structure has changed,
-        and cannot be published.
+        `values` is the argument that the publisher was called with, or None. Raises StructureError if the structure has
+        changed and cannot be published.
         """
 
 
 class Publisher:
-    """The one publisher of a store.
+    """Publishes versions to a store. A store has only one publisher at a time.
 
         with Publisher(store, model, schedule=PublishSchedule(every_seconds=1)) as publisher:
             for step in range(steps):
@@ -74,9 +74,9 @@ class Publisher:
     published, with the current values of the variables. Call `finish` to publish another step at the end. Without a
     `schedule`, only the start and the end are published, unless the loop calls `publish`.
 
-    `publish_if_due`, `publish` and `finish` belong to the thread that trains. They pin the values of the step in
-    microseconds a variable, and a background thread writes the values. If publications come faster than they can be
-    written, only the newest is written, and the others count as skipped. `request`, `status` and `subscribe` may be
+    Call `publish_if_due`, `publish` and `finish` on the thread that trains. They take a snapshot of the step, in
+    microseconds for each variable, and a background thread writes the snapshot. If snapshots come faster than they can
+    be written, only the newest is written, and the others count as skipped. `request`, `status` and `subscribe` may be
     called from any thread.
 
     A publication that fails in the background is logged and reported in the status, and training goes on. Metrics may
@@ -205,7 +205,8 @@ class Publisher:
     def begin(self, step: int, *, values: Values | None = None) -> Version | None:
         """Call this before the first step is trained. Publishes this step if the schedule wants the start.
 
-        The call is optional. If the store has versions, and training ends at this step, the end is not published.
+        The call is optional. If the store has versions, and training ends at this same step, nothing was trained, and
+        the end is not published.
         """
         self._begun = None if self._empty else step_number(step)
         return self.publish_if_due(step, values=values)
@@ -213,11 +214,11 @@ class Publisher:
     def publish_if_due(
         self, step: int, metrics: Metrics | None = None, *, values: Values | None = None
     ) -> Version | None:
-        """Publish this step if the schedule or a `request` wants it. Otherwise a call takes about a microsecond.
+        """Publish this step if the schedule or a `request` wants it. Otherwise the call takes about a microsecond.
 
-        Returns the version that is being written, or None. Followers see it once it is committed. `values` are only for
-        publishers made by `of_graph`: the parameters by name, or a function that returns them. Raises ParameterError
-        for values that do not fit the graph.
+        Returns the version that is being written, or None. Followers see the version once it is committed. `values` are
+        only for publishers made by `of_graph`: the parameters by name, or a function that returns them. Raises
+        ParameterError for values that do not fit the graph.
         """
         self._surface()
         step = step_number(step)
@@ -231,7 +232,7 @@ class Publisher:
         return None
 
     def is_due(self, step: int, now: float | None = None) -> bool:
-        """Whether `publish_if_due` would publish this step now, or ask the gate. Needs no metrics."""
+        """Return whether `publish_if_due` would publish this step now, if the gate allows it. Needs no metrics."""
         now = time.monotonic() if now is None else now
         return bool(self._requests) or self._schedule.due(step, now, since=self._since, empty=self._empty)
 
@@ -274,8 +275,8 @@ class Publisher:
     def subscribe(self, listener: Callable[[Version], None], *, in_bucket: bool = False) -> None:
         """Call `listener` with every committed version, on the writing thread: it must not block.
 
-        With `in_bucket`, the listener is called when a version is in the bucket. Of several versions that get there at
-        once, the listener gets only the newest. Raises SettingsError for a store that is not in a bucket.
+        With `in_bucket`, the listener is called when a version has reached the bucket. If several versions reach the
+        bucket at once, the listener gets only the newest. Raises SettingsError for a store that is not in a bucket.
         """
         if not in_bucket:
             self._behind.subscribe(listener)
@@ -386,7 +387,7 @@ class Publisher:
         return self.status().published
 
     def _has_changed(self, published: Version) -> bool:
-        """Whether the model differs from the last version, for example because a callback restored weights."""
+        """Return whether the model differs from the last version, for example because a callback restored weights."""
         if not self._is_live:
             return False  # the caller gives the values with each call
         try:
@@ -396,7 +397,7 @@ class Publisher:
         return self._source.digest != published.graph or not self._store.has(rounded(fetch(pinned), self._precision))
 
     def _is_held_back(self, step: int, metrics: Metrics | None) -> bool:
-        """Whether the gate holds back a step that is due."""
+        """Return whether the gate holds back a step that is due."""
         if self._gate is None or self._requests or (self._since is None and self._schedule.at_start):
             return False
         status = self._behind.status()
@@ -500,7 +501,7 @@ def _latest(store: StoreWriter) -> tuple[bool, Metrics]:
     """Return whether the store has no version, and the metrics of its latest version."""
     try:
         latest = store.latest()
-    except ParamsyncError:  # something unreadable is there
+    except ParamsyncError:  # the store has something that cannot be read
         return False, {}
     return latest is None, latest.metrics if latest else {}
 

@@ -41,10 +41,10 @@ class PublishSchedule:
                 raise SettingsError(f"{name}: expected a number above 0, found {value}")
 
     def due(self, step: int, now: float, *, since: Moment | None, empty: bool = True) -> bool:
-        """Whether `step` is to be published now. `since` is the last publication, or the moment when counting began.
+        """Return whether to publish `step` now. `since` is the last publication, or the moment when counting began.
 
         `empty` is True if the store had no version at the start. With `every_steps`, a step below the last published
-        step is due at once: training was set back.
+        step is due at once, because training went back to an earlier step.
         """
         if since is None:
             return empty if self.at_start is None else self.at_start
@@ -55,7 +55,7 @@ class PublishSchedule:
         return by_steps or by_seconds
 
     def due_at_end(self, step: int, *, published: int | None) -> bool:
-        """Whether to publish the last step of training. `published` is the last published step, or None."""
+        """Return whether to publish the last step of training. `published` is the last published step, or None."""
         return self.at_end and step != published
 
 
@@ -72,7 +72,7 @@ def step_number(step: Any) -> int:
 
 def _whole(step: Any) -> int:
     try:
-        held = step.numpy() if hasattr(step, "numpy") else step  # of a variable, or a tensor
+        held = step.numpy() if hasattr(step, "numpy") else step  # a variable or a tensor has `numpy`
         return int(operator.index(held))
     except TypeError as error:
         raise SettingsError(f"step: expected a whole number, found {type(step).__name__} {step!r:.80}") from error

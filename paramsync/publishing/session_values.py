@@ -1,4 +1,4 @@
-"""SessionValues: publishes the variables of a v1 graph. Resource variables are pinned in a session without a copy."""
+"""SessionValues: publishes the variables of a v1 graph. A snapshot of resource variables in a session needs no copy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ v1 = tf.compat.v1
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Operations that pin, fetch and release the values of some variables together."""
+    """Operations on the values of some variables: they pin the values in the session, fetch them, and release them.
+
+    A pinned value stays in the session under a handle, whatever happens to its variable.
+    """
 
     handles: Sequence[tf.Tensor]
     chosen: tf.Tensor  # a placeholder for handles of pinned values
@@ -45,13 +48,13 @@ class _Group:
 class SessionValues:
     """The part of a v1 graph between some tensors, and the values of its variables in a session.
 
-    Call `pin` on the thread that trains, between two steps. A resource variable is copy-on-write: the session keeps its
-    buffer under a handle, so that the next update goes into another buffer. This takes microseconds a variable,
-    whatever its size. A reference variable, TensorFlow 1's default, is updated in place. So it is copied, which takes
-    time in proportion to its size. All variables of a session in another process are copied too.
+    Call `pin` on the thread that trains, between two steps. A resource variable is copy-on-write: while the session
+    keeps its buffer under a handle, the next update goes into another buffer. So pinning takes microseconds for each
+    variable, of any size. A reference variable, TensorFlow 1's default, is updated in place. So it is copied, which
+    takes time in proportion to its size. All variables of a session in another process are copied, too.
 
-    Pinned values are fetched in pieces by the thread that converts them to arrays, and then released. Values that were
-    never fetched are released by the next `pin` or `tidy`.
+    The thread that converts pinned values to arrays fetches them in pieces, and each piece is then released. Values
+    that were never fetched are released by the next `pin` or `tidy`.
     """
 
     def __init__(
@@ -143,7 +146,7 @@ class SessionValues:
         self.tidy()
         values: dict[str, Any] = {}
         for (nodes, group), handles in zip(self._groups.items(), self._run[1](), strict=True):
-            # raw handles, because TensorFlow adds operations to the graph to free handle objects
+            # Use raw handles: to free a handle object, TensorFlow would add operations to the graph.
             raw = [handle.get_raw_handle() for handle in handles]
             pinned = _Pinned(group, session, raw, self._left)
             values.update({node: _Value(pinned, at) for at, node in enumerate(nodes)})
@@ -239,7 +242,7 @@ def _tensor(tensor: Any) -> Any:
 
 
 def _parts(parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
-    """Return the variables with each name: a whole one, or all parts of one. Raises GraphError if parts are missing."""
+    """Return by name a whole variable, or all parts of a partitioned one. Raises GraphError if parts are missing."""
     by_name: dict[str, list[Parameter]] = {}
     for parameter in parameters:
         by_name.setdefault(parameter.name, []).append(parameter)
@@ -254,7 +257,7 @@ def _parts(parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
 
 
 def _averages(graph: tf.Graph, averages: Averages) -> dict[str, str]:
-    """The node of each variable that has an average, and the node of the average."""
+    """Return the node of each variable's average, by the node of the variable. Variables without one are left out."""
     nodes = {}
     for key in (v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.LOCAL_VARIABLES):
         for variable in graph.get_collection(key):

@@ -1,4 +1,4 @@
-"""Makes spans of a publication. This module is imported only if the training program imported OpenTelemetry."""
+"""Makes OpenTelemetry spans of a publication. Imported only if the training program has imported OpenTelemetry."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """Write-behind: one thread fetches the newest snapshot from its device and commits it to the store.
 
-A snapshot consists of all parameters of one step, pinned without copying them. TensorFlow is imported only for tensors
-of TensorFlow.
+A snapshot refers to all parameters of one step, without a copy. TensorFlow is imported only for tensors of TensorFlow.
 """
 
 from __future__ import annotations
@@ -184,7 +183,7 @@ class WriteBehind(Generic[T]):
             refused = self._status.refused + isinstance(error, NotFiniteError)
             failed = self._status.failed + 1
             self._status = replace(self._status, failed=failed, refused=refused, last_error=text)
-        if (told := self._repeats.text(text)) is not None:  # most repeats are not logged
+        if (told := self._repeats.text(text)) is not None:  # None: a repeated error that is not logged
             _log.error("a publication failed, training goes on: %s", told, exc_info=None if expected else error)
         for future in waiting:
             if future.set_running_or_notify_cancel():
@@ -211,10 +210,10 @@ class Snapshot:
     context: Any = None
 
     def tensors(self) -> dict[str, Array]:
-        """Return the tensors of a checkpoint, by key. Values on the host are the pinned buffers; others are fetched.
+        """Return the tensors of a checkpoint, by key. Values in host memory are not copied; others are fetched.
 
-        A fetched value is released on its device. So while fetching, a snapshot takes at most the size of the
-        parameters and one piece of the device's memory.
+        A fetched value is released on its device. So fetching takes at most the size of the parameters and of one piece
+        of the device's memory.
         """
         return fetch(self.values, fetched=self.let_go)
 
@@ -364,8 +363,8 @@ def fetch(
 
     1. The device concatenates values of one dtype into pieces of at most `piece` bytes. It makes one piece at a time,
        so that fetching takes no more device memory. A larger value is a piece by itself, and is not copied there.
-    2. A TensorFlow function copies each piece into pinned host memory while the device computes. A tensor's `.numpy()`
-       would wait for the device each time.
+    2. A TensorFlow function copies each piece into page-locked host memory while the device computes. A tensor's
+       `.numpy()` would wait for the device each time.
     3. `fetched` is called with each name in the piece, so that the caller can release the value.
 
     The calling thread waits without the GIL. Raises TensorFlow's errors, such as ResourceExhaustedError if the device

@@ -1,1 +1,1 @@
-"""A store: the directory where publisher and followers meet, from its file names to commit, prune and recovery."""
+"""A store: the directory to which a publisher writes versions, and from which followers read them."""

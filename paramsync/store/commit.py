@@ -1,4 +1,4 @@
-"""Commits versions to a store: each becomes visible as a whole, and is removed when newer ones replace it."""
+"""Commits versions to a store. A version becomes visible as a whole, and is removed when newer versions replace it."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _log = logging.getLogger("paramsync.store")
 class StoreWriter:
     """Makes, locks and writes a store. The publisher uses it.
 
-    One thread owns it; only `next_number` may be called from another. A version is published in these steps. If
-    the publisher is killed in between, the previous version stays the latest, and the rubbish is marked:
+    One thread owns it; only `next_number` may be called from another thread. A version is published in these steps. If
+    the publisher is killed in between, the previous version stays the latest, and marks show which files are rubbish:
 
     1. Mark the new version, and the versions that it will replace, as unlisted.
     2. Write data, index and record, each renamed to its name when complete. A data file that did not change is linked
@@ -75,7 +75,7 @@ class StoreWriter:
         self.unchanged: frozenset[str] = frozenset()
         """The parameters that the last commit did not change."""
         self._reserved = -1
-        self._before: Version | None = None  # the newest version of the store that this store continues
+        self._before: Version | None = None  # the newest version of another store that this store continues
         self._publications = 0  # number of publications since the store was made
         self._repeats = Repeats()  # suppresses repeated failures of removals
         self._closed = False
@@ -120,7 +120,7 @@ class StoreWriter:
             self._reserved = max(self._reserved, version.number)
 
     def latest(self) -> Version | None:
-        """As `Store.latest`; while the store is empty, the newest version of the store that it continues."""
+        """Return the latest version. While the store is empty, return the version given to `go_above`, if any."""
         return self._store.latest() or self._before
 
     def commit(
@@ -132,15 +132,15 @@ class StoreWriter:
         finite: bool = False,
         copied: Callable[[str], object] | None = None,
     ) -> Version:
-        """Publish, then prune. Returns the version as followers see it.
+        """Publish a version, then remove old versions. Returns the version as followers see it.
 
         Completes the record with prefix, committed_at, bytes, bytes_written, checksum, finite and seal, and signs it if
-        there is a key. `Arriving` tensors belong to a version of another store: its record stays as it is, and the
-        tensors must have the checksum in it.
+        there is a key. `Arriving` tensors belong to a version of another store: this version's record stays as it is,
+        and the tensors must have the record's checksum.
 
         Args:
-            unchanged: Parameters that the caller knows to have the values of this writer's last successful commit.
-                All other parameters are compared.
+            unchanged: Names of parameters that have the same values as in this writer's last successful commit. All
+                other parameters are compared.
             finite: Whether to refuse NaN and infinity.
             copied: Called on any thread with the name of each parameter that changed, once this writer no longer refers
                 to its value.
@@ -176,7 +176,7 @@ class StoreWriter:
             self._fresh_graphs.discard(version.graph)
             with self._faults(f"version {version.number} was published, but it may not be on the disk"):
                 self._sync()
-            # Only now: after an error, the next commit must compare with the previous version.
+            # Remember the version only now: after an error, the next commit must compare with the previous version.
             self.unchanged = written.unchanged
             self._checkpoints.remember(written)
         finally:
@@ -190,7 +190,7 @@ class StoreWriter:
         return version
 
     def has(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether this writer's last commit has these tensors, and no others."""
+        """Return whether this writer's last commit has these tensors, and no others."""
         return self._checkpoints.has(tensors)
 
     def close(self, *, finished: bool = True) -> None:
@@ -260,7 +260,7 @@ class StoreWriter:
 
     def _check(self, version: Version, listed: Sequence[str]) -> None:
         above = max(map(store.number_of, listed), default=-1)
-        if version.number <= above:  # a name without files, by a person's mistake or a disk error, does not count
+        if version.number <= above:  # ignore names without files: a person's mistake or a disk error left them
             gone = self._state.find_gone(listed)
             above = max((store.number_of(name) for name in listed if name not in gone), default=-1)
         if not above < version.number < NUMBERS:
@@ -271,7 +271,7 @@ class StoreWriter:
             raise StoreError(self.path, f"expected graph {version.graph} to be added before version {version.number}")
 
     def _record(self, version: Version, name: str, written: Written) -> Version:
-        """The record of a version that was written, signed if there is a key."""
+        """Return the record of a version that was written, signed if there is a key."""
         version = replace(
             version,
             prefix=name,
@@ -288,7 +288,7 @@ class StoreWriter:
         return self._signer.sign(replace(version, digest=written.digest(), graph_file=self._graph_file(version.graph)))
 
     def _graph_file(self, digest: str) -> str:
-        """The digest of a graph's file: of the added file, or else of the file in the store."""
+        """Return the digest of a graph's file: of the file that was added last, or else of the file in the store."""
         if not digest:
             return ""
         if digest in self._graph_files:
@@ -296,7 +296,7 @@ class StoreWriter:
         return graph_digest(files.content(self._store.graph_file(digest), limit=files.MAX_MESSAGE))
 
     def _sweep(self, listed: Sequence[str]) -> None:
-        """Remove every marked version that is not listed: step 4."""
+        """Remove every marked version that is not in `listed` (step 4 of a publication)."""
         names = files.names(self.path)
         data: defaultdict[str, list[str]] = defaultdict(list)
         for file in names:

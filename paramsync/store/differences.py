@@ -26,8 +26,8 @@ EDGES = tuple([2.0**exponent for exponent in range(-40, 9)])
 _BINS = len(EDGES) - 1
 _FIRST = -40  # the exponent of the first edge
 _FRACTION, _BIAS = 52, 1023  # of a float64: the number of bits of the fraction, and the bias of the exponent
-_ELEMENTS = 1 << 14  # compared at once: intermediate results stay in a processor's cache
-_SQUARED = 1e-100, 1e100  # the squares of numbers between these two fit into a float64
+_ELEMENTS = 1 << 14  # how many elements are compared at once: intermediate results stay in a processor's cache
+_SQUARED = 1e-100, 1e100  # the squares of numbers between these two can be represented in float64
 _OPAQUE = {dtypes.STRING, dtypes.VARIANT}
 
 
@@ -124,7 +124,7 @@ def _difference(name: str, before: Bundle, after: Bundle, *, same: bool, look: C
 
 
 def _is_comparable(before: Entry, after: Entry) -> bool:
-    """Whether both have the same shape and parts, and values of one kind."""
+    """Return whether both entries have the same shape and parts, and values of one kind."""
     starts = [[part.start for part in entry.parts] for entry in (before, after)]
     shapes = [[piece.shape for piece in entry.pieces] for entry in (before, after)]
     kinds = [entry.dtype if entry.dtype in _OPAQUE else _has_values(entry) for entry in (before, after)]
@@ -132,7 +132,7 @@ def _is_comparable(before: Entry, after: Entry) -> bool:
 
 
 def _has_values(entry: Entry) -> bool:
-    """Whether the values can be read as an array."""
+    """Return whether the values can be read as an array."""
     return dtypes.to_numpy(entry.dtype) is not None
 
 

@@ -30,8 +30,10 @@ if TYPE_CHECKING:
 
 _UNSIGNED = {"signature", "publications", "traceparent"}
 SIGNED = tuple(field.name for field in fields(Version) if field.name not in _UNSIGNED)
-"""The fields of a record that its signature covers. An older reader that lacks one of these fields computes other bytes
-and refuses the signature."""
+"""The fields of a record that its signature covers.
+
+A reader of an older release that lacks one of these fields computes other bytes, and so refuses the signature.
+"""
 
 _STATEMENT = b"paramsync: the record of a version, 1\n"  # no signature of other data is valid for a record
 _EXPECTED_PRIVATE = "expected an Ed25519 private key in PEM, as paramsync keys new makes it"
@@ -43,7 +45,7 @@ class Signer:
     """Signs versions with a private key. Safe to use from any thread."""
 
     def __init__(self, path: Path) -> None:
-        """Raises SettingsError for a file that is no private key, or that other users may read."""
+        """Raises SettingsError for a file that has no private key, or that other users may read."""
         _need_cryptography(f"signing key {path}")
         self._key = _private_key(path)
         self.id = key_id(self._key.public_key())
@@ -102,18 +104,18 @@ class TrustedKeys(ReadAgain["dict[str, Ed25519PublicKey]"]):
             raise UntrustedError(where, expected=expected, found="others")
 
     def _read(self) -> dict[str, Ed25519PublicKey]:
-        """The keys by their ids."""
+        """Return the keys by their ids."""
         return {key_id(key): key for path in self._paths for key in _public_keys(path)}
 
 
 def of_saved_model(version: Version) -> UntrustedError:
-    """The error for a SavedModel if only signed versions are served."""
+    """Return the error for a SavedModel if only signed versions are served."""
     expected, found = "one that our publisher signed", "a SavedModel, which nobody can sign"
     return UntrustedError(f"version {version.number}", expected=expected, found=found)
 
 
 def graph_digest(content: bytes) -> str:
-    """The digest of a graph's file, as records hold it."""
+    """Return the digest of a graph's file, as it is in a record."""
     return hashlib.sha256(content).hexdigest()
 
 
@@ -143,7 +145,7 @@ def create_keys(prefix: Path) -> tuple[Path, Path, str]:
 
 
 def key_id(key: Ed25519PublicKey) -> str:
-    """The id of a key, which names it in logs and records."""
+    """Return the id of a key, which stands for the key in logs and records."""
     return hashlib.sha256(key.public_bytes_raw()).hexdigest()[:_ID]
 
 
@@ -154,7 +156,7 @@ def _create(path: Path, content: bytes, *, mode: int) -> None:
 
 
 def _statement(version: Version) -> bytes:
-    """The bytes that are signed."""
+    """Return the bytes that a signature covers."""
     values: Mapping[str, Any] = {name: getattr(version, name) for name in SIGNED} | {"metrics": dict(version.metrics)}
     return _STATEMENT + json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
 

@@ -1,4 +1,4 @@
-"""The state file of a store, `checkpoint`: which versions it lists, and which stay when newer versions come."""
+"""The state file of a store, `checkpoint`: which versions it lists, and which stay listed after a new version."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ _BROKEN = Version(number=0, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """Keeps the `keep` newest versions. With `keep_for`, keeps older versions for this many seconds after publication.
-    With `keep_every`, keeps only the first older version of each period of this many seconds. Hourly versions, for a
-    day:
+    """Which versions stay in a store: the `keep` newest versions, and older versions by age.
+
+    With `keep_for`, an older version stays for this many seconds after its publication. With `keep_every`, only the
+    first older version of each period of this many seconds stays. Hourly versions for a day:
 
         Retention(keep=5, keep_for=86400, keep_every=3600)
 
@@ -48,9 +49,9 @@ class Retention:
             raise SettingsError(f"keep_every: expected keep_for with it, found {self.keep_every} alone")
 
     def drop(self, versions: Sequence[tuple[str, float]], *, now: float) -> set[str]:
-        """The names to drop when another version is published now; `versions` are names and times, oldest first.
+        """Return the names to drop when another version is published now. `versions` has names and times, oldest first.
 
-        A version from more than `keep_for` seconds in the future is not kept by age: its time came from a wrong clock.
+        A version whose time is more than `keep_for` seconds in the future does not stay by age: its clock was wrong.
         """
         older = versions[: max(0, len(versions) + 1 - self.keep)]
         stay: dict[int, str] = {}
@@ -63,10 +64,11 @@ class Retention:
 class StateFile:
     """The publisher's view of `checkpoint`, which lists versions, oldest first. The publisher's thread owns it.
 
-    Versions without a record, or with a record of other parameters, count as written by TensorFlow: they stay listed
-    while their files exist. Our versions that another program took off the list are listed again. A damaged
-    `checkpoint` is moved aside, and written again with the names that this publisher listed, or else with all our
-    complete versions.
+    - A version without a record, or with a record of other parameters, counts as written by TensorFlow. It stays listed
+      while its files exist.
+    - If another program removed one of our versions from the list, the version is listed again.
+    - A damaged `checkpoint` is moved aside. The new file lists the versions that this publisher last knew, and all our
+      complete versions.
     """
 
     def __init__(
@@ -77,12 +79,12 @@ class StateFile:
         self._durable = durable
         self._faults = faults
         self._state: store.CheckpointState | None = None  # the last content of `checkpoint`
-        self._names: tuple[str, ...] | None = None  # of listed and of our unlisted versions; None: not read yet
-        self._text: str | None = None  # what this object wrote last: comparing it is faster than parsing a file
+        self._names: tuple[str, ...] | None = None  # the result of `read_names`; None: not read yet
+        self._text: str | None = None  # the text that this object wrote last: comparing texts is faster than parsing
         self._records: dict[str, Version | None] = {}  # by name; None without a record
 
     def read_names(self) -> tuple[str, ...]:
-        """Return the names in `checkpoint`, and the names of our complete versions missing there. Raises StoreError."""
+        """Return the names in `checkpoint`, and of our complete versions that it does not list. Raises StoreError."""
         try:
             text = store.read_text(store.state_file(self._directory))
             if self._names is not None and text is not None and text == self._text:
@@ -102,11 +104,11 @@ class StateFile:
         self._records[version.prefix] = version
 
     def keep(self, names: Collection[str], retention: Retention, *, now: float) -> list[str]:
-        """The names that stay listed when a version is added. `retention` applies to versions of our publisher only."""
+        """Return the names that stay listed when a version is added. `retention` applies only to our versions."""
         ours = {}
         gone = self.find_gone(names)
         for name in (name for name in names if name not in gone):
-            with suppress(UnreadableError):  # whether we wrote the version is unknown now: keep it
+            with suppress(UnreadableError):  # keep the version: it is unknown now whether we wrote it
                 if (record := self._known(name)) is not None:
                     ours[name] = record.committed_at or 0.0
         dropped = {*retention.drop([*ours.items()], now=now), *gone}
@@ -121,22 +123,25 @@ class StateFile:
         return set(names) - begun - set(there)
 
     def find_remains(self) -> list[Version]:
-        """The records of versions whose index is gone, for example because a CheckpointManager took them over."""
+        """Return the records of unlisted versions whose index is gone, for example removed by a CheckpointManager."""
         unlisted = self._unlisted(self.read_names())
         return [version for name, version in unlisted if not index_file(self._directory / name).exists()]
 
     def highest(self) -> int:
-        """The highest number of a listed name or of any version's file; -1 without any."""
+        """Return the highest number of all listed names and all files of versions; -1 if there are none."""
         begun = [file.partition(".")[0] for file in files.names(self._directory) if file.startswith("ckpt-")]
         return max(map(store.number_of, [*begun, *self.read_names()]), default=-1)
 
     def graph(self, name: str) -> str | None:
-        """The graph's digest in a record, "" if the record is broken, None without a record. Raises UnreadableError."""
+        """Return the graph's digest in a version's record; "" if it is broken, None if there is none.
+
+        Raises UnreadableError.
+        """
         record = self._known(name)
         return None if record is None else record.graph
 
     def _known(self, name: str) -> Version | None:
-        """The remembered record of a version; None if it has no record. Raises UnreadableError."""
+        """Return the record of a version, read once; None if it has no record. Raises UnreadableError."""
         if name not in self._records:
             try:
                 self._records[name] = self._record(name)
@@ -173,7 +178,7 @@ class StateFile:
         self._state, self._names, self._text = state, names, text
 
     def _with_unlisted(self, listed: Collection[str]) -> tuple[str, ...]:
-        """The listed versions, and our complete versions that are neither listed nor marked as rubbish."""
+        """Return the listed names, and the names of our complete versions that are neither listed nor marked."""
         whole = []
         for name, version in self._unlisted(listed):
             with suppress(UnreadableError):  # leave the version as it is
@@ -182,7 +187,7 @@ class StateFile:
         return (*sorted(whole, key=store.number_of), *listed)
 
     def _unlisted(self, listed: Collection[str]) -> Iterator[tuple[str, Version]]:
-        """The versions with a record that are neither listed nor marked as rubbish."""
+        """Yield the versions with a record that are neither listed nor marked as rubbish."""
         names = files.names(self._directory)
         known = {*listed, *map(marked_name, names)}
         for file in names:
@@ -197,7 +202,7 @@ class StateFile:
                 yield name, version
 
     def _record(self, name: str) -> Version | None:
-        """The record of a version; None without a record, or if another program overwrote our checkpoint of that name.
+        """Read the record of a version; None if there is none, or if another program overwrote the version's files.
 
         Raises as `store.read_record` does, and UnreadableError if the index cannot be read now.
         """
@@ -213,17 +218,17 @@ class StateFile:
 
 
 def mark_file(directory: Path, name: str) -> Path:
-    """The path of a version's mark. A marked version is rubbish unless `checkpoint` lists it."""
+    """Return the path of a version's mark. A marked version is rubbish unless `checkpoint` lists it."""
     return directory / f"{MARK}{name}"
 
 
 def marked_name(file: str) -> str | None:
-    """The name of the version that a file marks; None for any other file."""
+    """Return the name of the version that a file marks; None if the file is no mark."""
     return file.removeprefix(MARK) if file.startswith(MARK) else None
 
 
 def write_text(path: Path, text: str, *, durable: bool) -> None:
-    """Write a small file in a store, aside, then rename. Raises OSError, StoreError for a text too large to be read."""
+    """Write a small file of a store, by rename. Raises OSError, StoreError for a text that is too large to be read."""
     encoded = text.encode()
     if len(encoded) > store.TEXT_LIMIT:
         raise StoreError(path.parent, f"{path.name}: expected at most {store.TEXT_LIMIT} bytes, found {len(encoded)}")

@@ -43,7 +43,7 @@ from paramsync.version import Version
 
 LOCK = "publisher.lock"
 
-_LOCK_LIMIT = 1024  # bytes
+_LOCK_LIMIT = 1024  # the most bytes of the lock file that are read
 _READERS_SECONDS = 1.0  # how long a publisher waits for readers of the lock
 _STATE = "checkpoint"
 _LOOKS = 10  # how often `latest` tries again if the state file has changed meanwhile
@@ -73,10 +73,10 @@ class Store:
         self.path = path
 
     def latest(self) -> Version | None:
-        """The latest version that `checkpoint` names; None if nothing was published yet, or there is no directory.
+        """Return the latest version in `checkpoint`; None if nothing was published yet, or there is no directory.
 
         Raises StoreError for a path that cannot be read, CorruptCheckpointError if `checkpoint` or the version's record
-        is broken, or the version's files are not there.
+        is broken, or if the version's files are missing.
         """
         state = read_state(self.path)
         for _ in range(_LOOKS):
@@ -92,7 +92,7 @@ class Store:
         raise CorruptCheckpointError(state_file(self.path), expected=expected, found=self._in_place_of(seen.latest))
 
     def versions(self) -> list[Version]:
-        """All versions that `checkpoint` lists and whose files are there, ascending.
+        """Return all versions that `checkpoint` lists and whose files exist, ascending.
 
         Leaves out a version whose record or index is broken or unreadable, so that other versions can be used. Raises
         as `latest` does if `checkpoint` itself cannot be used.
@@ -102,7 +102,7 @@ class Store:
     def listed(
         self, state: CheckpointState | None, known: Mapping[str, Version] = MappingProxyType({})
     ) -> list[Version]:
-        """The versions that this state lists, as `versions` returns them. Reads no files of the `known` versions."""
+        """Return the versions that this state lists, as `versions` does. Reads no files of the `known` versions."""
         versions = {}
         begun = names = set(state.names if state else ())
         with suppress(OSError):  # the directory is gone, or cannot be listed
@@ -119,7 +119,7 @@ class Store:
         return [versions[number] for number in sorted(versions)]
 
     def find(self, number: int) -> Version:
-        """The version of this number. Raises UnknownVersionError, which lists the numbers that are there."""
+        """Return the version with this number. Raises UnknownVersionError, which lists the existing numbers."""
         versions = {version.number: version for version in self.versions()}
         if number not in versions:
             raise UnknownVersionError(str(self.path), number, versions)
@@ -157,13 +157,13 @@ class Store:
         return bundle
 
     def prefix(self, version: Version) -> Path:
-        """The common prefix of the paths of a version's files. Raises StoreError if it lies outside the store."""
+        """Return the common prefix of the paths of a version's files. Raises StoreError for a path out of the store."""
         if not is_name(version.prefix):
             raise StoreError(self.path, f"expected a prefix in this directory, found {files.shown(version.prefix)}")
         return self.path / version.prefix
 
     def graph_file(self, digest: str) -> Path:
-        """The path of the graph of this digest, which may not exist. Raises StoreError for any other text."""
+        """Return the path of the graph with this digest, whether it exists or not. Raises StoreError for other text."""
         if not is_digest(digest):
             raise StoreError(self.path, f"expected the hexadecimal digest of a graph, found {files.shown(digest)}")
         return graph_file(self.path, digest)
@@ -179,7 +179,7 @@ class Store:
         )
 
     def _version(self, name: str) -> Version | None:
-        """The version of this name; None if its files are not there."""
+        """Return the version with this name; None if its files are missing."""
         # Pruning removes the index before the record. So read the record first: if it is missing and the index is still
         # there afterwards, the version never had a record.
         record = read_record(self.path, name)
@@ -210,7 +210,7 @@ def graph_file(directory: Path, digest: str) -> Path:
 
 
 def is_name(text: str) -> bool:
-    """Whether the text can begin a file name, and is no path into another directory."""
+    """Return whether the text can be the beginning of a file name. A path to another directory cannot."""
     return text not in ("", ".", "..") and "/" not in text and text.isprintable() and len(text.encode()) <= _NAME_LIMIT
 
 
@@ -219,7 +219,7 @@ def is_digest(text: str) -> bool:
 
 
 def number_of(name: str) -> int:
-    """The number of the version of this name: N of `...-N`, otherwise 0."""
+    """Return the number in a version's name: N for `...-N`, otherwise 0."""
     match = re.search(r"-([0-9]{1,18})\Z", name)
     return int(match[1]) if match else 0
 
@@ -244,13 +244,13 @@ def read_state(directory: Path, name: str = _STATE) -> CheckpointState | None:
 
 
 def state_text(state: CheckpointState) -> str:
-    """The text from which TensorFlow and `read_state` read this state."""
+    """Return this state as text, which TensorFlow and `read_state` can read."""
     message = bundle_pb2.CheckpointState(model_checkpoint_path=state.latest, all_model_checkpoint_paths=state.names)
     return text_format.MessageToString(message)
 
 
 def read_record(directory: Path, name: str) -> Version | None:
-    """The record of the version of this name, None if it has none. Raises as `read_state` does."""
+    """Return the record of the version with this name; None if it has none. Raises as `read_state` does."""
     path = record_file(directory, name)
     if (text := read_text(path)) is None:
         return None
@@ -290,12 +290,12 @@ def add_checksum(graph: bytes) -> bytes:
 
 
 def has_checksum(graph: bytes) -> bool:
-    """Whether a graph ends with the checksum of all bytes before it."""
+    """Return whether a graph ends with the checksum of all bytes before it."""
     return graph[-_CHECKED:] == add_checksum(graph[:-_CHECKED])[-_CHECKED:]
 
 
 def read_text(path: Path) -> str | None:
-    """The text of a small file in a store, None if there is none. Raises as `read_state` does."""
+    """Return the text of a small file in a store; None if there is no such file. Raises as `read_state` does."""
     try:
         return files.content(path, limit=TEXT_LIMIT).decode()
     except FileNotFoundError:
@@ -364,7 +364,7 @@ def _lock_alone(descriptor: int) -> None:
 
 
 def holds_lock(descriptor: int, store: Path) -> bool:
-    """Whether the store at this path still has this lock: its directory may have been removed and made again.
+    """Return whether this is still the lock of the store at this path. The directory may have been made anew.
 
     Raises OSError if the directory cannot be read now; the caller should then keep the lock.
     """
@@ -377,9 +377,9 @@ def holds_lock(descriptor: int, store: Path) -> bool:
 
 
 def release_lock(descriptor: int, *, finished: bool = False) -> None:
-    """Unlock, even if a forked child shares the descriptor. In the child, only the child's descriptor is closed.
+    """Unlock, even if a forked child shares the descriptor. If a forked child calls this, the lock stays.
 
-    With `finished`, the lock file says that the publisher ended, and did not die.
+    With `finished`, note in the lock file that the publisher ended and did not die.
     """
     holder = _lock_content(descriptor)
     if holder and (holder["pid"], holder["host"]) == (os.getpid(), socket.gethostname()):
@@ -409,13 +409,14 @@ class LastPublisher:
 
 
 def last_publisher(store: Path) -> LastPublisher | None:
-    """Who published last. None if the lock file cannot be read, or was copied from another store.
+    """Return the last publisher. None if the lock file cannot be read, or was copied from another store.
 
-    Shares the lock for a moment, so it must not be called while a request waits.
+    Takes a shared lock for a moment. A publisher that starts then has to wait, so do not call this for each request.
     """
     try:
         with files.regular(store / LOCK) as descriptor:
-            is_free = files.lock_shared(descriptor)  # first: a publisher writes that it ended before it unlocks
+            # Try the lock before reading: a publisher writes that it ended before it unlocks, so the text is final.
+            is_free = files.lock_shared(descriptor)
             holder = _lock_content(descriptor) or {}
             began = _seconds(holder.get("since")) or os.fstat(descriptor).st_mtime
             if not is_free:
@@ -431,14 +432,14 @@ def last_publisher(store: Path) -> LastPublisher | None:
 
 
 def _seconds(value: object) -> float | None:
-    """The value if it is a time."""
+    """Return the value if it is a time, otherwise None."""
     return float(value) if isinstance(value, (int, float)) and abs(value) < _YEAR_10000 else None
 
 
 def lock_owner(store: Path) -> str:
-    """The unique text that the last publisher wrote into the lock; "" if there was no publisher.
+    """Return the unique text that the last publisher wrote into the lock file; "" if there is none.
 
-    Two paths with the same text, perhaps on different machines, lead to one store, or a copy of it.
+    Two paths with the same text, even on different machines, lead to the same store, or to a copy of it.
     """
     try:
         return files.content(store / LOCK, limit=_LOCK_LIMIT).decode(errors="replace").strip()
@@ -447,7 +448,7 @@ def lock_owner(store: Path) -> str:
 
 
 def _lock_content(descriptor: int) -> dict[str, object] | None:
-    """The publisher's text in the lock; None if another program wrote there."""
+    """Return the publisher's text in the lock file; None if another program wrote there."""
     try:
         values = json.loads(os.pread(descriptor, _LOCK_LIMIT, 0))
         return {**values, "pid": values["pid"], "host": values["host"]}

@@ -1,18 +1,19 @@
-"""Reads and writes the encodings of a TensorBundle: the index (place, dtype, shape, checksum of a tensor), strings.
+"""Reads and writes the encodings of a TensorBundle: the index of tensors, and tensors of strings.
 
-Reading trusts nothing: checksums, order, bounds, shapes and sizes are checked before the data is mapped.
+The index has place, dtype, shape and checksum of each tensor. Reading trusts nothing: checksums, order, bounds, shapes
+and sizes are checked before the data is mapped.
 
-A partitioned variable has its own entry, with the shape of the whole and the extents of its parts. Each part has
-another entry, whose key consists of the variable's name and these extents, so that all keys sort:
+A partitioned variable has an entry with the shape of the whole variable and the extents of its parts. Each part has
+another entry. Its key encodes the variable's name and the part's extents, so that keys sort like names and extents:
 
     00 | name, 00 as 00 FF and FF as FF 00 | 00 01 | rank | for each dimension: start, length
 
 The rank is a byte that says how many bytes follow, then these bytes. A start or length has as many bytes as it has
 leading one bits.
 
-A tensor of strings is its lengths as varints, the masked crc32c of the lengths, then the bytes. Both checksums are
-computed over each length as a number of 4 bytes (8 if it needs them), not as it is stored. Variants are stored in much
-the same way, and stay opaque here.
+A tensor of strings is stored as the lengths as varints, the masked crc32c of the lengths, and the bytes. This checksum
+and the tensor's checksum cover each length as a number of 4 bytes (8 if it needs them), not in its stored form.
+Variants are stored in nearly the same way, and are not decoded here.
 """
 
 from __future__ import annotations
@@ -41,15 +42,15 @@ OBJECT_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 """The key of the graph of saved objects that `tf.train.Checkpoint` writes."""
 
 _PRODUCER = 1
-_LIMIT = 64 << 20  # bytes
-_TENSORS = 1 << 18  # a hundred times as many as large models have; each costs all readers memory and microseconds
-_NAMES = sstable.KEYS // 2  # bytes of names that may be written: some names are in the table twice
-_SHARDS = 1 << 12  # most shards: a reader may have to open a file for each
-_ENTRY_LIMIT = 1 << 20  # bytes of an entry, enough for thousands of slices
+_LIMIT = 64 << 20  # the most bytes of an index file
+_TENSORS = 1 << 18  # the most tensors, a hundred times as many as large models have: each costs memory and microseconds
+_NAMES = sstable.KEYS // 2  # the most bytes of all names in a new index: some names are in the table twice
+_SHARDS = 1 << 12  # the most shards: a reader may have to open a file for each
+_ENTRY_LIMIT = 1 << 20  # the most bytes of an entry, enough for thousands of slices
 _RANK_LIMIT = 64  # numpy's limit
 _INT64 = 1 << 63
 _CHECKSUM = 4  # bytes
-_STRINGS = 1 << 24  # most strings: each takes tens of bytes of memory, but one byte of a file, which may be sparse
+_STRINGS = 1 << 24  # the most strings: each takes tens of bytes of memory, but perhaps one byte of a sparse file
 
 Extent = tuple[int, int]
 """The start and the length of a part in one dimension; a length of -1 means the whole dimension."""
@@ -95,22 +96,22 @@ class Index:
 
 
 def index_file(prefix: Path) -> Path:
-    """The index of the checkpoint with this prefix."""
+    """Return the path of the index of the checkpoint with this prefix."""
     return prefix.with_name(f"{prefix.name}.index")
 
 
 def data_file(prefix: Path, shard: int, shards: int) -> Path:
-    """A data shard of the checkpoint with this prefix."""
+    """Return the path of a data shard of the checkpoint with this prefix."""
     return prefix.with_name(f"{prefix.name}.data-{shard:05d}-of-{shards:05d}")
 
 
 def read(path: Path) -> Index:
-    """Read the index in a file. Raises as `content` does, CorruptCheckpointError also for an index with any fault."""
+    """Read the index in a file. Raises as `content` does, and CorruptCheckpointError for any fault of the index."""
     return decode(content(path), path=path)
 
 
 def content(path: Path, *, folder: int | None = None) -> bytes:
-    """The bytes of an index file, for `decode`. `folder` is as in `files.regular`.
+    """Return the bytes of an index file, for `decode`. `folder` is as in `files.regular`.
 
     Raises CorruptCheckpointError if the file cannot be an index, UnreadableError if it cannot be read now.
     """
@@ -119,14 +120,14 @@ def content(path: Path, *, folder: int | None = None) -> bytes:
 
 
 def decode(content: bytes, *, path: Path) -> Index:
-    """The index in these bytes, which were read from `path`. Raises as `read` does."""
+    """Return the index in these bytes, which were read from `path`. Raises as `read` does."""
     return _Reader(path).read(sstable.read(content, path=path))
 
 
 def encode(index: Index) -> bytes:
-    """The bytes of an index file.
+    """Return the bytes of an index file.
 
-    Raises ParameterError for more than `decode` accepts, ValueError for partitioned variables, which are never written.
+    Raises ParameterError for an index that is too large for `decode`, ValueError for partitioned variables.
     """
     version = bundle_pb2.BundleHeader.VersionDef(producer=_PRODUCER)
     header = bundle_pb2.BundleHeader(num_shards=index.shards, version=version)
@@ -147,7 +148,7 @@ def encode(index: Index) -> bytes:
 
 
 def digest(entries: Mapping[str, Entry]) -> str:
-    """Digest of the names, checksums, dtypes and shapes of all tensors, but not of their places."""
+    """Return a digest of the names, checksums, dtypes and shapes of all tensors, but not of their places."""
     lines = [
         f"{name} {piece.crc32c:08x} {piece.dtype} {list(piece.shape)}\n"
         for name, entry in sorted(entries.items(), key=lambda item: item[0].encode())
@@ -157,7 +158,7 @@ def digest(entries: Mapping[str, Entry]) -> str:
 
 
 def _encoded(entry: Entry) -> bytes:
-    """The bytes of a BundleEntry. Building and serializing the message would take several times as long."""
+    """Return the bytes of a BundleEntry. To build and serialize a message would take several times as long."""
     encoded = b"\x08" + varint(entry.dtype) + _shape(entry.shape)
     for tag, value in ((b"\x18", entry.shard), (b"\x20", entry.offset), (b"\x28", entry.size)):
         if value:
@@ -173,8 +174,8 @@ def _shape(shape: tuple[int, ...]) -> bytes:
 
 
 def part_key(name: str, extents: Sequence[Extent]) -> bytes:
-    """The key of a part of a partitioned variable."""
-    escaped = name.encode().replace(b"\0", b"\0\xff")  # FF would be escaped, too, but UTF-8 has none
+    """Return the key of a part of a partitioned variable."""
+    escaped = name.encode().replace(b"\0", b"\0\xff")  # FF need not be escaped, because UTF-8 has no FF
     rank = len(extents)
     counted = bytes([1, rank]) if rank else b"\0"
     return b"\0" + escaped + b"\0\1" + counted + b"".join(_signed(bound) for extent in extents for bound in extent)
@@ -188,7 +189,7 @@ def _signed(value: int) -> bytes:
 
 
 def parts_problem(shape: Sequence[int], parts: Sequence[Sequence[Extent]]) -> str | None:
-    """Return why these parts do not cover a shape, which partitioners cut along a grid; None if they cover it."""
+    """Return why these parts do not cover a shape; None if they do. Partitioners cut a shape along a grid."""
     cuts: list[set[Extent]] = [set() for _ in shape]
     for part in parts:
         if len(part) != len(shape):
@@ -214,7 +215,7 @@ def parts_problem(shape: Sequence[int], parts: Sequence[Sequence[Extent]]) -> st
 def assemble(
     shape: tuple[int, ...], dtype: np.dtype[np.generic], parts: Iterable[tuple[Sequence[int], Array]]
 ) -> Array:
-    """Join parts, each given with its start, to an array of this shape."""
+    """Join parts to an array of this shape. Each part is given with its start."""
     whole = np.empty(shape, dtype)
     for starts, part in parts:
         whole[tuple(slice(start, start + size) for start, size in zip(starts, part.shape, strict=True))] = part
@@ -222,7 +223,7 @@ def assemble(
 
 
 class _Reader:
-    """Reads the entries of one index, and checks all that can be checked without the data."""
+    """Reads the entries of one index, and checks everything that can be checked without the data."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -251,7 +252,7 @@ class _Reader:
         return Index(self._shards, entries)
 
     def _read_header(self, key: bytes | None, value: bytes) -> int:
-        """The number of shards, from the first record of the index."""
+        """Return the number of shards, from the first record of the index."""
         if key != b"":
             raise self._fault("a header", "nothing" if key is None else f"key {files.shown(key)}")
         try:
@@ -276,7 +277,7 @@ class _Reader:
             raise self._fault("an entry", f"a malformed one, {files.shown(key)}") from error
 
     def _checked(self, key: str | bytes, message: bundle_pb2.BundleEntry) -> Entry:
-        """The entry of a tensor or a part."""
+        """Return the checked entry of a tensor or a part."""
         if message.slices:
             raise self._fault(f"{files.shown(key)} to be a tensor in one piece", f"{len(message.slices)} parts")
         place = message.shard_id, message.offset, message.size
@@ -295,7 +296,7 @@ class _Reader:
         return tuple([dim.size for dim in dims])
 
     def _whole(self, name: str, message: bundle_pb2.BundleEntry) -> Entry:
-        """The entry of a partitioned variable, with its parts."""
+        """Return the checked entry of a partitioned variable, with its parts."""
         shape = self._shape(name, message)
         extents = [
             [(extent.start, extent.length if extent.HasField("length") else -1) for extent in part.extent]
@@ -318,7 +319,7 @@ class _Reader:
         return Part(tuple(start for start, _ in extents), entry)
 
     def _check_places(self, entries: Mapping[str, Entry]) -> None:
-        """Refuse tensors that overlap: a small file could expand by them. Several names may share one whole tensor."""
+        """Refuse overlapping tensors, by which a small file could expand. Several names may share one whole tensor."""
         places = {(entry.shard, entry.offset, entry.size) for entry in entries.values() if not entry.parts}
         parts = [part.entry for entry in entries.values() for part in entry.parts]
         end = (0, 0)
@@ -333,7 +334,7 @@ class _Reader:
 
 
 def _problem(entry: Entry, shards: int) -> tuple[str, object] | None:
-    """The expected and the actual value of a bad entry; None for a sound entry."""
+    """Return the expected and the actual value of a bad entry; None for a sound entry."""
     if min(entry.shape, default=0) < 0:
         return "a shape of known sizes", entry.shape
     if not 0 <= entry.shard < shards:
@@ -342,7 +343,7 @@ def _problem(entry: Entry, shards: int) -> tuple[str, object] | None:
         return "an offset and a size of 63 bits", (entry.offset, entry.size)
     dtype = dtypes.to_numpy(entry.dtype)
     if dtype is None and entry.dtype != dtypes.VARIANT:
-        return None  # listed, but reading the values is refused
+        return None  # the index may list the tensor, but its values cannot be read
     item = dtype.itemsize if dtype else 1
     count = math.prod(entry.shape)
     # numpy refuses a shape whose other sizes overflow even when one of them is 0
@@ -357,7 +358,7 @@ def _problem(entry: Entry, shards: int) -> tuple[str, object] | None:
 
 
 def encode_strings(array: Array, name: str) -> tuple[bytes, int]:
-    """The bytes to store, and their checksum, not masked. Raises ParameterError for strings that readers refuse."""
+    """Return the bytes to store, and their unmasked checksum. Raises ParameterError for strings that readers refuse."""
     if array.size > _STRINGS:
         raise ParameterError(files.shown(name), expected=f"at most {_STRINGS} strings", found=array.size)
     values = [_text(value, name) for value in array.reshape(-1).tolist()]
@@ -369,7 +370,7 @@ def encode_strings(array: Array, name: str) -> tuple[bytes, int]:
 
 
 def decode_strings(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str) -> tuple[Array, int]:
-    """The strings, and the checksum of all stored bytes, not masked.
+    """Return the strings, and the unmasked checksum of all stored bytes.
 
     Raises CorruptCheckpointError if the lengths do not fit the bytes that follow.
     """
@@ -391,7 +392,7 @@ def decode_strings(content: memoryview, shape: tuple[int, ...], *, path: Path, n
 
 
 def checksum_of_variants(content: memoryview, shape: tuple[int, ...], *, path: Path, name: str) -> int:
-    """The checksum, not masked, of serialized variants: iterators over data, lists of tensors.
+    """Return the unmasked checksum of serialized variants, such as iterators over data and lists of tensors.
 
     A variant is stored as its length, its bytes, and the masked checksum of everything before it. Raises as
     `decode_strings` does.
@@ -413,7 +414,7 @@ def checksum_of_variants(content: memoryview, shape: tuple[int, ...], *, path: P
 
 
 def _strings_problem(count: int, size: int, *, variants: bool = False) -> tuple[str, object] | None:
-    """The expected and actual number if `size` bytes cannot hold `count` strings or variants; None if they can."""
+    """Return the expected and actual number if `size` bytes cannot be `count` strings or variants, otherwise None."""
     if count > _STRINGS:
         return f"at most {_STRINGS} strings", count
     least = count * (1 + _CHECKSUM) if variants else count + _CHECKSUM

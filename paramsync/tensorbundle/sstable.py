@@ -1,10 +1,10 @@
 """Reads and writes LevelDB-style immutable tables: sorted keys and their values, in checksummed blocks.
 
 A record is `varint shared | varint unshared | varint value length | rest of the key | value`: a key omits the prefix
-that it shares with the previous key. A block consists of records, the offsets of the records that share nothing
-(restarts, every 16th), and their count. Each block is followed by its compression type and the masked crc32c of both.
-A footer leads to the index block, which leads to all other blocks. Also reads blocks that older releases of TensorFlow
-compressed with snappy.
+that it shares with the previous key. Every 16th record is a restart, whose key shares nothing. A block consists of
+records, the offsets of the restarts, and the number of restarts. After each block come its compression type and the
+masked crc32c of block and type. A footer at the end points to the index block, which points to all other blocks. Older
+releases of TensorFlow compressed blocks with snappy; such blocks are read, too.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ _RATIO = 22  # snappy expands at most this much: a copy of 64 bytes takes 3 byte
 
 
 def mask(crc: int) -> int:
-    """The stored form of a checksum. A checksum over bytes that contain their own checksum would be weak."""
+    """Return the stored form of a checksum. A checksum over bytes that contain a plain checksum would be weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def write(records: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """The bytes of a table of these records, whose keys must be in ascending order."""
+    """Return the bytes of a table of these records. Their keys must be in ascending order."""
     table = bytearray()
     handles = []
     block = _BlockWriter(_RESTART)
@@ -61,7 +61,7 @@ def write(records: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def read(content: bytes, *, path: Path) -> Iterator[tuple[bytes, bytes]]:
-    """The records of a table, which was read from `path`, in ascending order of their keys.
+    """Yield the records of a table in ascending order of their keys. `path` is named in errors.
 
     Raises CorruptCheckpointError for bytes that no writer of tables writes.
     """
@@ -81,7 +81,7 @@ def read(content: bytes, *, path: Path) -> Iterator[tuple[bytes, bytes]]:
 
 @lru_cache(maxsize=1 << 12)
 def varint(value: int) -> bytes:
-    """Encodes seven bits a byte, the lowest first; the high bit announces another byte."""
+    """Encode a number with seven bits in each byte, the lowest first. The high bit says that another byte follows."""
     encoded = bytearray()
     while value >= _CONTINUED:
         encoded.append(value & 0x7F | _CONTINUED)
@@ -91,7 +91,10 @@ def varint(value: int) -> bytes:
 
 
 def read_varint(content: bytes | memoryview, position: int) -> tuple[int, int]:
-    """The number at a position, and the position after it. Raises IndexError at the end, ValueError above 64 bits."""
+    """Return the number at a position, and the position after it.
+
+    Raises IndexError if the number is cut off, ValueError if it has more than 64 bits.
+    """
     value = 0
     for shift in range(0, 70, 7):
         byte = content[position]
@@ -105,7 +108,7 @@ def read_varint(content: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def read_varints(content: bytes | memoryview, position: int, count: int) -> tuple[list[int], int]:
-    """`count` numbers from a position on, and the position after them. Raises as `read_varint` does."""
+    """Return `count` numbers from a position on, and the position after them. Raises as `read_varint` does."""
     numbers = []
     for _ in range(count):
         number, position = read_varint(content, position)
@@ -155,19 +158,19 @@ def _shared(first: bytes, second: bytes) -> int:
 
 
 class _Reader:
-    """Reads the blocks of a table and the records of a block, and trusts neither."""
+    """Reads and checks the blocks of an untrusted table, and the records in the blocks."""
 
     def __init__(self, content: bytes, path: Path) -> None:
         self._content = content
         self._path = path
-        self._size = len(content)  # bytes of all decompressed blocks, or more
+        self._size = len(content)  # an upper limit for the bytes of all blocks, decompressed
         self._keys = 0  # bytes of all keys so far
 
     def fault(self, expected: object, found: object) -> CorruptCheckpointError:
         return CorruptCheckpointError(self._path, expected=expected, found=found)
 
     def handles(self) -> Iterator[tuple[int, int]]:
-        """Offset and size of each block of records."""
+        """Yield the offset and size of each block of records."""
         if len(self._content) < _FOOTER:
             raise self.fault(f"a table of at least {_FOOTER} bytes", f"{len(self._content)} bytes")
         footer = self._content[-_FOOTER:]
@@ -180,7 +183,7 @@ class _Reader:
             yield offset, size
 
     def block(self, offset: int, size: int) -> bytes:
-        """The content of a block, verified by its checksum and decompressed."""
+        """Return the content of a block. Verifies its checksum and decompresses it."""
         end = offset + size
         if end + _TRAILER.size > len(self._content) - _FOOTER:
             raise self.fault(f"a block within {len(self._content)} bytes", f"one of {size} bytes at {offset}")
@@ -195,7 +198,7 @@ class _Reader:
         return self._content[offset:end]
 
     def _decompressed(self, offset: int, end: int) -> bytes:
-        """The content of a compressed block, which must have the size that is stored at the block's beginning."""
+        """Return the content of a compressed block. Its size must be the size stored at the block's beginning."""
         compressed = memoryview(self._content)[offset:end]
         try:
             size, _ = read_varint(compressed, 0)
