@@ -9,9 +9,9 @@ from paramsync.program.process import Stop
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit code."""
+    """Run the program, and return its exit code."""
     stop = Stop()
-    stop.listen()  # before imports that take time
+    stop.listen()  # before the imports, because they take long and a signal may come meanwhile
     from paramsync.errors import ParamsyncError
 
     from . import settings
@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     settings.set_environment()
     try:
         asked = settings.parse(sys.argv[1:] if arguments is None else arguments)
-        from . import program  # only now: importing it takes several times as long as --help
+        from . import program  # imported late, because it would make --help several times slower
 
         program.run(asked, stop=stop)
     except ParamsyncError as error:

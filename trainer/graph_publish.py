@@ -59,7 +59,7 @@ def _capture(target: str) -> Capture:
     from paramsync.graphs.capturing import Capture, capture
 
     with contextlib.suppress(RuntimeError):
-        tf.config.set_visible_devices([], "GPU")  # a trainer may need all GPU memory
+        tf.config.set_visible_devices([], "GPU")  # a trainer on this machine may need all GPU memory
     source: Any = job_source.load(target)
     models = (keras.layers.Layer, tf.Module, Capture, tf.types.experimental.PolymorphicFunction)
     if callable(source) and not isinstance(source, models):

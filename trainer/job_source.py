@@ -1,4 +1,4 @@
-"""Finds and calls functions of users, such as the job of `--job`. Turns their errors into one line with the place."""
+"""Finds and calls functions of users, such as the job of `--job`. Describes each error, with its place, in one line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paramsync.publishing.job import Job, JobFunction, JobSettings
 DEFAULT = f"{__package__}.jobs.digits:job"
 Result = TypeVar("Result")
 
-_LONG = 300  # characters; the text of a user's error is cut to this length
+_LONG = 300  # most characters of a user's error; the rest is cut
 
 
 class UserCodeError(GraphError):
@@ -55,8 +55,8 @@ def load(source: str) -> Any:
 
 
 def call(problem: str, function: Callable[..., Result], *arguments: Any) -> Result:
-    """Call the function. If it fails, raises UserCodeError with a text that begins with `problem`; a ParamsyncError
-    passes unchanged."""
+    """Call the function. An error becomes a UserCodeError whose text begins with `problem`. ParamsyncErrors pass
+    unchanged."""
     try:
         return function(*arguments)
     except ParamsyncError:
@@ -69,7 +69,7 @@ def _one_line(error: BaseException) -> str:
     """Return the error's type and text, and the deepest line of the user's own code, in one line."""
     text = " ".join(str(error).split())
     said = f"{type(error).__name__}: {text[:_LONG]}" if text else type(error).__name__
-    if isinstance(error, SyntaxError):  # its text has the place
+    if isinstance(error, SyntaxError):  # the text of a SyntaxError has the place
         return said
     foreign = ("<frozen", __file__, str(Path(importlib.__file__).parent))
     own = [

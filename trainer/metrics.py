@@ -25,14 +25,14 @@ from paramsync.rpc.tls import ServerTls
 if TYPE_CHECKING:
     from paramsync.publishing.control_port import Training
 
-_CALLERS = 8  # the most connections at once, so that slow callers do not use up threads and descriptors
+_CALLERS = 8  # most connections at a time, so that slow callers do not use up threads and descriptors
 
 
 class TrainerMetrics(MetricsPage):
     """Computes the metrics of training and publishing at every scrape, on any thread."""
 
     def __init__(self, training: Callable[[], Training | None], *, clock: Callable[[], float] = time.time) -> None:
-        """`training` returns the training that has begun, or None before."""
+        """`training` returns the current training, or None if training has not begun."""
         self._training = training
         self._clock = clock
         super().__init__()
@@ -148,7 +148,7 @@ class _Server(ThreadingWSGIServer):
                 oldest = next(iter(self._callers))
                 del self._callers[oldest]
                 with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread then reads an end of file, and closes it
+                    oldest.shutdown(socket.SHUT_RDWR)  # its thread then reads an end of file, and closes the socket
             self._callers[request] = None
         super().process_request(request, client_address)
 
@@ -175,7 +175,7 @@ class _Handler(WSGIRequestHandler):
 
 
 def _guarded(application: Callable[..., Iterable[bytes]], access: Access) -> Callable[..., Iterable[bytes]]:
-    """Wrap the application: it answers 401 or 403 to a caller that may not read, or that names another host."""
+    """Wrap the application, so that a caller that may not read, or that names another host, gets 401 or 403."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         certificate = name_in(environ.get("paramsync.certificate"))

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .scalars import Scalars
     from .state import TrainingState
 
-STATES = 2  # how many saved states are kept: the newest may be unreadable
+STATES = 2  # how many saved states are kept; two, because the newest may be unreadable
 _DRAW_SECONDS = 1.0  # seconds between two points for TensorBoard
 
 _log = logging.getLogger("paramsync.trainer")
@@ -82,7 +82,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
         scalars = enter(closing(Scalars(settings.tensorboard)))
         publisher = enter(
             Publisher(
-                store,  # last, because this ends another publisher of the same bucket
+                store,  # used last, because a Publisher ends any other publisher of the same bucket
                 job.model,
                 durable=settings.durable,
                 signing_key=settings.signing_key,
@@ -111,7 +111,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
 
 
 def _open_store(settings: Settings, stack: ExitStack) -> StoreWriter | Outgoing:
-    """Open the store, or the way into a bucket, which is not taken over yet. The stack closes it."""
+    """Open the store, or the connection to a bucket, which is not taken over yet. The stack closes the result."""
     if isinstance(settings.store, str):
         from paramsync.remote.outgoing import Outgoing  # here, because most trainers have no bucket
 

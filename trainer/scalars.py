@@ -17,12 +17,12 @@ _log = logging.getLogger("paramsync.trainer")
 class Scalars:
     """Writes loss, steps_per_second, published_version and stall_ms by step. Each start of a trainer begins a new file.
 
-    Belongs to the thread that trains. If a write fails, the error is logged, nothing more is written, and training goes
-    on.
+    Only the thread that trains may use it. If a write fails, the error is logged, nothing more is written, and training
+    goes on.
     """
 
     def __init__(self, directory: Path | None) -> None:
-        """The file is created for the first point. Without a directory, nothing is written."""
+        """The first write creates the file. If `directory` is None, nothing is written."""
         self._directory = directory
         self._writer: tf.summary.SummaryWriter | None = None
         self._kind = summary_pb2.SummaryMetadata(

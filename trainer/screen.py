@@ -16,7 +16,7 @@ _log = logging.getLogger("paramsync.trainer")
 
 
 class TrainingScreen:
-    """Belongs to the thread that trains, which calls `show` every `every` seconds."""
+    """Only the thread that trains may use it. The thread calls `show` every `every` seconds."""
 
     def __init__(self, log_format: str = "text") -> None:
         self._log_format = log_format

@@ -43,9 +43,9 @@ class TrainingState:
     """Saves and restores a job's model, step and `state`, in a directory that has nothing else.
 
     The files have the format of `tf.train.Checkpoint(model=job.model, step=job.step, **job.state)`, which can restore
-    them. Variables that were added after the job was made are saved too. `restore`, `save` and `finish` belong to the
-    thread that trains. `save` pins the values, in microseconds a variable, and a thread of this class writes them. A
-    failed save is logged and kept in `error`, and training goes on.
+    them. Variables that were added after the job was made are saved, too. Only the thread that trains may call
+    `restore`, `save` and `finish`. `save` pins the values, which takes microseconds for each variable, and a thread of
+    this class writes them. After a failed save, the error is logged and kept in `error`, and training goes on.
     """
 
     def __init__(self, store: StoreWriter, directory: Path, job: Job, *, allow_nan: bool = False) -> None:
@@ -57,7 +57,9 @@ class TrainingState:
         """
         self.saved: int | None = None  # the step of the last save or restore
         self.error: str | None = None  # why the last save failed; None if it succeeded
-        self._repeats = Repeats()  # of failed saves
+        self._repeats = (
+            Repeats()
+        )  # decides which failed saves are logged, because equal errors may come again and again
         self._directory = directory
         self._store = store
         self._job = job
@@ -87,9 +89,9 @@ class TrainingState:
         return False
 
     def save(self, step: int) -> bool:
-        """Begin to save the current values of all variables, as those of this step. Returns True.
+        """Begin to save the current values of all variables as the state at `step`.
 
-        Does nothing, and returns False, while the previous save is being written.
+        Returns True. While the previous save is being written, does nothing and returns False.
         """
         if self._writing is not None and not self._writing.done():
             return False
@@ -108,7 +110,7 @@ class TrainingState:
         return True
 
     def finish(self, step: int | None = None) -> None:
-        """Wait for the save in progress. If a step is given, save it too, and wait for that save."""
+        """Wait for the save in progress. If a step is given, then save this step and wait for that save, too."""
         if self._writing is not None:
             self._writing.result()
         if step is not None:
@@ -137,7 +139,8 @@ class TrainingState:
             _log.error("training state was not saved, training goes on: %s", told)
 
     def _follow_structure(self) -> None:
-        """Note which variables were added or removed. Raises SettingsError for a state that cannot be saved.
+        """Update the list of variables if some were added or removed. Raises SettingsError for a state that cannot be
+        saved.
 
         The comparison with the previous variables takes about ten microseconds for each variable.
         """
@@ -199,7 +202,7 @@ def _only_variables(name: str, found: object) -> str:
 def _problem(prefix: Path) -> ParamsyncError | None:
     """Return what is wrong with a saved state, or None. Reads every tensor, so that no restore fails halfway.
 
-    Raises UnreadableError if the state cannot be read now: with an older state, steps would be trained again.
+    Raises UnreadableError if the state cannot be read now, because an older state would repeat steps.
     """
     try:
         faults = Bundle.open(prefix, mapped=False).faults(lambda _: None)

@@ -20,13 +20,13 @@ _HOSTS_OPTION = "--allow-host"
 
 
 def access_of(settings: Settings, host: str) -> Access:
-    """The access of a port that listens on this host."""
+    """Return the access rules of a port that listens on this host."""
     certificates = settings.tls is not None and settings.tls.client_ca is not None
     return Access(host=host, tokens=settings.tokens, certificates=certificates, reads=settings.auth_reads)
 
 
 def caller_of(request: web.BaseRequest) -> Caller:
-    """The caller of an HTTP request."""
+    """Identify the caller of an HTTP request by address, token and certificate."""
     peer = None if request.transport is None else request.transport.get_extra_info("peername")
     peer_address = address(*peer[:2]) if isinstance(peer, tuple) else "unknown"
     shown = None if request.transport is None else request.transport.get_extra_info("peercert")
@@ -61,7 +61,7 @@ class ReloadRoots:
         self._anywhere = not roots and is_loopback(host)
 
     def check(self, where: str, path: Path) -> None:
-        """Raise NotAllowedError for a store that is not below a root. Follows links, so it looks at files."""
+        """Raise NotAllowedError for a store that is not below a root. Reads the file system to follow links."""
         if self._anywhere or any(_is_below(path, root) for root in self._roots):
             return
         roots = " or ".join(map(str, self._roots)) or f"a folder that {_OPTION} DIR names to the inferencer"
@@ -71,5 +71,5 @@ class ReloadRoots:
 def _is_below(path: Path, root: Path) -> bool:
     try:
         return path.resolve(strict=True).is_relative_to(root.resolve())
-    except (OSError, RuntimeError, ValueError):  # it does not exist, links form a circle, the name is too long
+    except (OSError, RuntimeError, ValueError):  # the path does not exist, links form a circle, or the name is too long
         return False

@@ -1,4 +1,4 @@
-"""Runs calls that a file system may never answer on threads that delay neither the caller nor the process's end."""
+"""Runs calls that may hang, such as reads of a file system, without delaying the caller or the end of the process."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _T = TypeVar("_T")
 
 
 async def aside(call: Callable[[], _T], what: str) -> _T:
-    """Run a call on a thread of its own. After ten seconds the thread is abandoned: raises SyncError.
+    """Run a call on a thread of its own. After ten seconds, abandon the thread and raise SyncError.
 
-    Threads of asyncio's own pool will not do: at the end of the process, the interpreter would wait for them.
+    asyncio's own thread pool is not used, because the interpreter waits for its threads at the end of the process.
     """
     answer: Future[_T] = Future()
     threading.Thread(target=_run, args=(call, answer), name=what, daemon=True).start()

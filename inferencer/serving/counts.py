@@ -30,7 +30,7 @@ class Histogram:
         self.buckets = [0] * (len(bounds) + 1)
         self.sum = 0.0
         self.last = 0.0
-        """The time of the last observation, if the caller of `add` sets it."""
+        """The time of the last observation. `add` leaves it to its caller to set this."""
 
     @property
     def count(self) -> int:
@@ -84,13 +84,16 @@ class Scrubbed:
 
 
 class Followed:
-    """The durations of a follower's restores and swaps. Made before the follower starts, whose thread adds to them."""
+    """The durations of a follower's restores and swaps. Create it before the follower starts.
+
+    The follower's thread adds to the histograms.
+    """
 
     def __init__(self, follower: Follower[Any]) -> None:
         self.follower = follower
         self.restores = Histogram(RESTORE_SECONDS)
         self.swaps = Histogram(SWAP_SECONDS)
-        self._restored: tuple[int, float] | None = None  # the version, and its seconds
+        self._restored: tuple[int, float] | None = None  # the version, and the seconds of its restore
         self._subscription = follower.subscribe(self._hear)
 
     def _hear(self) -> None:
@@ -99,7 +102,7 @@ class Followed:
             if event.kind is EventKind.RESTORED:
                 self.restores.add(seconds)
                 self._restored = number, seconds
-            elif event.kind is EventKind.SWAPPED:  # its seconds may include the restore
+            elif event.kind is EventKind.SWAPPED:  # the event's seconds may include the restore
                 part = self._restored is not None and self._restored[0] == number and self._restored[1] <= seconds
                 self.swaps.add(seconds - self._restored[1] if part and self._restored is not None else seconds)
                 self._restored = None

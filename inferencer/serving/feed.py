@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Feed:
-    """All events of some kinds, of some followers, from now on. For a `with` block on an event loop."""
+    """Receives all events of these kinds from these followers. Use it in a `with` block on an event loop."""
 
     def __init__(self, followers: Iterable[Follower], kinds: Collection[EventKind] = EVERY_KIND) -> None:
         self._kinds = kinds
@@ -36,7 +36,7 @@ class Feed:
                 self._subscriptions[follower] = follower.subscribe(self._wake, self._kinds)
 
     async def changed(self) -> None:
-        """Wait for an event since the last call."""
+        """Wait until an event has come since the last call."""
         await self._ready.wait()
         self._ready.clear()
 

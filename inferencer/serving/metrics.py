@@ -1,4 +1,4 @@
-"""Metrics: counts of requests and calls, at the cost of a few additions each."""
+"""Metrics: counts requests and calls. Each count costs a few additions."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 OK = "OK"
 OLDER = "older"
-"""The label under which a model's versions without labels of their own are counted together."""
+"""The version label that all of a model's versions beyond APART share."""
 
 APART = 8
-"""How many versions of a model, the last that answered, have labels of their own."""
+"""How many versions of each model have labels of their own: the versions that answered most recently."""
 
 # A process is broken after so many unforeseen failures in a row, for at least so many seconds.
 _FAILURES, _FAILING_SECONDS = 20, 10.0
 
 _Called = tuple[str, str, str]  # model, signature, version
-_Answered = tuple[str, str, str, str, str]  # the same, protocol, code
+_Answered = tuple[str, str, str, str, str]  # model, signature, version, protocol, code
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Metrics:
     """
 
     def __init__(self, models: Models | None = None, *, clock: Callable[[], float] = time.time) -> None:
-        """Without models, every name is unknown."""
+        """If `models` is None, every name is unknown."""
         self.models = models
         self.waiting: Callable[[], int] = lambda: 0
         """How many requests wait for a call now. The batcher sets it."""
@@ -114,7 +114,9 @@ class Metrics:
     def _known(self, model: str, signature: str, version: str) -> _Called:
         """Return the labels, with "" for names that exist only in the request. Makes room for a new version."""
         try:
-            served: Any = None if self.models is None else self.models.find(model)  # of a worker: only workers count
+            served: Any = (
+                None if self.models is None else self.models.find(model)
+            )  # a worker's model, because only workers count requests
         except UnknownModelError:
             served = None
         if served is None:
@@ -130,7 +132,7 @@ class Metrics:
         return model, signature if signature in resident.graph.signatures else "", version
 
     def _apart(self, model: str) -> dict[str, float]:
-        """The versions of a model with labels of their own, and when each answered last."""
+        """Return the versions of a model that have labels of their own, each with the time of its last answer."""
         last: dict[str, float] = {}
         series: Iterable[tuple[tuple[str, ...], Histogram | Calls]] = [*self.requests.items(), *self.calls.items()]
         for key, counts in series:
@@ -147,8 +149,8 @@ class Metrics:
 
     @property
     def failing(self) -> str:
-        """Why this process must be replaced, or "" if it need not be: for a while, all its requests have failed with
-        unforeseen errors."""
+        """Why this process must be replaced: all its requests have failed with unforeseen errors for a while. Otherwise
+        empty."""
         seconds = self._clock() - self._failing_since
         if self._failures < _FAILURES or seconds < _FAILING_SECONDS:
             return ""
@@ -166,7 +168,7 @@ class Metrics:
             self.calls[called].take_in(counts)
 
     def fold(self) -> None:
-        """Sum up the versions beyond APART."""
+        """Count each model's oldest versions beyond APART under OLDER."""
         for model in {key[0] for key in [*self.requests, *self.calls]}:
             while len(apart := self._apart(model)) > APART:
                 self._fold(model, min(apart, key=apart.__getitem__))
@@ -174,7 +176,7 @@ class Metrics:
     # Reading -----------------------------------------------------------------------------------------------
 
     def statistics(self, model: str) -> Mapping[str, Statistics]:
-        """The statistics of each version with labels of its own, by number."""
+        """Return the statistics of each version that has labels of its own, by number."""
         statistics = {version: Statistics(last=last) for version, last in self._apart(model).items()}
         for (owner, _, version, _, code), histogram in list(self.requests.items()):
             if owner != model or version not in statistics:
@@ -194,7 +196,7 @@ class Metrics:
         return statistics
 
     def loads(self) -> Mapping[str, Load]:
-        """Counts of all requests, by model."""
+        """Sum up all requests of each model."""
         loads: defaultdict[str, Load] = defaultdict(Load)
         for (model, _, _, _, code), histogram in list(self.requests.items()):
             if code == OK:
@@ -204,5 +206,5 @@ class Metrics:
         return loads
 
     def followed(self) -> list[Followed]:
-        """The durations of restores and swaps, of all followers."""
+        """Return the durations of restores and swaps of all followers."""
         return [model.followed for model in self.models or () if isinstance(model, ServedModel)]

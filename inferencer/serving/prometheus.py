@@ -27,12 +27,12 @@ from .worker_status import WorkerState, WorkerStatus
 
 __all__ = ["CONTENT_TYPE", "Exposition"]
 
-_ENTRIES = {"rest": "REST"}  # TensorFlow Serving's names of protocols; the others are GRPC
+_ENTRIES = {"rest": "REST"}  # TensorFlow Serving's names of protocols; all other protocols are "GRPC"
 _VERSION = ("model", "signature", "version")
 
 
 def _age(since: float) -> float:
-    """The seconds since a time since the epoch."""
+    """Return the seconds that have passed since `since`, a time in seconds since the epoch."""
     return max(0.0, time.time() - since)
 
 
@@ -68,11 +68,11 @@ _OF_STATUS: tuple[tuple[str, str, Callable[[Status], Any]], ...] = (
     ("paramsync_pinned", "1 where the model is pinned to a version, else 0.", lambda now: now.pinned is not None),
 )
 # fmt: on
-"""Gauges of a model: name, description, value; None is left out."""
+"""Gauges of a model: name, description, value. A gauge whose value is None is left out."""
 
 
 class Exposition(MetricsPage):
-    """Collects the metrics anew for each page: `text` takes a few milliseconds, on any thread."""
+    """Collects the metrics anew for each page. `text` takes a few milliseconds; any thread may call it."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Exposition(MetricsPage):
         scrubbed: Scrubbed | None = None,
         as_tf_serving: bool = False,
     ) -> None:
-        """`trouble` is what is wrong with the workers."""
+        """`trouble` says what is wrong with the workers, if anything."""
         self._metrics = metrics
         self._workers = workers
         self._trouble = trouble
@@ -119,7 +119,7 @@ class Exposition(MetricsPage):
         yield from (answered, seconds)
 
     def _of_requests_as_tf_serving(self) -> Iterator[Metric]:
-        """With TensorFlow Serving's names, labels and units: neither versions nor signatures."""
+        """Use TensorFlow Serving's names, labels and units. Its labels have neither versions nor signatures."""
         counts: Counter[tuple[str, str]] = Counter()
         latencies: dict[tuple[str, str], Histogram] = {}
         for (model, _, _, protocol, code), one in list(self._metrics.requests.items()):
@@ -253,7 +253,9 @@ class Exposition(MetricsPage):
             "Times that the worker ended by itself, and another was started.",
             labels=labels,
         )
-        for number in dict.fromkeys(worker.number for worker in self._workers):  # two processes while one is replaced
+        for number in dict.fromkeys(
+            worker.number for worker in self._workers
+        ):  # a number has two processes while one replaces the other
             these = [worker for worker in self._workers if worker.number == number]
             taken = [memory_of(worker.pid) for worker in these if worker.pid is not None]
             label = [str(number)]

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from paramsync.inference.resident import Resident
 
 Supervisor: TypeAlias = "Callable[..., Awaitable[Any]]"
-"""Asks the supervisor a question by its name and arguments."""
+"""A function that asks the supervisor a question, given the question's name and arguments."""
 
-_AT_A_TIME = 4  # questions
+_AT_A_TIME = 4  # most questions at a time
 
 
 class Model(Protocol):
-    """A model, for any thread. It stays valid when the server's models change."""
+    """A model. Any thread may use it, even after the server's models have changed."""
 
     @property
     def name(self) -> str: ...
@@ -34,7 +34,7 @@ class Model(Protocol):
 
 
 class Models(Protocol):
-    """The models of a server now. At a change, `changed` is set and another event takes its place."""
+    """The current models of a server. When the models change, `changed` is set and then replaced by a new event."""
 
     changed: asyncio.Event
 
@@ -44,20 +44,20 @@ class Models(Protocol):
         """Raises UnknownModelError."""
 
     def some(self, model: str) -> Sequence[Model]:
-        """The model of this name, or all models for an empty name. Raises UnknownModelError."""
+        """Return the model of this name, or all models for an empty name. Raises UnknownModelError."""
 
     def followers(self, model: str = "") -> Sequence[Any]:
-        """The followers of one model, or of all models, each follower once. Raises UnknownModelError."""
+        """Return the followers of one model, or of all models, each follower once. Raises UnknownModelError."""
 
     def missing(self) -> Mapping[str, str]:
-        """The models configured at the start that do not serve, each with the reason if known."""
+        """Return the models that were configured at the start and do not serve yet, each with the reason if known."""
 
 
 class Served(Model, Protocol):
     """A model of a process that answers predictions."""
 
     def take(self, version: int | None = None, label: str = "") -> Resident:
-        """The version with this number or label; without both, the version that serves.
+        """Return the version with this number or label, or the serving version if both are missing.
 
         Raises NotServingError, UnknownVersionError, UnknownLabelError.
         """
@@ -72,14 +72,14 @@ class ServedModels(Models, Protocol):
         """Raises UnknownModelError."""
 
     def some(self, model: str) -> Sequence[Served]:
-        """The model of this name, or all models for an empty name. Raises UnknownModelError."""
+        """Return the model of this name, or all models for an empty name. Raises UnknownModelError."""
 
     def batched(self, model: str) -> bool:
         """Whether waiting requests of this model may share a call."""
 
 
 def few_at_a_time(supervisor: Supervisor) -> Supervisor:
-    """Limit the questions that the supervisor has at a time, so that a flood of requests does not delay operators.
+    """Limit the questions that the supervisor gets at a time, so that a flood of requests does not delay operators.
 
     A question counts until its answer comes, even if the caller has left.
     """
@@ -106,7 +106,7 @@ class ServedModel:
 
 
 def follower_of(models: Models, model: str) -> Any:
-    """The follower of a model with a store. For an empty name, the follower of the server's only model.
+    """Return the follower of a model that has a store. An empty name means the server's only model.
 
     Raises UnknownModelError, and RequestError for a joined model.
     """

@@ -1,4 +1,4 @@
-"""Trace spans of requests, and of versions from their commit to serving. Imported only if traces are on."""
+"""Makes trace spans for requests, and for versions from their commit to serving. Imported only if traces are on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paramsync.following.follower import Follower
 
 _W3C = TraceContextTextMapPropagator()
-_LONG = 200  # characters of a name or reason
+_LONG = 200  # most characters of a name or reason
 _AT_FAULT = frozenset(  # errors of a server, by OpenTelemetry's conventions
     ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
 )
@@ -67,12 +67,12 @@ class RequestSpans:
 
 
 class VersionSpans:
-    """Makes spans for a follower's versions, each in the trace of its publication. On the follower's thread."""
+    """Makes spans for a follower's versions, each in the trace of its publication. Runs on the follower's thread."""
 
     def __init__(self, follower: Follower[Any]) -> None:
         self._tracer = trace.get_tracer("paramsync")
         self._since = time.time()
-        self._found: tuple[int, float] | None = None  # the version, and the time
+        self._found: tuple[int, float] | None = None  # the version, and the time of the event
         self._restored: tuple[int, float, float] | None = None  # the version, and the restore's start and end
         self._subscription = follower.subscribe(self._hear)
 

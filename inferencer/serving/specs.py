@@ -13,7 +13,7 @@ from paramsync.inference.resident import Resident
 from .served import ServedModels
 
 _MOST_NAMES = 4096
-_NO_SERVABLE = "Servable not found"  # clients of TensorFlow Serving find by these words that a server is up
+_NO_SERVABLE = "Servable not found"  # some clients wait for an error with these words to see that the server is up
 
 
 def check_count(what: str, names: Sized) -> None:
@@ -23,16 +23,16 @@ def check_count(what: str, names: Sized) -> None:
 
 
 def model_name(spec: model_pb2.ModelSpec) -> str:
-    """The name of the model. Raises InputError if the name is missing."""
+    """Return the name of the model. Raises InputError if the name is missing."""
     if not spec.name:
         raise InputError("model_spec", expected="the name of a model", found="none")
     return str(spec.name)
 
 
 def take_resident(models: ServedModels, spec: model_pb2.ModelSpec) -> Resident:
-    """The version that a request names by number or label; without both, the version that serves.
+    """Return the version that a request names by number or label, or the serving version if it names neither.
 
-    Number 0 means the version that serves, unless there is a version 0: some clients send 0 for any version.
+    Number 0 means the serving version, unless there is a version 0, because some clients send 0 for any version.
 
     Raises InputError, UnknownModelError, UnknownVersionError, UnknownLabelError, NotServingError.
     """
@@ -52,7 +52,7 @@ def take_resident(models: ServedModels, spec: model_pb2.ModelSpec) -> Resident:
 
 
 def latest(models: ServedModels, spec: model_pb2.ModelSpec) -> Callable[[], Resident] | None:
-    """Question.latest: for a request that names no version, a function that returns the version that serves."""
+    """Return the function for `Question.latest`, or None if the request names a version."""
     if spec.HasField("version") or spec.version_label:
         return None
     name_alone = model_pb2.ModelSpec(name=spec.name)  # the spec itself would keep the whole request in memory
@@ -60,7 +60,7 @@ def latest(models: ServedModels, spec: model_pb2.ModelSpec) -> Callable[[], Resi
 
 
 def spec_of_answer(model: str, version: int, signature: str) -> model_pb2.ModelSpec:
-    """The ModelSpec of an answer."""
+    """Make the ModelSpec of an answer."""
     spec = model_pb2.ModelSpec(name=model, signature_name=signature)
-    spec.version.value = version  # set also for 0
+    spec.version.value = version  # the field is present even for 0
     return spec

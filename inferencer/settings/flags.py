@@ -25,7 +25,7 @@ _MEGABYTES = whole(1, 2047)  # gRPC counts bytes in 32 bits
 
 
 def _megabytes(text: str) -> int:
-    """Megabytes, as bytes."""
+    """Read a number of megabytes, and return the number of bytes."""
     return _MEGABYTES(text) << 20
 
 

@@ -1,4 +1,4 @@
-"""Reads the TOML file of models and server options. The error for a mistake names its place."""
+"""Reads the TOML file of models and server options. Errors name the place of the mistake."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ else:
     import tomli as tomllib
 
 _LIMIT = 1 << 20  # bytes; a larger file cannot be a file of models
-_SHOWN = 60  # characters of a wrong value
+_SHOWN = 60  # most characters of a wrong value in an error
 
 Read: TypeAlias = Callable[[Any], Any]
 """Reads a TOML value. Raises ArgumentTypeError, which says what was expected and found."""
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Read the file: the fields of Settings, and by model the fields of its settings. Raises SettingsError.
+    """Read the file. Returns the fields of Settings, and for each model the fields of its settings.
 
-    Paths in the file are relative to its folder.
+    Paths in the file are relative to the file's folder. Raises SettingsError.
     """
     content = _content(path)
     where = f"--config {path}:"
@@ -93,7 +93,7 @@ def _values(table: Any, known: Mapping[str, tuple[str, Read]], where: str) -> di
     return values
 
 
-# By key: the field of our settings, and the reader of the value ---------------------------------------------------
+# Tables from a key in the file to the field of our settings and the reader of the value ----------------------------
 
 
 def _known(options: Iterable[flags.Option], base: Path) -> dict[str, tuple[str, Read]]:
@@ -101,7 +101,7 @@ def _known(options: Iterable[flags.Option], base: Path) -> dict[str, tuple[str, 
 
 
 def _reader(option: flags.Option, base: Path) -> Read:
-    """Reads the value of an option; paths start from `base`."""
+    """Return the reader of an option's value. Relative paths start from `base`."""
     read = option.read_in_file or option.read
     if read is readers.path:
         read = partial(_path, base)

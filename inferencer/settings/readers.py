@@ -12,7 +12,7 @@ from paramsync.errors import SettingsError
 from paramsync.remote.bucket import check_address
 from paramsync.rpc import addresses
 
-_NAME = 200  # bytes: a name becomes part of a file name, which may have 255
+_NAME = 200  # most bytes of a name, because it becomes part of a file name, which may have 255
 
 
 def content(option: str, path: Path, limit: int) -> bytes:
@@ -28,7 +28,7 @@ def content(option: str, path: Path, limit: int) -> bytes:
 
 
 def name(text: str) -> str:
-    """A name of a model or label: usable in a URL, a file name and a metric."""
+    """Read the name of a model or label. It must be usable in a URL, a file name and a metric."""
     if not re.fullmatch(r"[\w.-]+", text):
         raise ArgumentTypeError(f"expected a name of letters, digits, '_', '.' and '-', found {text!r}")
     if (size := len(quote(text, safe=""))) > _NAME:
@@ -44,7 +44,7 @@ def path(text: str) -> Path:
 
 
 def store(text: str) -> Path | str:
-    """The path of a store, or its address if it is in a bucket."""
+    """Read the path of a store, or the address of a store in a bucket."""
     if "://" not in text:
         return path(text)
     try:
@@ -61,7 +61,7 @@ def host(text: str) -> str:
 
 
 def tensors(text: str) -> tuple[str, ...]:
-    """Names of tensors, separated by commas."""
+    """Read names of tensors, separated by commas."""
     return tuple(tensor(part.strip(), instead_of=text) for part in text.split(","))
 
 
@@ -79,7 +79,7 @@ def op(text: str) -> str:
 
 
 def one_of(*words: str) -> Callable[[str], str]:
-    """Reads one of these words."""
+    """Return a reader that accepts only these words."""
 
     def read(text: str) -> str:
         if text not in words:
@@ -90,7 +90,7 @@ def one_of(*words: str) -> Callable[[str], str]:
 
 
 def called(text: str) -> str:
-    """The address of another program, HOST:PORT."""
+    """Read the address of another program, HOST:PORT."""
     try:
         return addresses.check_address(text)
     except SettingsError as error:

@@ -30,9 +30,9 @@ class ModelSettings:
 
     `inputs` and `outputs` name tensors, for checkpoints of TensorFlow's Saver; `graph` is the path of a graph, for
     checkpoints without a graph. `labels` are set at the start, unless other labels are remembered. A fresh sync asks
-    `trainer` to publish. The `resident` versions that served last stay in memory or, if given, the `latest` versions.
-    With files of public keys to `trust`, only versions signed with one of these keys are served. With `serve_damaged`,
-    a damaged version goes on answering if there is no other version.
+    `trainer` to publish. If `latest` is given, so many of the newest versions stay in memory; otherwise the `resident`
+    versions that served last stay. If `trust` names files of public keys, only versions signed with one of these keys
+    are served. With `serve_damaged`, a damaged version keeps answering if there is no other version.
     """
 
     name: str
@@ -93,7 +93,7 @@ AnySettings: TypeAlias = "ModelSettings | ConnectionSettings"
 
 
 def default_workers() -> int:
-    """One worker for each processor."""
+    """Return one worker for each processor, up to MOST_WORKERS."""
     return min(flags.MOST_WORKERS, processors())
 
 
@@ -122,7 +122,7 @@ class Settings:
     tokens: Tokens | None = None
     """A caller that changes something needs one of these tokens."""
     auth_reads: bool = False
-    """A caller that reads needs a token too."""
+    """A caller that only reads needs a token, too."""
     tls: TlsFiles | None = None
     """None: connections are not encrypted."""
     trainer_tls_ca: Path | None = None
@@ -197,7 +197,7 @@ def parse(arguments: Sequence[str]) -> Settings:
 
 
 def _place(store: Path | str, cache: Path | None) -> dict[str, Any]:
-    """The fields of a model with this store. Raises SettingsError for an address that cannot be used."""
+    """Return the fields of a model with this store. Raises SettingsError for an address that cannot be used."""
     if isinstance(store, Path):
         return {"store": store}
     Bucket(store)
@@ -205,14 +205,14 @@ def _place(store: Path | str, cache: Path | None) -> dict[str, Any]:
 
 
 def check_access(settings: Settings) -> None:
-    """Raises SettingsError if no caller could read anything, or trainers could not be called."""
+    """Raise SettingsError if no caller could read anything, or if trainers could not be called."""
     if settings.auth_reads and settings.tokens is None and (settings.tls is None or settings.tls.client_ca is None):
         raise SettingsError("--auth-reads: expected --token-file FILE or --tls-client-ca FILE with it, found neither")
     trainer_tls(settings)
 
 
 def trainer_tls(settings: Settings) -> ClientTls | None:
-    """TLS for calls to trainers, with our own certificate if there is one. Raises SettingsError."""
+    """Return TLS for calls to trainers, with our own certificate if there is one. Raises SettingsError."""
     if settings.trainer_tls_ca is None:
         return None
     shown = () if settings.tls is None else (settings.tls.certificate, settings.tls.key)
@@ -220,7 +220,7 @@ def trainer_tls(settings: Settings) -> ClientTls | None:
 
 
 def ports(settings: Settings) -> dict[str, int]:
-    """The ports by their options."""
+    """Return the ports by option."""
     return {"--port": settings.port, "--rest-port": settings.rest_port, "--control-port": settings.control_port}
 
 
@@ -286,7 +286,7 @@ def prepare_environment() -> None:
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # the inferencer serves on the CPU
     os.environ.setdefault(
         "TF_ENABLED_DEVICE_TYPES", "CPU"
-    )  # else TensorFlow looks for GPUs, and logs that it finds none
+    )  # otherwise TensorFlow looks for GPUs, and logs that it finds none
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 
@@ -297,7 +297,7 @@ def _settings_of_model(name: str, values: Mapping[str, Any], cache: Path | None)
 
 
 def _trainers(given: Sequence[tuple[str | None, str]], models: Collection[str]) -> dict[str | None, str]:
-    """The trainer of each model; under None, the trainer of all models without their own."""
+    """Return the trainer of each model. Under None is the trainer of all models without their own."""
     trainers: dict[str | None, str] = {}
     for model, address in given:
         if model is not None and model not in models:
@@ -312,7 +312,7 @@ def _trainers(given: Sequence[tuple[str | None, str]], models: Collection[str]) 
 
 
 def _state(control_port: int) -> Path | None:
-    """Return the default folder of pins. None for a server on any free port, which could not find the folder again."""
+    """Return the default folder of pins. Returns None for port 0, because a later start could not find the folder."""
     if not control_port:
         return None
     home = os.environ.get("XDG_STATE_HOME", "")

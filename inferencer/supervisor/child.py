@@ -36,7 +36,10 @@ class ChildProcess:
         descriptors: Sequence[int] = (),
         handlers: Mapping[str, Handler] | None = None,
     ) -> None:
-        """Returns once the process answers. `handlers` answer its requests. Raises OSError if it does not start."""
+        """Start the process, and return once it answers. `handlers` answer the process's requests.
+
+        Raises OSError if the process does not start.
+        """
         ours, other_end = pair()
         self._code: int | None = None
         self._taking_code = threading.Lock()
@@ -60,20 +63,21 @@ class ChildProcess:
 
     def _ended(self) -> None:
         self.gone.set()
-        if self.exit_code() is None:  # this call also reaps the process, which else stays a zombie
+        if self.exit_code() is None:  # also reaps the process, which otherwise stays a zombie
             self.kill()  # a stopped process does not notice that its channel is closed
             self.exit_code()
 
     @property
     def is_stopped(self) -> bool:
-        """Whether somebody stopped the process, as by SIGSTOP."""
+        """Whether the process is stopped, for example by SIGSTOP or a debugger."""
         try:
             return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] in "Tt"
         except OSError:
             return False
 
     def exit_code(self) -> int | None:
-        """Wait briefly for the end. Returns the exit code, as in subprocess.Popen.returncode; None without an end."""
+        """Wait briefly for the process to end. Returns its exit code, as subprocess.Popen.returncode has it, or None if
+        the process has not ended."""
         if self._code is None:
             ended = select.poll()
             ended.register(self._process, select.POLLIN)
@@ -91,8 +95,8 @@ class ChildProcess:
     def fault(self, doing: str) -> Exception:
         """Return the error to raise if the process ended while it was `doing` something.
 
-        A GraphError blames the graph. If the process was killed, as by the kernel when memory is used up, no graph is
-        at fault, and the error is a ChildProcessError.
+        A GraphError blames the graph. A ChildProcessError blames no graph. It is used if somebody killed the process,
+        for example the kernel because memory was used up.
         """
         code = self.exit_code()
         if code is None:
@@ -102,7 +106,7 @@ class ChildProcess:
         return GraphError(f"{doing} ended the process ({exit_text(code)})")
 
     def kill(self) -> None:
-        """End the process, even a stopped one: a stopped process does not notice that its channel is closed."""
+        """Kill the process, because a stopped process would not notice that its channel is closed."""
         with self._taking_code, suppress(ProcessLookupError):
             if self._code is None:
                 signal.pidfd_send_signal(self._process, signal.SIGKILL)
@@ -114,7 +118,7 @@ class ChildProcess:
 
 
 def exit_text(code: int | None) -> str:
-    """An exit code as a text for people."""
+    """Describe an exit code for people."""
     if code is None:
         return "for no known reason"
     if code >= 0:

@@ -1,4 +1,5 @@
-"""Comparing: finds the parameters that changed most between two versions. Reads both whole, so one pair at a time."""
+"""Comparing: finds the parameters that changed most between two versions. Compares one pair at a time, because each
+comparison reads both versions whole."""
 
 from __future__ import annotations
 
@@ -18,17 +19,17 @@ from paramsync.store.store import Store
 
 from ..protocols.page import messages
 
-_MOST = 100  # parameters in the answer
+_MOST = 100  # most parameters in the answer
 _SECONDS = 60.0
-_SHARE = 0.25  # share of all time that comparisons may take once their first seconds are used up
-_NAME = 300  # characters
+_SHARE = 0.25  # seconds that comparisons get back in each second, once their first seconds are used up
+_NAME = 300  # most characters of a name
 
 
 class Comparing:
-    """Any thread may call it.
+    """Compares versions. Any thread may call it.
 
-    Comparisons may take `seconds`, and once these are used up a quarter of the time, so that repeated requests keep
-    neither a processor nor a disk busy.
+    All comparisons share a budget of `seconds`, which grows back by a quarter of a second each second. Repeated
+    requests therefore cannot keep a processor or a disk busy.
     """
 
     def __init__(self, *, seconds: float = _SECONDS, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,9 +43,9 @@ class Comparing:
         self._began = 0.0
 
     def ask(self, store: Path, old: int, new: int, asker: str = "") -> Future[bytes]:
-        """Compare two versions. The answer is JSON, see docs/reference.md. `asker` is a name for `leave`.
+        """Compare two versions. The answer is JSON, see docs/reference.md. `asker` identifies the caller for `leave`.
 
-        Raises BusyError while another pair is compared, and if comparisons have already taken too much time.
+        Raises BusyError while another pair is compared, and while the budget is used up.
         """
         with self._lock:
             if self._asker is not None:

@@ -15,8 +15,8 @@ always after a step 4 and before the next step 2.
 
 A worker that is stopped or late in step 1 is ended, so that no follower waits longer than its version may take.
 
-A worker that is late in step 2 goes on: the word may then name an epoch that the worker has not been shown. Requests
-wait in the worker until it has read the message about this epoch.
+A worker that is late in step 2 is not ended. The word may then name an epoch that the worker has not been shown. The
+worker's requests wait until it has read the message about this epoch.
 
 One thread takes steps 2 to 4 and admits workers, one request after another. It never waits for step 1, and at most
 _SHOW_SECONDS for step 2. There is no lock: other threads see each change of a table at once or not at all.
@@ -45,7 +45,7 @@ from .workers import Worker
 
 _SHOW_SECONDS = 0.1  # how long a swap waits for workers in step 2
 _LOOK_SECONDS = 0.1  # the time between two looks at workers that have not answered
-_MOST_LOOKS = 5  # a worker found stopped so many times in a row is ended; a debugger stops it only for a moment
+_MOST_LOOKS = 5  # a worker found stopped so many times in a row is ended; a debugger stops a worker only for a moment
 _MOST_UNANSWERED = 20  # status messages to a worker: more would fill its socket if it does not read
 
 Shown = tuple[ModelMessage, Any]
@@ -61,9 +61,9 @@ class Epochs:
         self._look = look
         self._order = ThreadPoolExecutor(1, "epochs")
         self._mapping: tuple[Worker, ...] = ()  # workers that every version is sent to
-        self._workers: tuple[Worker, ...] = ()  # workers among them that are shown epochs
+        self._workers: tuple[Worker, ...] = ()  # workers of `_mapping` that are also shown epochs
         self._versions: dict[int, weakref.ref[SharedVersion]] = {}  # by their keys
-        self._gone: deque[int] = deque()  # keys of versions that workers have yet to forget
+        self._gone: deque[int] = deque()  # keys of freed versions that workers must still forget
         self._shown: Mapping[str, Shown] = {}
         self._pairs: Mapping[str, object] = {}  # by joined model: the two graphs that workers have joined
         self.joined: Mapping[str, Joining] = {}
@@ -72,8 +72,8 @@ class Epochs:
     # For followers ----------------------------------------------------------------------------------------------------
 
     def map(self, version: SharedVersion) -> None:
-        """Step 1: have every worker map a version. Raises the error of a worker that refuses; UnfinishedError if every
-        worker ended."""
+        """Step 1: have every worker map a version. Raises the error of a worker that refuses, and UnfinishedError if
+        every worker ended."""
         key = version.message.key
         is_new = all(known.graph is not version.graph for known in self._living())
         seconds = version.seconds + (TRIAL_SECONDS if is_new else 0.0)
@@ -96,9 +96,10 @@ class Epochs:
             raise UnfinishedError("every worker ended while it was to have the version; it is tried again")
 
     def change(self, model: str | None = None) -> None:
-        """Steps 2 to 4: have all workers answer from a model's current versions, or all models', from one instant on.
+        """Steps 2 to 4: switch all workers at one instant to a model's current versions; without `model`, to those of
+        all models.
 
-        Graphs that were never joined are joined first; other models may change meanwhile.
+        Graphs that were never joined are joined first. Other models may change meanwhile.
         """
         with suppress(ClosedError):  # the server ends
             while apart := self._in_turn(self._change, model):
@@ -120,7 +121,7 @@ class Epochs:
             self._in_turn(self._end_step)
 
     def tell(self, statuses: Mapping[str, Status], trouble: str) -> list[Future[Any]]:
-        """Send workers the statuses that changed. Returns the answers of the workers that got a message."""
+        """Send workers the statuses that changed. Returns futures of the answers of the workers that got a message."""
         try:
             answers: list[Future[Any]] = self._in_turn(self._tell, statuses, trouble)
         except ClosedError:
@@ -144,7 +145,10 @@ class Epochs:
 
     def _send_all(self, worker: Worker, known: set[int]) -> Mapping[str, object]:
         """Have a worker map every version that is not `known`, and join the graphs. Returns the joined pairs."""
-        pairs, shown = self._pairs, [*self._shown.values()]  # keeps the versions until the worker has them
+        pairs, shown = (
+            self._pairs,
+            [*self._shown.values()],
+        )  # `shown` keeps the versions in memory until the worker has them
         for version in self._living():
             if version.message.key not in known:
                 mapped = worker.channel.ask("version", version.message, descriptors=version.files)
@@ -154,7 +158,7 @@ class Epochs:
         return pairs
 
     def dismiss(self, worker: Worker) -> None:
-        """Send a worker no more messages."""
+        """Stop sending messages to a worker."""
         with suppress(ClosedError):
             self._in_turn(self._dismiss, worker)
 
@@ -252,13 +256,13 @@ class Epochs:
     # Versions ---------------------------------------------------------------------------------------------------------
 
     def _living(self) -> Iterable[SharedVersion]:
-        """The versions that workers have mapped or are mapping."""
+        """Yield the versions that workers have mapped or are mapping."""
         for reference in list(self._versions.values()):
             if (version := reference()) is not None:
                 yield version
 
     def _leave(self, key: int) -> None:
-        """Note that workers must forget a freed version. Called by the thread that drops the last reference."""
+        """Record that workers must forget a version. If the version is freed, the thread that freed it calls this."""
         if self._versions.pop(key, None) is not None:
             self._gone.append(key)
 
@@ -274,7 +278,7 @@ class Epochs:
 
 
 def _names(models: Sequence[ModelMessage]) -> set[str]:
-    """The names of models and of their parts."""
+    """Return the names of models and of their parts."""
     connections = [model.settings for model in models if isinstance(model.settings, ConnectionSettings)]
     parts = [name for settings in connections for name in (settings.first, settings.second)]
     return {*(model.settings.name for model in models), *parts}
@@ -300,7 +304,7 @@ def _answers(asked: Mapping[Future[Any], Worker], what: str, seconds: float) -> 
 
 
 def _outcome(worker: Worker, answer: Future[Any]) -> Mapping[str, Joining]:
-    """The outcome for joined models. A worker that raised an error is ended: it could not answer requests."""
+    """Return a worker's outcome for joined models. End a worker that raised an error: it could not answer requests."""
     error = answer.exception()
     if error is None:
         return answer.result() or {}

@@ -12,32 +12,33 @@ from paramsync.status import Event, EventKind, Status
 from ..protocols.page.messages import maybe_number, number, of_metrics, of_status, short
 
 MOST_VERSIONS = 400
-_NEWEST = 200  # versions that are never thinned out
+_NEWEST = 200  # so many of the newest versions are never thinned out
 MOST_HAPPENED = 200
 MOST_SAMPLES = 300
-_MOST_LABELS = 16  # changed labels reported by one look
+_MOST_LABELS = 16  # most changed labels that one look reports
 
 
 @dataclass
 class History:
     """The history of one model. The owner holds a lock around each call."""
 
-    _status: Status | None = None  # whose lag and ages are computed when JSON is made
+    _status: Status | None = None  # its lag and ages are computed only when JSON is made
     _found: int = 0
     _versions: dict[int, dict[str, Any]] = field(default_factory=dict)
-    """By number, as the page gets them. Times are in seconds since the epoch, None for events that did not happen."""
+    """The versions by number, in the form of the page. Times are in seconds since the epoch, None for events that did
+    not happen."""
     _happened: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_HAPPENED))
     _step_done_at: float | None = None  # when the step of the last serving version was done
     _ages: list[float] = field(default_factory=list)  # the lowest and the highest age at swaps since the last sample
     _samples: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=MOST_SAMPLES))
 
     def hear(self, event: Event) -> None:
-        """Note an event. Progress of a restore is not noted: the status shows it."""
+        """Record an event. Progress of a restore is left out, because the status shows it."""
         if event.kind is EventKind.RESTORING:
             return
         version = event.version
         seen = self._versions.get(version.number)
-        if seen is None or seen["committed_at"] != version.committed_at:  # its files were written anew
+        if seen is None or seen["committed_at"] != version.committed_at:  # the version's files were written anew
             seen = self._versions[version.number] = {
                 "nth": self._found,
                 "number": number(version.number),
@@ -64,13 +65,13 @@ class History:
             self._thin()
 
     def _swapped(self, at: float, step_done_at: float) -> None:
-        """Note the ages around a swap: the age is highest just before a swap, and lowest just after it."""
+        """Record the ages around a swap. The age is highest just before a swap, and lowest just after it."""
         before = step_done_at if self._step_done_at is None else self._step_done_at
         self._step_done_at = step_done_at
         self._ages = _ends([*self._ages, at - before, at - step_done_at])
 
     def _thin(self) -> None:
-        """Remove every second of the older versions, except refused versions; then the oldest down to the limit."""
+        """Remove every second of the older versions, except refused versions. Then remove the oldest over the limit."""
         for old in sorted(self._versions)[:-_NEWEST][1::2]:
             if not self._versions[old]["reason"]:
                 del self._versions[old]
@@ -78,13 +79,13 @@ class History:
             del self._versions[old]
 
     def look(self, status: Status, now: float) -> None:
-        """Note how the status differs from the previous status, apart from ages."""
+        """Record how the status differs from the previous status, apart from ages."""
         before, self._status = self._status, status
         if before is not None and before.ageless() != status.ageless():
             self._happened.extend({"at": now, **difference} for difference in _differences(before, status))
 
     def sample(self, values: dict[str, Any]) -> None:
-        """Add a sample, with the lowest and the highest age since the last sample: swaps happen between samples."""
+        """Add a sample, with the lowest and the highest age since the last sample, because swaps happen in between."""
         ages, self._ages = self._ages, []
         if values["age"] is not None:
             low, high = _ends([*ages, values["age"]])
@@ -92,7 +93,10 @@ class History:
         self._samples.append(values)
 
     def as_json(self, now: float, *, whole: bool) -> dict[str, Any]:
-        """As JSON, with ages at `now` (since the epoch). Unless `whole`, only the status and the last sample."""
+        """Return the history as JSON values, with ages at `now` (seconds since the epoch).
+
+        If not `whole`, there are only the status and the last sample.
+        """
         status = None if self._status is None else of_status(self._status.at(now, time.monotonic()))
         return {
             "status": status,

@@ -36,14 +36,17 @@ class Listeners:
         self._lock = threading.Lock()
         self._listening: dict[int, Listening] = {}
         self._reserved: list[socket.socket] = []
-        self._inode = 0  # of the UNIX socket
+        self._inode = 0  # inode of the UNIX socket's file
         self._is_closed = False
         self.port = self._reserve(settings.port, "--port") if tf_serving.port else 0
         """The port for gRPC; 0 if there is none."""
         self.rest_port = self._reserve(settings.rest_port, "--rest-port") if tf_serving.http else 0
 
     def of(self, number: int) -> Listening:
-        """The sockets of a worker number; they stay open here. Raises SettingsError; OSError when the server ends."""
+        """Return the sockets of a worker number, which stay open here.
+
+        Raises SettingsError, and OSError when the server ends.
+        """
         with self._lock:
             if self._is_closed:
                 raise ChildProcessError(errno.ECHILD, "the server ends")
@@ -52,7 +55,7 @@ class Listeners:
             return self._listening[number]
 
     def drop(self, number: int) -> None:
-        """Close the sockets of a number that has no worker: new connections go to other workers."""
+        """Close the sockets of a number that has no worker, so that new connections go to other workers."""
         with self._lock:
             for listener in itertools.chain(*self._listening.pop(number, ())):
                 with suppress(OSError):

@@ -35,10 +35,10 @@ class JoinedModel:
         self.followers: tuple[Follower[Any], ...] = (*first.followers, *second.followers)
         self._epochs = epochs
         self.tried: Joining | None = None
-        """The outcome while a configuration is on trial."""
+        """The outcome of joining for a configuration that is not in effect yet; otherwise None."""
 
     def status(self) -> Status:
-        """The status of the joined model. Published versions are those of the second model's store."""
+        """Return the status of the joined model. Published versions are those of the second model's store."""
         first, last = (follower.status() for follower in self.followers)
         joining = self.tried or self._epochs.joined.get(self.name)
         status = Status(
@@ -70,12 +70,12 @@ FollowedModel: TypeAlias = "ServedModel | JoinedModel"
 
 
 def followers_of(models: Iterable[FollowedModel]) -> list[Follower[Any]]:
-    """The followers of these models, each follower once."""
+    """Return the followers of these models, each follower once."""
     return list(dict.fromkeys(follower for one in models for follower in one.followers))
 
 
 class Maker:
-    """Makes models from settings, and ends them. Any thread, but only one at a time."""
+    """Makes models from settings, and ends them. Only one thread at a time may use it."""
 
     def __init__(self, fleet: Fleet, *, poll_seconds: float, state: Path | None, tracing: bool) -> None:
         """With `tracing`, each version gets a span when it begins to serve."""
@@ -90,8 +90,11 @@ class Maker:
         before: Mapping[str, FollowedModel],
         changes: Mapping[str, Change] | None = None,
     ) -> dict[str, FollowedModel]:
-        """Make the models; returns them by name. A model of `before` with the same settings is kept, and so is a
-        follower whose store is read in the same way. A new follower gets its model's changes. Raises ParamsyncError."""
+        """Make the models, and return them by name. Raises ParamsyncError.
+
+        A model of `before` with the same settings is kept. A follower is kept if its store is read in the same way. A
+        new follower gets its model's changes.
+        """
         made: dict[str, FollowedModel] = {}
         try:
             for one in models:
@@ -133,11 +136,11 @@ class Maker:
         if self._tracing:
             from ..serving.spans import VersionSpans
 
-            VersionSpans(follower)  # kept by its subscription
+            VersionSpans(follower)  # the follower's subscription keeps the object alive
         return follower
 
     def join(self, models: Mapping[str, FollowedModel]) -> None:
-        """Have workers join the versions of joined models, as far as they fit together."""
+        """Have workers join the versions of joined models, and keep the outcomes in `JoinedModel.tried`."""
         joined = [model for model in models.values() if isinstance(model, JoinedModel)]
         if joined:
             joinings = self._fleet.epochs.join([message_of(model, awaited=False) for model in models.values()])
@@ -145,7 +148,7 @@ class Maker:
                 model.tried = joinings.get(model.name)
 
     def end(self, gone: Iterable[FollowedModel], *, kept: Collection[FollowedModel]) -> None:
-        """End the followers of `gone` models, except those of `kept` models. Returns at once."""
+        """End the followers of `gone` models, except followers of `kept` models. Returns at once."""
         for follower in followers_of(gone):
             if follower not in followers_of(kept):
                 follower.drain(_GONE)
@@ -165,7 +168,7 @@ def _can_share_follower(one: ModelSettings, other: ModelSettings) -> bool:
 
 
 def message_of(model: FollowedModel, *, awaited: bool) -> tuple[ModelMessage, Any]:
-    """The message about a model to workers, and an object that must stay alive while they answer from the model."""
+    """Return a model's message to workers, and an object that must stay alive while they answer from the model."""
     if isinstance(model, JoinedModel):
         return ModelMessage(model.settings, model.status(), awaited=awaited), None
     view = model.followers[0].replica.view
@@ -181,6 +184,6 @@ def message_of(model: FollowedModel, *, awaited: bool) -> tuple[ModelMessage, An
 
 
 def parts_of(model: FollowedModel) -> tuple[str, ...]:
-    """The names of the models whose versions answer for a model."""
+    """Return the names of the models whose versions answer for a model."""
     settings = model.settings
     return (settings.first, settings.second) if isinstance(settings, ConnectionSettings) else (model.name,)

@@ -24,8 +24,8 @@ from .traffic import Traffic
 
 _log = logging.getLogger("paramsync.supervisor")
 SAMPLE_SECONDS = 1.0  # the time between two samples while a page is open
-_UNWATCHED_SECONDS = 5.0
-_STILL_OPEN_SECONDS = 3.0  # an open page asks every second
+_UNWATCHED_SECONDS = 5.0  # the time between two samples while no page is open
+_STILL_OPEN_SECONDS = 3.0  # a page counts as open for this time after each request; it asks every second
 
 
 class Overview:
@@ -47,7 +47,7 @@ class Overview:
         self._heard = heard
         self._started_at = time.time()
         self._release = release()
-        self._lock = threading.Lock()  # guards the next two; no thread asks another process under it
+        self._lock = threading.Lock()  # guards the next two; no thread waits for a process under it
         self._models: dict[str, History] = {}
         self._workers: list[dict[str, Any]] = []
         self._asked_at = 0.0
@@ -62,7 +62,7 @@ class Overview:
         self._ended.set()
 
     def state(self, model: str | None = None) -> bytes:
-        """The state as JSON. If `model` is given, only this model has its history."""
+        """Return the state as JSON. If `model` is given, only this model has its history."""
         self._asked_at = time.monotonic()
         with self._lock:
             now = time.time()
@@ -78,16 +78,16 @@ class Overview:
     # Events -----------------------------------------------------------------------------------------------------------
 
     def follow(self, followers: Sequence[Follower[Any]]) -> None:
-        """Subscribe to exactly these followers. One thread at a time calls it."""
+        """Subscribe to exactly these followers. Only one thread at a time may call it."""
         for gone in self._subscriptions.keys() - set(followers):
             self._subscriptions.pop(gone).close()
         for follower in followers:
             if follower not in self._subscriptions:
                 self._subscriptions[follower] = follower.subscribe(partial(self._hear, follower))
-                self._hear(follower)  # events that came before the subscription was known here
+                self._hear(follower)  # for events that came before the subscription was in the table
 
     def _hear(self, follower: Follower[Any]) -> None:
-        """On the follower's thread, after each event."""
+        """Record the new events of a follower. The follower's thread calls this after each event."""
         subscription = self._subscriptions.get(follower)
         if subscription is None:
             return
@@ -98,12 +98,12 @@ class Overview:
         self._heard()
 
     def look(self) -> tuple[Mapping[str, Status], str]:
-        """Note the statuses of all models. Returns the result of `states`."""
+        """Record the statuses of all models. Returns the result of `states`."""
         with self._lock:
             return self._look(time.time())
 
     def _look(self, now: float) -> tuple[Mapping[str, Status], str]:
-        """As `look`. The caller holds the lock, because statuses read without it could be older than noted events."""
+        """Do what `look` does. The caller holds the lock; otherwise statuses could be older than recorded events."""
         statuses, trouble = self._states()
         for name, status in statuses.items():
             self._models.setdefault(name, History()).look(status, now)
@@ -126,7 +126,7 @@ class Overview:
                 _log.exception("a sample of the workers' traffic failed; the next one follows")
 
     def sample(self) -> None:
-        """Note the traffic of every worker since the last sample, and the age of each serving version."""
+        """Record the traffic of every worker since the last sample, and the age of each serving version."""
         statuses, counts = self._statuses(), self._counts()
         rates = self._traffic.look(counts, time.monotonic())
         workers = [

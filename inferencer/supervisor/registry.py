@@ -24,9 +24,9 @@ _SECONDS_TO_CHOOSE = 10.0  # limit for setting pins and labels: a follower that 
 
 
 class Registry:
-    """Iterates over the models. Lives on one event loop; only `find` may be called on any thread.
+    """The table of models. Lives on one event loop; only `find` may be called on any thread.
 
-    The table is replaced as a whole: a caller of `find` may go on using its model.
+    The table is replaced as a whole. A model that `find` has returned stays valid.
     """
 
     def __init__(self, models: Sequence[AnySettings], maker: Maker) -> None:
@@ -40,24 +40,24 @@ class Registry:
         self.trouble: Callable[[], str] = lambda: ""
         """Returns what is wrong with the workers; empty if nothing is."""
         self.changed = asyncio.Event()
-        """Set at the next change of models, when another event takes its place."""
+        """Set when the models change next. A new event then replaces it."""
 
     def __iter__(self) -> Iterator[FollowedModel]:
         return iter(self._served.values())
 
     def find(self, model: str) -> FollowedModel:
-        """Raises UnknownModelError."""
+        """Return the model of this name. Raises UnknownModelError."""
         served = self._served
         if model not in served:
             raise UnknownModelError(model, served)
         return served[model]
 
     def some(self, model: str) -> list[FollowedModel]:
-        """The model of this name, or all models for an empty name. Raises UnknownModelError."""
+        """Return the model of this name, or all models for an empty name. Raises UnknownModelError."""
         return [self.find(model)] if model else list(self)
 
     def followers(self, model: str = "") -> list[Follower[Any]]:
-        """The followers of one model, or of all models, each follower once. Raises UnknownModelError."""
+        """Return the followers of one model, or of all models, each follower once. Raises UnknownModelError."""
         return followers_of(self.some(model))
 
     def follower(self, model: str) -> Follower[Any]:
@@ -65,13 +65,13 @@ class Registry:
         return cast("Follower[Any]", follower_of(self, model))
 
     def is_awaited(self, one: FollowedModel) -> bool:
-        """Whether the model was configured at the start: the server is ready only once that model serves."""
+        """Whether the model was configured at the start. The server is ready only once such models serve."""
         return one in self._awaited
 
     def missing(self) -> dict[str, str]:
-        """The models configured at the start that do not serve, each with the reason if known.
+        """Return the models that were configured at the start and do not serve, each with the reason if known.
 
-        A model that is added later does not count: callers of the other models do not need it.
+        Models that were added later do not count, because callers of the other models do not need them.
         """
         statuses = {one.name: one.status() for one in self._awaited}
         missing = {name: status.short_reason for name, status in statuses.items() if status.state is not State.SERVING}
@@ -82,16 +82,16 @@ class Registry:
         """Serve exactly these models from now on, with `changes` of pins, labels and memory by model.
 
         1. Check the settings.
-        2. Prepare aside: new models look at their stores and restore; other models bring the versions that their
-           changes need into memory. Every step that may fail happens here, invisible to callers.
-        3. Replace the table, in one assignment: requests find the new models, and watchers are told.
-        4. Stop following removed models; their memory is freed when no request holds them.
+        2. Prepare aside. New models look at their stores and restore versions. Other models restore the versions that
+           their changes need. Every step that may fail happens here, invisible to callers.
+        3. Replace the table, in one assignment. From now on requests find the new models. Wake watchers.
+        4. Stop following removed models. Their memory is freed when no request holds them.
         5. Set the pins and labels. Earlier pins and labels stay, unless the changes name them.
 
-        Returns after step 5. A new model serves then, unless its store is still empty and no model of its name served.
-        A model with the same settings and no changes is not touched. The change goes on if the caller leaves. Raises
-        SettingsError, StoreError, UnknownVersionError, SyncError if a version cannot be used or takes too long,
-        NotServingError while draining, and TimeoutError if a store does not answer in step 5.
+        Returns after step 5. By then a new model serves, unless its store is still empty and no model of its name
+        served before. A model with the same settings and no changes is not touched. The change goes on if the caller
+        leaves. Raises SettingsError, StoreError, UnknownVersionError, SyncError if a version cannot be used or takes
+        too long, NotServingError while draining, and TimeoutError if a store does not answer in step 5.
         """
         change = asyncio.ensure_future(self._apply(tuple(models), changes or {}))
         self._changes.add(change)
@@ -146,11 +146,11 @@ class Registry:
             one.start()
 
     async def looked(self) -> None:
-        """Wait for the first look at every store and the restores after it, for a minute at most."""
+        """Wait for the first look at every store and the restores after it, but at most _SECONDS."""
         await _first_looks(self.followers())
 
     def drain(self) -> None:
-        """Stop restoring, and refuse requests to followers. Serving versions go on serving."""
+        """Stop restoring, and refuse requests to followers. Versions that serve keep serving."""
         self._draining = True
         for one in self.followers():
             one.drain()
@@ -170,9 +170,9 @@ class _Step:
 
 
 def _changes_of_settings(models: Sequence[AnySettings], before: Mapping[str, FollowedModel]) -> dict[str, Change]:
-    """The changes of labels and memory that new settings make, by model.
+    """Return the changes of labels and memory that new settings make, by model.
 
-    Labels of a new model are wanted from its start, even if their versions do not exist yet.
+    The labels of a new model are no change, because its follower starts with them.
     """
     changes = {}
     for one in models:
@@ -193,7 +193,7 @@ async def _first_looks(followers: Sequence[Follower]) -> None:
 def _steps(
     served: Mapping[str, FollowedModel], before: Mapping[str, FollowedModel], changes: Mapping[str, Change]
 ) -> list[_Step]:
-    """The steps of new followers, and of old followers that need a change."""
+    """Return the steps of new followers, and of old followers that need a change."""
     known = followers_of(before.values())
     steps = []
     for name, one in served.items():
@@ -209,8 +209,8 @@ def _steps(
 async def _prepare(steps: Sequence[_Step]) -> None:
     """Start new followers, and have all followers bring the versions they will need into memory.
 
-    Followers work on their own threads: a directory that hangs, or a graph that does not end, holds up neither the next
-    change nor the end of the process.
+    Followers work on their own threads. A directory that hangs, or a graph that never ends, therefore delays neither
+    the next change nor the end of the process.
     """
     answers = {}
     for one in steps:

@@ -1,4 +1,4 @@
-"""Scrub: compares the versions in memory with their checksums, again and again. Independent of followers."""
+"""Scrub: compares the versions in memory with their checksums, again and again. It does not depend on followers."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Scrub:
         return any(version is other for other in self._versions())
 
     def _tensor(self, version: SharedVersion, name: str) -> Generator[int, None, bool]:
-        """Read a tensor. Returns False if its version was freed meanwhile. A damaged tensor counts as read: True."""
+        """Read a tensor. Returns False if its version was freed meanwhile, otherwise True, even if it is damaged."""
         assert version.held is not None
         try:
             for size in version.held.scrub(name):
@@ -102,6 +102,6 @@ class Scrub:
 
 
 def _mark(version: SharedVersion, name: str) -> object:
-    """Identifies the bytes of a tensor by their places in files."""
+    """Return an identity of a tensor's bytes, made of their places in files."""
     assert version.held is not None
     return tuple(version.held.marks(name))

@@ -48,20 +48,20 @@ from .template import Template
 
 _log = logging.getLogger("paramsync.inferencer")
 _GRACE_OF_CONTROL = 1.0  # how long callers at the control port may take to read their last answers
-_GRACE_OF_WORKERS = 25.0
-_COUNTING_SECONDS = 2.0
-_TELLING_SECONDS = 1.0
-_QUIET_SECONDS = 1.0  # the longest wait for news of followers before workers get a status message all the same
+_GRACE_OF_WORKERS = 25.0  # how long workers may take to drain
+_COUNTING_SECONDS = 2.0  # how long workers may take to send their counts
+_TELLING_SECONDS = 1.0  # how long an operator's call waits for workers to take the statuses of followers
+_QUIET_SECONDS = 1.0  # workers get a status message after this time, even without news of followers
 _NEWS_SECONDS = 0.05  # the shortest time between two status messages to a worker
 
 
 class Server:
-    """One inferencer. Made, started and drained on one event loop."""
+    """One inferencer. Create, start and drain it on the same event loop."""
 
     def __init__(self, settings: Settings, template: Template, *, tracing: bool = False) -> None:
         """Workers are forked from the `template`; the caller closes it.
 
-        With `tracing`, each version that comes to serve has a span. Raises ParamsyncError if a model cannot be made.
+        With `tracing`, each version that begins to serve gets a span. Raises ParamsyncError if a model cannot be made.
         """
         self._loop = asyncio.get_running_loop()
         self._tf_serving = tf_serving = settings.tf_serving or TfServing()
@@ -111,8 +111,7 @@ class Server:
         self._ended = threading.Event()
 
     async def start(self) -> Ports:
-        """Follow the stores and listen: at the control port at once, at the others once TensorFlow is imported.
-
+        """Follow the stores and listen. The control port opens at once, the others once TensorFlow is imported.
         Raises SettingsError if a port is taken.
         """
         self._overview.follow(self.models.followers())
@@ -142,7 +141,7 @@ class Server:
     async def _first(self) -> None:
         """Look at every model and apply the file of models before listening, as TensorFlow Serving does.
 
-        Its clients expect that every model answers as soon as the port does.
+        Clients of TensorFlow Serving expect that every model answers as soon as the port is open.
         """
         await self.models.looked()
         if self._tf_serving.config_file is not None:
@@ -236,7 +235,7 @@ class Server:
         return metrics.loads(), metrics.waiting()
 
     def _summed(self) -> Metrics:
-        """The sums of the counts of all workers."""
+        """Sum up the counts of all workers."""
         metrics, waiting = Metrics(self.models), 0
         for requests, calls, waits in self._fleet.workers.counts(seconds=_COUNTING_SECONDS):
             metrics.take_in(requests, calls)
@@ -263,7 +262,7 @@ class Server:
 
     def _on_trouble(self) -> None:
         for follower in self.models.followers():
-            follower.notify()  # the trouble is a part of its status
+            follower.notify()  # the follower's status includes the trouble
         self._news.set()
         with suppress(RuntimeError):  # the event loop is closed
             self._loop.call_soon_threadsafe(self._health.look)
@@ -271,7 +270,7 @@ class Server:
     # Messages to workers ----------------------------------------------------------------------------------------------
 
     def _shown(self, name: str | None) -> list[Shown]:
-        """What to show of one model and the models joined from it; without a name, of all models."""
+        """Return what workers are shown of a model and of the models joined from it; without a name, of all models."""
         models = [model for model in self.models if name is None or name in parts_of(model)]
         return [message_of(model, awaited=self.models.is_awaited(model)) for model in models]
 
@@ -292,5 +291,5 @@ class Server:
                 if self._news.wait(_QUIET_SECONDS):
                     self._news.clear()
                 self._fleet.epochs.tell(*self._overview.look())
-            except Exception:  # noqa: BLE001, else workers would get no status any more
+            except Exception:  # noqa: BLE001, otherwise workers would get no status any more
                 _log.exception("workers did not get the statuses of followers; they are sent again")

@@ -18,14 +18,14 @@ from ..processes.messages import GraphMessage, VersionMessage
 from .child import ChildProcess
 
 _MAP_SECONDS = 5.0  # how long a worker may take to map a version
-_MAP_BYTES = 100 << 20  # a worker may take one more second for each group of this many bytes
+_MAP_BYTES = 100 << 20  # a worker may take one more second for each 100 MB
 
 
 @dataclass(eq=False)
 class SharedGraph:
-    """A graph as a file in memory, kept for workers that start later.
+    """A graph as a file in memory. The file is kept for workers that start later.
 
-    `describe` fills in its parameters, after a trial has built the graph.
+    After a trial has built the graph, `describe` fills in the graph's parameters.
     """
 
     key: int
@@ -37,7 +37,7 @@ class SharedGraph:
     called: Mapping[str, str] = field(default_factory=dict)
     embeddings: Collection[str] = ()
     trial: ChildProcess | None = None
-    """The process that has built the graph and is to call the graph."""
+    """The process that has built the graph and will call it."""
     works: bool = False
     """Whether the trial has called the graph without a fault."""
 
@@ -46,9 +46,9 @@ class SharedGraph:
         return GraphMessage(self.key, self.allowed, self.refused)
 
     def describe(self, content: bytes, embeddings: Collection[str]) -> SharedGraph:
-        """Read the parameters from the graph's file; `embeddings` are parameters of which it only looks up rows.
+        """Read the parameters from the graph's file, and return this object. Raises GraphError.
 
-        Returns itself. Raises GraphError.
+        `embeddings` are parameters of which the graph only looks up rows.
         """
         try:
             message = graph_pb2.Graph.FromString(content)
@@ -67,7 +67,7 @@ class SharedGraph:
 
 @dataclass(eq=False)
 class SharedVersion:
-    """A version in the form sent to workers: a message, and descriptors of its files, which carry the files' locks."""
+    """A version in the form sent to workers: a message, and descriptors of its files, which hold the files' locks."""
 
     graph: SharedGraph
     message: VersionMessage
@@ -75,7 +75,7 @@ class SharedVersion:
     held: Bundle | None = None
     """Keeps the files in the store from being overwritten; None for an imported version."""
     keys: Sequence[str] = ()
-    """The tensors whose files others could damage; empty for an imported copy."""
+    """The tensors whose files others could damage; empty if the files are copies of our own."""
 
     @property
     def version(self) -> Version:

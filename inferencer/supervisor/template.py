@@ -23,7 +23,7 @@ _FORK_SECONDS = 30.0
 
 
 class Template:
-    """The supervisor's end of `program.template`. Any thread may start a process; one at a time is forked."""
+    """The supervisor's end of `program.template`. Any thread may start a process; they are forked one at a time."""
 
     def __init__(self, *, log_format: str = "text") -> None:
         self._log_format = log_format
@@ -34,11 +34,10 @@ class Template:
         self._spawn()
 
     def start(self, role: str, *arguments: Any, descriptors: Sequence[int]) -> int:
-        """Fork a process that does the work of a role. Returns its pid; the process is a child of the supervisor.
-
+        """Fork a process that does the work of a role, as a child of the supervisor. Returns its pid.
         Raises OSError if no process can be forked.
         """
-        request = os.memfd_create(role)  # in a file: a message on the socket has a limited size
+        request = os.memfd_create(role)  # a file, because messages on the socket have a limited size
         try:
             os.write(request, pickle.dumps((role, arguments)))
             with self._lock:
@@ -55,7 +54,7 @@ class Template:
                     socket.send_fds(self._socket, [role.encode()], [request, *descriptors])
                     pid = int(self._socket.recv(16) or 0)
                 except OSError:
-                    self._process.kill()  # else a later call would get the answer to this call
+                    self._process.kill()  # otherwise a later call would get this call's answer
                     raise
                 if pid:
                     return pid
@@ -70,7 +69,7 @@ class Template:
     def close(self) -> None:
         """End the template; callers that wait for its import get an error at once. May be called again."""
         self._is_closed = True
-        if not self._ready:  # the template is still importing: no process was forked from it
+        if not self._ready:  # the template is still importing, so no process is being forked from it
             self._process.kill()
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -81,7 +80,10 @@ class Template:
         self._socket.close()
 
     def _await_import(self) -> None:
-        """Raises ChildProcessError with an errno, so that no version is blamed."""
+        """Wait until the template has imported TensorFlow.
+
+        Raises ChildProcessError with an errno, because such errors do not blame a version.
+        """
         try:
             self._socket.settimeout(_IMPORT_SECONDS)
             is_ready = self._socket.recv(16) == b"ready"
@@ -96,7 +98,7 @@ class Template:
         _log.info("TensorFlow is imported: it took %.1f s", time.monotonic() - self._since)
 
     def _spawn(self) -> None:
-        self._socket, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # one message, one process
+        self._socket, other_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # a message for each process
         package = __package__.rpartition(".")[0]
         command = [sys.executable, "-m", f"{package}.program.template", str(other_end.fileno()), self._log_format]
         self._since = time.monotonic()

@@ -24,10 +24,11 @@ class Traffic:
         self._at: float | None = None
 
     def look(self, counts: Iterable[Mapping[_Key, Histogram]], now: float) -> dict[str, dict[str, Any]]:
-        """By model: requests and failures per second since the last look; by version: rate, p50 and p99 in seconds.
+        """Return for each model the requests and failures per second since the last look, and for each of its versions
+        the requests per second and the median and 99th percentile of their seconds.
 
-        The first look returns nothing, because rates need two looks. Counts that fall, as when a worker is replaced,
-        are taken as no traffic.
+        The first look returns nothing, because rates need two looks. Counts that fell, for example because a worker was
+        replaced, count as no traffic.
         """
         total: defaultdict[_Series, Histogram] = defaultdict(partial(Histogram, REQUEST_SECONDS))
         for requests in counts:

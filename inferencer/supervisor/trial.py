@@ -1,4 +1,4 @@
-"""Trials: a graph is built and called in a process of its own before any worker has it."""
+"""Trials: builds and calls each new graph in a process of its own before any worker gets the graph."""
 
 from __future__ import annotations
 
@@ -30,22 +30,21 @@ class Trials:
         self._keys = itertools.count(1)
 
     def key(self) -> int:
-        """A key for a graph or a version: a different number at each call."""
+        """Return a new key for a graph or a version: a different number at each call."""
         return next(self._keys)
 
     def graph(
         self, content: bytes, *, allowed: Sequence[str] = (), refused: Mapping[str, str] | None = None
     ) -> SharedGraph:
-        """Make a graph for future versions, not yet tried."""
+        """Make a graph that has not been tried yet."""
         file = os.memfd_create("graph")
         with os.fdopen(os.dup(file), "wb") as target:
             target.write(content)
         return SharedGraph(self.key(), file, tuple(allowed), dict(refused or {}))
 
     def build(self, graph: SharedGraph) -> tuple[str, frozenset[str]]:
-        """Build a graph in a process of its own. Returns its digest, and the names of its embeddings: parameters of
-        which it looks up rows.
-
+        """Build a graph in a process of its own. Returns the graph's digest, and the names of its embeddings, which are
+        parameters of which the graph only looks up rows.
         Raises GraphError, also if building ends that process or takes too long.
         """
         graph.trial = trial = ChildProcess(self._template, "trial", descriptors=[self._words.descriptor])
@@ -59,7 +58,7 @@ class Trials:
         return digest, embeddings
 
     def call(self, version: SharedVersion, poll: Callable[[], object]) -> None:
-        """Call the graph of a version once, in the process that has built it; then end that process.
+        """Call the graph of a version once, in the process that has built the graph. Then end that process.
 
         Raises GraphError, also if the call ends that process or takes too long, and any error of `poll`.
         """

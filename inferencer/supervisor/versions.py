@@ -1,4 +1,4 @@
-"""Brings versions to the workers: checks them in the supervisor and sends them with their locks, or imports them."""
+"""Brings versions to the workers: checks a version in the supervisor and sends its locked files, or imports it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,8 @@ class SharedResidents(Residents[SharedVersion]):
     def __init__(self, settings: ModelSettings, fleet: Fleet) -> None:
         self._fleet = fleet
         self.crashing: dict[int, str] = {}
-        """How workers crash on versions of any model, by the versions' keys. Any thread may add entries."""
+        """The reasons for crashes of workers, by the key of the version that they computed. Versions of other models
+        may be among them. Any thread may add entries."""
         self._restores = restores = SharedRestores(settings, fleet)
         options = graph_options(settings.graph, settings.inputs)
         source = Source(settings.store, restores, graph=settings.graph, options=options, signed=bool(settings.trust))
@@ -64,7 +65,7 @@ class SharedResidents(Residents[SharedVersion]):
 class SharedRestores(Checkpoints[SharedGraph, SharedVersion]):
     """Restores versions for the workers. Checkpoints that name their graph are sent unchanged.
 
-    Other versions are imported by a process with TensorFlow, which may crash, hang or grow.
+    A process with TensorFlow imports all other versions, because an import may crash, hang or use much memory.
     """
 
     answers_here = False

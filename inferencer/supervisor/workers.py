@@ -26,7 +26,7 @@ from .template import Template
 
 _log = logging.getLogger("paramsync.supervisor")
 _START_SECONDS = 30.0
-_ALIVE_SECONDS = 5.0
+_ALIVE_SECONDS = 5.0  # a worker that does not answer for so long is ended
 _CHECK_SECONDS = 1.0  # the time between two checks of all workers
 _LEAVE_SECONDS = 60.0  # how long a worker may take to leave: only a safeguard, since its own limits are shorter
 _LEAVING_QUIET = 0.05  # after so long without a call, a leaving worker closes its last connections
@@ -38,13 +38,13 @@ class Worker(ChildProcess):
 
     def __init__(self, number: int, slot: int, template: Template, role: str, *arguments: Any, **options: Any) -> None:
         self.number = number
-        self.slot = slot  # in the shared words
+        self.slot = slot  # the worker's slot in the shared words
         self.state = WorkerState.STARTING
         self.since = time.time()
         self.over = threading.Event()
         """Set once the process is gone or its successor answers."""
         self.successor: Future[Worker | None] | None = None
-        """Set once a successor is being started; None if the successor does not start."""
+        """Set while a successor is being started and afterwards. The future's result is None if it does not start."""
         self.hangs = False
         self.counted: Any = None
         """The last counts that the worker sent."""
@@ -52,11 +52,11 @@ class Worker(ChildProcess):
         """The keys of the versions that the worker was computing when it ended."""
         self.stopped_since: float | None = None
         """When a check first found the process stopped; None if it runs."""
-        # The next two belong to the thread of Epochs.
+        # Only the thread of Epochs uses the next two.
         self.telling: list[Future[Any]] = []
         """Messages with statuses that the worker has not acknowledged."""
         self.told: dict[str, Status] = {}
-        """By model, the last status that was sent to the worker."""
+        """The last status of each model that was sent to the worker."""
         super().__init__(template, role, *arguments, **options)
 
     def _ended(self) -> None:
@@ -86,9 +86,8 @@ class Workers:
         admit: Callable[[Worker], object],
         dismiss: Callable[[Worker], object],
     ) -> None:
-        """`arguments` are passed to each worker; `handlers` answer the workers' requests.
-
-        `admit` gives a new worker all that the others have; `dismiss` is called with a worker that is gone.
+        """`arguments` are passed to each worker. `handlers` answer the workers' requests. `admit` gives a new worker
+        all that the others have. `dismiss` is called with a worker that is gone.
         """
         self._count = count
         self._arguments = arguments
@@ -125,7 +124,7 @@ class Workers:
         threading.Thread(target=self._check_on, name="check", daemon=True).start()
 
     def _keep(self, number: int, listening: Future[None]) -> None:
-        """Start a worker of this number, and a successor whenever a worker ends; with back-off after quick ends."""
+        """Keep a worker of this number running: start another whenever one ends, with back-off after quick ends."""
         pause = 0.0
         while not self._ended.wait(pause):
             lived, how, explained = 0.0, "it did not start", False
@@ -228,8 +227,8 @@ class Workers:
     # Replacing --------------------------------------------------------------------------------------------------------
 
     def replace(self, number: int) -> Replaced:
-        """Start a successor of the worker with this number, which leaves once the successor answers: no caller notices.
-
+        """Start a successor of the worker with this number. The worker leaves once its successor answers, so that no
+        caller notices.
         Raises SyncError while others are being replaced, if the successor does not start, and when the server ends.
         """
         if not self._replacing.acquire(blocking=False):
@@ -263,7 +262,7 @@ class Workers:
         except LateError:
             worker.end("it does not leave")
         except ClosedError:
-            pass  # it has ended
+            pass  # the worker has ended
         except Exception as error:  # noqa: BLE001, its successor answers
             _log.error("worker %d, while it left: %r", worker.number, error)
         worker.channel.close()
@@ -289,7 +288,7 @@ class Workers:
     # Asking -----------------------------------------------------------------------------------------------------------
 
     def statuses(self) -> list[WorkerStatus]:
-        """The status of every worker, and of each number without a worker, in the order of the numbers."""
+        """Return the status of every worker, and of each number without a worker, in the order of the numbers."""
         statuses = [
             WorkerStatus(worker.number, worker.state, worker.since, worker.pid, self._restarts[worker.number])
             for worker in self._workers
@@ -302,11 +301,11 @@ class Workers:
         return sorted(statuses, key=lambda status: status.number)
 
     def counts(self, *, seconds: float) -> list[tuple[Any, Any, int]]:
-        """The counts of each worker, and of workers that are gone: requests, calls, and the number of waiting requests.
+        """Return the counts of each worker, and the sum for workers that are gone: requests, calls, waiting requests.
 
         A worker that is stopped, or does not answer in time, counts with its last answer.
         """
-        leaving = WorkerState.LEAVING  # such a worker is not asked: its answer to "leave" has its last counts
+        leaving = WorkerState.LEAVING  # a leaving worker sends its last counts in its answer to "leave"
         going = [worker for worker in self._workers if worker.state is not leaving and not worker.is_stopped]
         for worker, answer in asked(going, "counts", seconds=seconds):
             with suppress(LateError, ClosedError):
@@ -321,7 +320,7 @@ class Workers:
         while not self._ended.wait(_CHECK_SECONDS):
             try:
                 self.check()
-            except Exception:  # noqa: BLE001, else no worker would be checked any more
+            except Exception:  # noqa: BLE001, otherwise no worker would be checked any more
                 _log.exception("a check of the workers failed; the next one follows")
 
     def check(self) -> None:
@@ -339,7 +338,7 @@ class Workers:
                 worker.hangs = not worker.is_stopped
                 worker.end(f"it has not answered for {_ALIVE_SECONDS:g} s")
             except ClosedError:
-                pass  # it has ended
+                pass  # the worker has ended
 
     def _check_stopped(self, worker: Worker) -> bool:
         """Return whether the worker is stopped, so that its socket may be full. End a worker that stays stopped."""
@@ -357,8 +356,8 @@ class Workers:
 def asked(
     workers: Iterable[Worker], what: str, *arguments: Any, seconds: float
 ) -> Iterator[tuple[Worker, Callable[[], Any]]]:
-    """Ask all workers at once. Yields each worker with a function that waits for its answer; all waits together take
-    at most `seconds`."""
+    """Ask all workers at once. Yields each worker with a function that waits for its answer. All waits together take at
+    most `seconds`."""
     waiting = [(worker, worker.channel.ask(what, *arguments)) for worker in workers]
     end = time.monotonic() + seconds
     for worker, answer in waiting:

@@ -10,8 +10,10 @@ refused, its deadline has passed, the caller reset it, or the connection is lost
     RUNNING   its handler's answer                      OVER             _streams, if it is a stream; _of_newcomers
     OVER      nothing                                                    nothing
 
+A newcomer is a connection that is new, or has cost more time than its answers made up for (see `turns`).
+
 A scheduled start is not cancelled: the task of a call that is over starts, too, and returns at once. A handler returns
-only after its call is over. Until the task or handler has returned, the call counts as before.
+only after its call is over. Until the task or handler has returned, the call stays counted as the table says.
 """
 
 from __future__ import annotations
@@ -31,20 +33,20 @@ from .errors import logged_status
 from .memory_budget import LARGE, MemoryBudget, MemoryShare
 from .methods import Method
 
-_MOST = 1 << 13  # open calls; above this number, each connection may have an equal part
-_MOST_SILENT = 1 << 10
+_MOST = 1 << 13  # open calls; above this number, a connection may have only an equal part of them
+_MOST_SILENT = 1 << 10  # most calls that wait for their message
 _PATIENCE = 60.0  # seconds in which the message of a silent call must come
 _PATIENCE_AT_THE_END = 4.0  # seconds: the limit for silent calls while the server stops
 _LOOKS = 4  # checks for late silent calls within the patience
-_AT_ONCE = 64  # calls that start in one turn of the event loop: other events need the loop, too
-_MOST_OF_NEWCOMERS = 128  # predictions of newcomers at a time: the queue of predictions keeps room for other callers
-_UNPACKED_AT_ONCE = 2  # messages decompressed at a time
-_STEPS, _STEP_SECONDS = 10, 0.001
+_AT_ONCE = 64  # most calls that start in one turn of the event loop, because other events need the loop, too
+_MOST_OF_NEWCOMERS = 128  # most predictions of newcomers at a time, so that the queue keeps room for other callers
+_UNPACKED_AT_ONCE = 2  # most messages decompressed at a time
+_STEPS, _STEP_SECONDS = 10, 0.001  # steps of the wait for quiet, and the shortest length of a step
 _STOPPING = "the server is stopping; call another one, or try again later"
 
 
 class State(Enum):
-    """See the table above."""
+    """The state of a call; see the table above."""
 
     SILENT = auto()
     QUEUED = auto()
@@ -94,7 +96,7 @@ class ReadTimeouts:
             self._look_later()
 
     def end(self, call: Call) -> None:
-        """Forget a call whose message came, or that is over."""
+        """Forget a call whose message has come, or that is over."""
         self._silent.pop(call, None)
 
     def drain(self) -> None:
@@ -156,7 +158,7 @@ class Calls:
         self.loop = connections.loop
         self.read_timeouts = ReadTimeouts(_MOST_SILENT)
         self.coming = 0
-        """Bytes of messages, of all calls, that handlers have not taken."""
+        """Bytes of all calls' messages that handlers have not taken."""
         self.refuses = False
         """Whether new calls are refused because the server stops."""
         self.unpacking = asyncio.Semaphore(_UNPACKED_AT_ONCE)
@@ -166,12 +168,14 @@ class Calls:
         self.came = 0
         self.open = 0
         self._starting = 0
-        self._delayed: dict[Connection, deque[Call]] = {}  # starting calls left for later turns of the loop
+        self._delayed: dict[Connection, deque[Call]] = {}  # calls that start in later turns of the loop
         self._delayed_calls = 0
         self._of_newcomers: set[Call] = set()
         # queued predictions of newcomers; the last connection is the next in turn
         self._later: OrderedDict[Connection, dict[Call, None]] = OrderedDict()
-        self._last: OrderedDict[Connection, dict[Call, None]] = OrderedDict()  # of clients that take no answers
+        self._last: OrderedDict[Connection, dict[Call, None]] = (
+            OrderedDict()
+        )  # the same for clients that take no answers
         self._streams = 0
 
     def awaited(self) -> int:
@@ -181,7 +185,7 @@ class Calls:
     # Events of a call -------------------------------------------------------------------------------------------------
 
     def begin(self, call: Call, connection: Connection) -> None:
-        """Take in a call whose headers came."""
+        """Add a call whose headers have come."""
         self.came += 1
         self.open += 1
         if self.refuses:
@@ -194,7 +198,7 @@ class Calls:
                 self.read_timeouts.begin(call, self.loop.time())
 
     def admit(self, call: Call, connection: Connection) -> None:
-        """Start or queue a call whose message came, or that needs no message to start."""
+        """Start or queue a call whose message has come, or that needs no message to start."""
         self.read_timeouts.end(call)
         if call.method.predicts and call.is_of_newcomer and len(self._of_newcomers) >= _MOST_OF_NEWCOMERS:
             call.state = QUEUED
@@ -204,7 +208,7 @@ class Calls:
             self._admit(call, connection)
 
     def start(self, call: Call) -> None:
-        """Note that the task of a call runs."""
+        """Record that the task of a call runs, and start a delayed call."""
         if call.state is DUE:
             call.state = RUNNING
         self._starting -= 1
@@ -213,7 +217,7 @@ class Calls:
             self._start_delayed()
 
     def end(self, call: Call, connection: Connection) -> None:
-        """Note that a call is over: its caller gets nothing more."""
+        """Record that a call is over: its caller gets nothing more."""
         before, call.state = call.state, OVER
         self.open -= 1
         if before is SILENT:
@@ -225,7 +229,7 @@ class Calls:
                 del queue[connection]
 
     def leave(self, call: Call) -> None:
-        """Note that the handler of a call has returned."""
+        """Record that the handler of a call has returned."""
         self._streams -= call.method.is_stream
         if call in self._of_newcomers:
             self._of_newcomers.discard(call)
@@ -244,7 +248,7 @@ class Calls:
             self._delayed_calls += 1
 
     def _start_delayed(self) -> None:
-        """Start one call of each connection in turn."""
+        """Start one delayed call. Connections take turns."""
         connection = next(iter(self._delayed))
         calls = self._delayed.pop(connection)
         self._delayed_calls -= 1
@@ -253,8 +257,11 @@ class Calls:
             self._delayed[connection] = calls
 
     def _admit_queued(self) -> None:
-        """Admit a prediction of the connection that joined the queue last: even in a flood, some callers then do not
-        wait long. This connection's next turn comes after those of all others."""
+        """Admit a queued prediction of the connection that joined the queue last.
+
+        Some callers therefore do not wait long, even in a flood. The connection's next turn comes after the turns of
+        all others.
+        """
         queue = self._later or self._last
         connection, calls = queue.popitem()
         call = next(iter(calls))
@@ -270,8 +277,8 @@ class Calls:
         return self._budget.share()
 
     def hold(self, connection: Connection, share: MemoryShare, size: int) -> None:
-        """Set a call's share to the bytes of messages that the call holds. Over budget, end the calls of the connection
-        that holds most."""
+        """Set a call's share to the bytes of messages that the call holds. If the budget is exceeded, end calls of the
+        connection that holds most."""
         more = size - share.size
         share.keep(size)
         self.coming += more

@@ -13,11 +13,11 @@ import grpc
 
 from paramsync.rpc.server import most_connections
 
-_MOST_UNREAD = 1 << 14  # answers that may wait for clients to read
+_MOST_UNREAD = 1 << 14  # most answers that may wait for clients to read, on all connections together
 _NEW_SECONDS = 1.0  # a younger connection is not closed to make room, unless the port is full
 _HOSTS_LOOKED_AT, _LOOKED_AT = 4, 16  # addresses, and connections of each, searched for a connection to close
 _LOOK_SECONDS = 1.0
-_CHECKED_AT_ONCE = 32  # connections checked in one turn of the event loop
+_CHECKED_AT_ONCE = 32  # most connections checked in one turn of the event loop
 _STEP_SECONDS = 0.001
 
 
@@ -45,7 +45,7 @@ class Connection(Protocol):
 
 
 class Connections:
-    """Lives on the event loop on which it is made."""
+    """All connections of one port. Lives on the event loop on which it is made."""
 
     def __init__(self, *, most_seconds: float | None = None) -> None:
         """A client whose connection is older than `most_seconds` is told to open another connection."""
@@ -97,13 +97,13 @@ class Connections:
             connection.abort()
         if self._looking is not None:
             self._looking.cancel()
-        await asyncio.sleep(0)  # transports report the loss to their connections meanwhile
+        await asyncio.sleep(0)  # let the transports call `connection_lost`
 
     # Room -------------------------------------------------------------------------------------------------------------
 
     def _make_room(self, newcomer: Connection) -> None:
-        """Close a quiet connection: its client opens another without an error. If the port is full, abort a connection
-        that is closing, or else the new connection."""
+        """Close a quiet connection, because its client can open another without an error. If the port is full, also
+        abort the connection that began to close first, or the new connection if none is closing."""
         is_full = len(self._all) > self._most
         quiet = self._quiet(newcomer, is_full=is_full)
         if quiet is not None:
@@ -121,9 +121,12 @@ class Connections:
             self._of_hosts.pop(connection.host, None)
 
     def _quiet(self, newcomer: Connection, *, is_full: bool) -> Connection | None:
-        """Find a connection to close, at the addresses with the most connections: it has no call, and has sent nothing
-        since the last look. If the port is full, calls whose client takes no answers do not count, and any connection
-        without a call will do: the one that has been silent longest."""
+        """Find a connection to close, at the addresses with the most connections.
+
+        The connection must have no call, and must have sent nothing since the last look. If the port is full, the
+        conditions are weaker. Calls whose client takes no answers do not count. The connection may have sent something;
+        then the connection that has been silent longest is chosen.
+        """
         settled = self.loop.time() - (0.0 if is_full else _NEW_SECONDS)
         for host in nlargest(_HOSTS_LOOKED_AT, self._of_hosts, key=lambda host: len(self._of_hosts[host])):
             of_host, without_call = self._of_hosts[host], []
@@ -152,7 +155,7 @@ class Connections:
         self._check_next(iter([*self._all]))
 
     def _check_next(self, connections: Iterator[Connection]) -> None:
-        """Check a few connections, and the rest in later turns of the event loop: there may be thousands."""
+        """Check a few connections. Check the rest in later turns of the event loop, because there may be thousands."""
         self._looking = None
         now = self.loop.time()
         few = [*itertools.islice(connections, _CHECKED_AT_ONCE)]

@@ -25,9 +25,9 @@ from .streams import Slots, each
 if TYPE_CHECKING:
     from .predictions import PredictionMethod, Predictions
 
-_MOST = 1 << 18  # bytes of a request that is no prediction: it is parsed on the event loop
-_MOST_STREAMS = 512  # of each port: callers may keep streams open for ever
-_MOST_WAITING = 256  # calls of each method that does not predict; a call may wait for a version to serve
+_MOST = 1 << 18  # most bytes of a request that is not a prediction, because it is parsed on the event loop
+_MOST_STREAMS = 512  # most streams of each port, because callers may keep streams open for ever
+_MOST_WAITING = 256  # most calls of each method that does not predict; a call may wait for a version to serve
 
 Run: TypeAlias = "Callable[[Call], Awaitable[None]]"
 Respond: TypeAlias = "Callable[[Call], AsyncGenerator[bytes, None]]"
@@ -43,8 +43,8 @@ def methods_of(
 ) -> dict[str, Method]:
     """Return the methods of one port by path, including health and reflection.
 
-    A servicer's attribute with the name of a method handles the method; without it, the method is unimplemented. It is
-
+    A servicer's attribute with the name of a method handles that method. Methods without such an attribute are
+    unimplemented. The attribute is
     - a coroutine function, called with the request and the call
     - an asynchronous generator function, if only the responses are a stream
     - a PredictionMethod, answered by `predictions`
@@ -134,7 +134,7 @@ def _parser(described: MethodDescriptor) -> Callable[[bytes], Any]:
     kind = _kind(described)
 
     def parsed(content: bytes) -> Any:
-        """Raises RequestError."""
+        """Parse a request. Raises RequestError."""
         if len(content) > _MOST:
             raise TooLargeError(f"request, a {described.input_type.full_name}", limit=_MOST, found=len(content))
         return read(kind, content)

@@ -11,7 +11,7 @@ from paramsync.rpc.server import CODES, UNFORESEEN, code_of, one_line
 
 _log = logging.getLogger("paramsync.services")
 
-_TENSORFLOW = {  # by its error codes; this module does not import TensorFlow
+_TENSORFLOW = {  # by TensorFlow's error codes, as numbers: this module does not import TensorFlow
     3: grpc.StatusCode.INVALID_ARGUMENT,  # inputs that a kernel refused
     8: grpc.StatusCode.RESOURCE_EXHAUSTED,
 }
@@ -24,7 +24,7 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
 
 
 def is_unforeseen(error: BaseException) -> bool:
-    """Whether this process is at fault: the error is in no table, and no graph raised it."""
+    """Whether this process is at fault: no table has the error, and no graph raised it."""
     return code_of(error, CODES) is None and not hasattr(error, "error_code")
 
 

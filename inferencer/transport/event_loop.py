@@ -8,7 +8,7 @@ import os
 import select
 import selectors
 
-_MOST = 64  # events in a turn: when a client with thousands of connections ends, each connection is an event
+_MOST = 64  # most events in a turn; if a client with thousands of connections ends, each connection is an event
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

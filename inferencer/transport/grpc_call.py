@@ -23,7 +23,7 @@ from .turns import NEWCOMER_SECONDS
 
 _SMALL = 1 << 16  # bytes: a shorter answer is copied, so that it goes out in one piece
 _OF_MESSAGE = 128  # bytes that a waiting message takes in addition to its content
-_TOO_MANY = 2  # messages, for a call that takes a single message
+_TOO_MANY = 2  # a call with a single message is refused after so many messages
 _NO_MESSAGE = "request: expected one message, found none"
 _MORE_MESSAGES = "request: expected one message, found more"
 
@@ -47,7 +47,7 @@ class Answering(Connection, Protocol):
 
 
 class GrpcCall:
-    """Lives on one event loop. The module `calls` has the table of its states; only `_end` ends it."""
+    """A call on our own server. Lives on one event loop. See the module `calls` for its states. Only `_end` ends it."""
 
     __slots__ = (
         "_began", "_calls", "_connection", "_credit", "_deadline", "_expiry", "_messages", "_queue", "_queued",
@@ -173,7 +173,7 @@ class GrpcCall:
         self._task = self._calls.loop.create_task(self._run())
 
     def receive(self, content: bytes, *, ended: bool) -> None:
-        """Take a part of the call's messages; with `ended`, it is the last part."""
+        """Take a part of the call's messages. `ended` says that it is the last part."""
         is_stream = self.method.is_stream
         self.has_ended = ended
         self.unanswered += len(content)
@@ -210,8 +210,10 @@ class GrpcCall:
         self._end(stop=True)
 
     def _end(self, last: bytes | None = None, *, stop: bool = False) -> None:
-        """End the call: send the `last` headers, if any, and give back all that the call holds. With `stop`, cancel the
-        handler; without, the handler itself ends the call."""
+        """End the call: send the `last` headers, if any, and give back all that the call holds.
+
+        `stop` also cancels the handler. It is not set if the handler itself ends the call.
+        """
         if self.is_over:
             return
         if last is not None:
@@ -237,7 +239,7 @@ class GrpcCall:
     # Answers ----------------------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        """Run the handler, unless the call is already over. The handler ends the call; if it fails, `_run` does."""
+        """Run the handler, unless the call is already over. End the call if the handler fails."""
         self._calls.start(self)
         try:
             if self.is_over:
@@ -281,7 +283,7 @@ class GrpcCall:
             self.refuse(grpc.StatusCode.INVALID_ARGUMENT, _NO_MESSAGE)
 
     def _count(self) -> None:
-        """Count the memory of the messages that the call holds: none once the call is over."""
+        """Count the memory of the messages that the call holds. A call that is over holds none."""
         size = self._messages.held + self._queued
         if self._unread is None and size:
             self._unread = self._calls.share()
@@ -297,7 +299,7 @@ class GrpcCall:
 
     async def _unpack(self) -> bytes:
         """Take the next message out of the queue and decompress it on a thread. The message has its own share of memory
-        until the thread is done, even if the call is over before."""
+        until the thread is done, even if the call is over earlier."""
         if not self.asked.window:
             raise RequestError("message: expected none that is compressed without grpc-encoding, found one")
         calls = self._calls
@@ -322,7 +324,7 @@ class GrpcCall:
         return await asyncio.shield(unpacking)
 
     def _consume(self) -> None:
-        """Let the client send as many bytes as have been taken."""
+        """Let the client send as many more bytes as have been taken."""
         if self._credit:
             self._connection.http2.consumed(self.stream, self._credit)
             self._credit = 0

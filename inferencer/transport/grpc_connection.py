@@ -28,9 +28,9 @@ _PING_SECONDS = 20.0  # how long a client may take to answer a ping
 _LINGER_SECONDS = 2.0  # how long a client may take to read the last answers and close the connection
 _NO_NEW_CALLS = 2**31 - 1  # a GOAWAY with this stream still accepts calls that are on their way, RFC 9113, 6.8
 _MOST_BEHIND = 1 << 14  # bytes of frames other than answers that may wait for the client to read
-# A read of few frames costs an estimated time, because a measured time would include the work of other threads.
-_FEW = 16  # the most frames of such a read
-_FRAMES = 8  # each group of this many frames adds READ_SECONDS to the estimate
+# A read of few frames is charged an estimated time, because a measured time would include the work of other threads.
+_FEW = 16  # a read of at most so many frames is charged an estimate
+_FRAMES = 8  # every 8 frames add READ_SECONDS to the estimate
 _ALIVE, _LEAVING = b"is alive", b"leaving "  # payloads of our pings
 
 
@@ -45,7 +45,7 @@ class _Farewell(Enum):
 
 
 class GrpcConnection(asyncio.BufferedProtocol):
-    """Lives on one event loop."""
+    """The server's end of one connection. Lives on one event loop."""
 
     def __init__(self, calls: Calls, connections: Connections, turns: Turns) -> None:
         self.calls: dict[int, GrpcCall] = {}
@@ -127,7 +127,10 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self._read_on()
 
     def eof_received(self) -> bool:
-        """Answer calls whose request is complete before the connection closes; close a TLS connection at once."""
+        """Handle the end of the client's input: answer calls whose request is complete, then close the connection.
+
+        A TLS connection is closed at once.
+        """
         assert self.transport is not None
         self.flush()
         if not self.transport.can_write_eof() or self._is_ending or not self.http2.streams:
@@ -317,7 +320,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     # Ending -----------------------------------------------------------------------------------------------------------
 
     def refuse_coming(self, code: grpc.StatusCode, text: str) -> None:
-        """End the calls of which a message is coming or waits for its handler."""
+        """End each call that has a message that is being received or waits for its handler."""
         for call in [*self.calls.values()]:
             if call.is_coming:
                 call.refuse(code, text)
@@ -397,7 +400,7 @@ _TAKERS: dict[type, Callable[[GrpcConnection, Any], None]] = {
 
 
 def peer_of(name: Any) -> str:
-    """A socket's address in gRPC's form."""
+    """Return a socket's address in gRPC's form."""
     if not isinstance(name, tuple):
         return "unix:"
     host, port = name[:2]

@@ -22,7 +22,7 @@ _LAST = 1.0  # the last seconds of the grace, kept for callers to read their ans
 
 
 class GrpcPort:
-    """Lives on the event loop on which it is made."""
+    """A port for gRPC. Lives on the event loop on which it is made."""
 
     def __init__(
         self,
@@ -32,7 +32,7 @@ class GrpcPort:
         message_bytes: int,
         connection_seconds: float | None = None,
     ) -> None:
-        """`methods` by path, see `methods_of`. Connections older than `connection_seconds` take no new calls."""
+        """See `methods_of` for `methods`. Connections older than `connection_seconds` take no new calls."""
         self.connections = Connections(most_seconds=connection_seconds)
         self.calls = Calls(methods, budget, self.connections, message_bytes=message_bytes)
         self.awaited = self.calls.awaited
@@ -45,7 +45,7 @@ class GrpcPort:
         return GrpcConnection(self.calls, self.connections, self._turns)
 
     def take(self, listeners: Iterable[socket.socket], tls: ServerTls | None) -> None:
-        """Own these listeners, and accept from them after `start`. A UNIX socket speaks no TLS."""
+        """Take ownership of these listeners, and accept from them after `start`. A UNIX socket speaks no TLS."""
         self._acceptor.take(listeners, None if tls is None else tls.http2_context())
 
     async def start(self) -> None:

@@ -29,7 +29,7 @@ _WINDOWS = {"identity": 0, "gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBIT
 _OURS = frozenset({"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding", "accept-encoding"})
 _ONCE = frozenset({"content-type", "grpc-timeout", "grpc-encoding"})
 _TYPE = "application/grpc"
-_SMALL = 1 << 12  # bytes: smaller parts of a message are joined, as a small object takes many times its content
+_SMALL = 1 << 12  # bytes: smaller parts of a message are joined, because a small object takes many times its content
 _SAFE = "".join(
     chr(code) for code in range(0x20, 0x7F) if chr(code) != "%"
 )  # characters of a status text that are not percent-encoded
@@ -49,7 +49,7 @@ class Asked:
 
     path: str
     timeout: float | None
-    """Seconds."""
+    """Seconds until the deadline; None if the caller gave no timeout."""
     window: int
     """zlib's `wbits` for compressed messages; 0: messages may not be compressed."""
     metadata: Metadata
@@ -118,7 +118,7 @@ def _binary(name: str, value: str) -> str | bytes:
 
 
 def ending(code: grpc.StatusCode, text: str = "", trailers: Trailers = ()) -> bytes:
-    """The headers that end a call."""
+    """Write the headers that end a call."""
     if code is grpc.StatusCode.OK:
         status = _OK
     else:
@@ -128,19 +128,22 @@ def ending(code: grpc.StatusCode, text: str = "", trailers: Trailers = ()) -> by
 
 
 def unknown(said: Asked) -> bytes:
-    """The headers that answer a call of an unknown method."""
+    """Write the headers that answer a call of an unknown method."""
     text = f"there is no method {one_line(said.path)}"
     return BEGINNING + ending(grpc.StatusCode.UNIMPLEMENTED, text)
 
 
 class Message(NamedTuple):
-    """A message as it came."""
+    """A message as it was received."""
 
     content: bytes
     compressed: bool
 
     def unpacked(self, window: int, *, most: int) -> bytes:
-        """Decompress. Any thread. Raises RequestError if the content is compressed in another way; TooLargeError."""
+        """Decompress the content. Safe on any thread.
+
+        Raises RequestError if the content is compressed in another way, and TooLargeError.
+        """
         try:
             zipped = zlib.decompressobj(window)
             content = zipped.decompress(self.content, most + 1)
@@ -173,8 +176,7 @@ class Messages:
         return self._missing >= 0 or bool(self._prefix)
 
     def came(self, content: bytes, *, ended: bool, most: int | None = None) -> list[Message]:
-        """Take received content; return the messages completed by it. After `most` messages nothing more may come.
-
+        """Take received content, and return the messages that it completes. Drop what follows after `most` messages.
         Raises TooLargeError, RequestError.
         """
         if self._is_whole(content):

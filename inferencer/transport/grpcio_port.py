@@ -41,7 +41,7 @@ class GrpcioPort(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # no class 
         message_bytes: int,
         connection_seconds: float | None = None,
     ) -> None:
-        """The budget counts a request only once its message is complete: grpcio does not count what it receives."""
+        """The budget counts a request only once its message is complete, because grpcio reports no earlier bytes."""
         chosen = {**dict(options(message_bytes)), "grpc.so_reuseport": 1}  # all workers share the port
         if connection_seconds is not None:
             chosen["grpc.max_connection_age_ms"] = int(1000 * connection_seconds)
@@ -55,7 +55,7 @@ class GrpcioPort(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # no class 
         """The number of calls so far."""
 
     def take(self, listeners: Iterable[socket.socket], tls: ServerTls | None) -> None:
-        """Close these listeners and listen at their addresses: grpcio's server takes no sockets."""
+        """Close these listeners and listen at their addresses, because grpcio's server takes no sockets."""
         for listener in listeners:
             where = listener.getsockname()
             with suppress(OSError), listener:  # an earlier worker has already shut it down

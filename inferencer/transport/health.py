@@ -1,4 +1,4 @@
-"""grpc.health.v1: whether the server, and each model, answers predictions now."""
+"""grpc.health.v1: tells whether the server, and each model, answers predictions now."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
 
 
 class Health:
-    """Health of the server under "", of each model and of each service under its name. Lives on one event loop.
+    """The health of the server (under the name ""), of each model, and of each service. Lives on one event loop.
 
     The server is SERVING once all models configured at its start serve.
 

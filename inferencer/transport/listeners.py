@@ -15,14 +15,14 @@ from paramsync.errors import SettingsError
 from paramsync.rpc.addresses import ABSENT, refused
 
 WAITING = 4096  # connections that the kernel keeps until they are accepted
-_AT_ONCE = 4  # connections accepted in one turn of the event loop
+_AT_ONCE = 4  # most connections accepted in one turn of the event loop
 _AGAIN = 10.0  # seconds until the same error of an event loop is logged again
 _log = logging.getLogger("paramsync.loop")
 
 
 def listeners_at(host: str, port: int, option: str, *, shared: bool = False) -> list[socket.socket]:
     """Listen at one port, at every address of the host that this machine has. If the port is `shared`, other processes
-    may listen there too. Raises SettingsError."""
+    may listen there, too. Raises SettingsError."""
     found: list[socket.socket] = []
     absent: OSError | None = None
     with ExitStack() as until_failure:
@@ -67,7 +67,7 @@ def listener_on(path: Path) -> socket.socket:
 
 
 def port_of(listeners: Iterable[socket.socket]) -> int:
-    """The port of these listeners; 0 if there are none."""
+    """Return the port of these listeners; 0 if there are none."""
     return next((int(one.getsockname()[1]) for one in listeners), 0)
 
 
@@ -82,7 +82,7 @@ class Acceptor:
         self._servers: list[asyncio.Server] = []
 
     def take(self, listeners: Iterable[socket.socket], context: ssl.SSLContext | None) -> None:
-        """Own these listeners; call this before `start`. A UNIX socket speaks no TLS."""
+        """Take ownership of these listeners. Call this before `start`. A UNIX socket speaks no TLS."""
         for one in listeners:
             tls = None if one.family == socket.AF_UNIX else context
             self._listeners.append((_Listener(fileno=one.detach()), tls))
@@ -91,7 +91,7 @@ class Acceptor:
         loop = asyncio.get_running_loop()
         if (
             loop.get_exception_handler() is None
-        ):  # asyncio's own logs a traceback for each connection that cannot be accepted
+        ):  # asyncio's own handler logs a traceback for each connection that cannot be accepted
             loop.set_exception_handler(RareErrors())
         for listener, context in self._listeners:
             create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server
@@ -106,8 +106,11 @@ class Acceptor:
             self._servers.append(server)
 
     def stop(self, *, handed_on: bool = False) -> None:
-        """Refuse connections that wait to be accepted, unless another process goes on with the same listeners. A UNIX
-        socket refuses its waiting connections only once all processes have closed it."""
+        """Stop accepting, and refuse connections that wait to be accepted.
+
+        If `handed_on`, another process accepts the waiting connections from the same listeners instead. A UNIX socket
+        refuses its waiting connections only once all processes have closed it.
+        """
         listeners, servers = self._listeners, self._servers
         self._listeners, self._servers = [], []
 
@@ -121,7 +124,7 @@ class Acceptor:
             loop = asyncio.get_running_loop()
             for listener, _ in listeners:
                 loop.remove_reader(listener)
-            loop.call_soon(close)  # not now: asyncio would drop connections that it accepted in this turn
+            loop.call_soon(close)  # later, because now asyncio would drop connections that it accepted in this turn
             return
         for listener, _ in listeners:
             with suppress(OSError):
@@ -130,7 +133,8 @@ class Acceptor:
 
 
 class RareErrors:
-    """An exception handler: when file descriptors run out, asyncio reports hundreds of errors a second."""
+    """An exception handler that logs equal errors rarely. When file descriptors run out, asyncio reports hundreds of
+    errors a second."""
 
     def __init__(self) -> None:
         self._logged: dict[tuple[str, str], float] = {}
@@ -154,15 +158,16 @@ class RareErrors:
 
 
 class _Listener(socket.socket):
-    """Keeps the kernel's queue long: asyncio also takes the backlog as the number of connections accepted in a turn."""
+    """Keeps the kernel's queue long. asyncio would shorten it to `_AT_ONCE`, because it uses one number for both."""
 
     def listen(self, backlog: int = WAITING) -> None:
         super().listen(WAITING)
 
 
 def _listening(family: int, where: tuple[Any, ...], *, shared: bool, alone: bool) -> socket.socket:
-    """Raises OSError."""
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # else asyncio leaves Nagle's algorithm on
+    """Open a listening socket. Raises OSError."""
+    # IPPROTO_TCP is named because asyncio otherwise leaves Nagle's algorithm on.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:

@@ -18,12 +18,15 @@ BRIEF = 4096  # bytes: smaller requests need no share, because their number is l
 
 
 class MemoryBudget:
-    """Lives on one event loop; any thread may call `left`. Every request above BRIEF bytes has a share. Every message
-    has a share while it is received. The memory taken is the sum of all shares."""
+    """The memory of all requests and answers. Lives on one event loop; any thread may call `left`.
+
+    Every request above BRIEF bytes has a share, and so has every message while it is received. The memory taken is the
+    sum of all shares.
+    """
 
     def __init__(self, most: int, all_taken: memoryview | None = None, slot: int = 0) -> None:
-        """The processes of one server share a budget: in the shared memory `all_taken`, each process writes the bytes
-        that it takes into its `slot`."""
+        """`most` is the budget in bytes. The processes of one server share it: each process writes the bytes that it
+        takes into its `slot` of the shared memory `all_taken`."""
         self.most = most
         self.taken = 0
         self._all_taken = memoryview(bytearray(8)).cast("Q") if all_taken is None else all_taken
@@ -36,7 +39,7 @@ class MemoryBudget:
         return MemoryShare(self)
 
     def left(self, size: int) -> None:
-        """Count freed bytes. After many bytes, a thread returns the gaps in the heap to the system."""
+        """Count freed bytes. Once many bytes were freed, a thread returns the gaps in the heap to the system."""
         self._freed += size
         if self._freed > self.most // _GIVEN_BACK and not self._trimming:
             self._freed, self._trimming = 0, True
@@ -58,13 +61,13 @@ class MemoryBudget:
         return sum(self._all_taken)
 
     def take(self, size: int) -> None:
-        """Add to the memory taken; `size` may be negative. Only shares call this."""
+        """Add `size` bytes, which may be negative, to the memory taken. Only shares call this."""
         self.taken += size
         self._all_taken[self._slot] = self.taken
 
 
 class MemoryShare:
-    """The memory of one request. Leave it when the request is over and the kernel has taken its answer."""
+    """The memory of one request. Call `leave` once the request is over and the kernel has taken its answer."""
 
     __slots__ = ("_budget", "size")
 
@@ -85,7 +88,7 @@ class MemoryShare:
         self.keep(size)
 
     def lacks(self, size: int) -> int:
-        """How many bytes other shares must give back before this share can have the size."""
+        """Return how many bytes other shares must give back before this share can have the size."""
         budget = self._budget
         if size <= self.size:
             return 0
@@ -96,7 +99,7 @@ class MemoryShare:
         self.need(self.size + size)
 
     def keep(self, size: int) -> None:
-        """Set the size even over budget, for memory that is already taken."""
+        """Set the size without a check, because the memory is already taken."""
         assert size >= 0, f"a request was to have {size} bytes"
         self._budget.take(size - self.size)
         self.size = size
@@ -108,7 +111,7 @@ class MemoryShare:
 
 
 def weight(arrays: Mapping[str, Any]) -> int:
-    """Bytes that arrays take. Each string is an object of its own."""
+    """Count the bytes that arrays take. Each string is an object of its own."""
     return sum([array.nbytes + _of_strings(array) for array in arrays.values()])
 
 

@@ -39,7 +39,7 @@ class Call(Protocol):
         """The name in the caller's certificate."""
 
     def time_remaining(self) -> float | None:
-        """Seconds until the deadline, if the call has one."""
+        """Return the seconds until the deadline, if the call has one."""
 
     def invocation_metadata(self) -> Metadata: ...
 
@@ -47,13 +47,13 @@ class Call(Protocol):
         """Take the message out of a call with a single message, so that the call does not keep the message alive."""
 
     async def read(self) -> bytes | None:
-        """Wait for the next message of a stream; None after the last. Raises RequestError."""
+        """Wait for the next message of a stream. Returns None after the last message. Raises RequestError."""
 
     async def send_initial_metadata(self, metadata: Trailers = ()) -> None:
         """Send the headers of the answer."""
 
     async def write(self, content: bytes) -> None:
-        """Send one of several answers; wait while the caller's windows are full."""
+        """Send one of several answers. Waits while the caller's windows are full."""
 
     def answer(self, content: bytes, trailers: Trailers) -> None:
         """End the call with its only answer."""

@@ -1,6 +1,6 @@
 """Parses large messages in pieces, so that no step holds the GIL for long.
 
-Parsing 60 MB of tiny fields at once takes gigabytes of memory, and seconds in which no other thread of Python runs.
+Parsing 60 MB of tiny fields at once takes gigabytes of memory, and holds the GIL for seconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _BRIEF = 4096  # bytes: `beginning` leaves out longer fields
 
 
 def read(kind: type[_M], content: bytes) -> _M:
-    """Parse a request. Any thread. Raises RequestError for invalid bytes, InputError for too many fields."""
+    """Parse a request. Raises RequestError for invalid bytes, InputError for too many fields. Safe on any thread."""
     try:
         return parse(kind, content)
     except DecodeError as error:
@@ -36,8 +36,7 @@ def read(kind: type[_M], content: bytes) -> _M:
 
 
 def beginning(kind: type[_M], content: bytes) -> _M:
-    """Parse only short fields at the beginning of a request: they name its model. Fast at any size.
-
+    """Parse only the short fields at the beginning of a request, which name its model. Fast for any size of request.
     Raises DecodeError for invalid bytes.
     """
     fields, parts, at = Fields(content, _FIRST), [], 0
@@ -50,8 +49,7 @@ def beginning(kind: type[_M], content: bytes) -> _M:
 
 
 def parse(kind: type[_M], content: bytes) -> _M:
-    """Parse a message, with the same result as `kind.FromString`. Any thread.
-
+    """Parse a message, with the same result as `kind.FromString`. Safe on any thread.
     Raises DecodeError for invalid bytes and for groups, which our messages do not use; InputError for a large message
     with too many fields.
     """

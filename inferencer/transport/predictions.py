@@ -1,4 +1,5 @@
-"""Answers a prediction request: parses it, computes, writes the response; each step on the event loop or a thread."""
+"""Answers prediction requests: parses, computes, writes the response. Long steps run on a thread, short steps on the
+event loop."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ from .unfolding import unfolded
 _LARGE = (
     1 << 17
 )  # bytes above which a message is parsed or written on a thread: on the event loop that would take milliseconds
-_LOOKED_AT = 1000  # fields looked at to estimate the memory of a small message
-_BESIDE = 2  # more copies of a parsed message's values: as arrays, and in TensorFlow
+_LOOKED_AT = 1000  # most fields looked at to estimate the memory of a small message
+_BESIDE = 2  # additional copies of a parsed message's values: as arrays, and in TensorFlow
 _WRITTEN = 3  # copies of an answer: as a message, as bytes, and in the send buffer
 _UNREAD = 2  # copies of an answer that is not read: as bytes, and in the send buffer
 
@@ -48,7 +49,7 @@ class PredictionMethod(Protocol):
     """The label of its requests in the metrics: "tfs" or "kserve"."""
 
     def asked(self, request: Any) -> tuple[str, str]:
-        """The model and the signature that a request names, whether or not they exist."""
+        """Return the model and the signature that a request names, even if they do not exist."""
 
     def read(self, request: Any) -> list[Question]:
         """Turn a request into questions. Raises an error of paramsync.errors."""
@@ -69,11 +70,11 @@ class Predictions:
         """Returns how many requests may come at any moment; the gRPC port sets this."""
 
     def share(self) -> MemoryShare:
-        """A share for one request, until its answer is sent."""
+        """Return a share of memory for one request. The request holds it until its answer is sent."""
         return self._budget.share()
 
     def answering(self, method: PredictionMethod, kind: type[Message], path: str) -> Answering:
-        """`path` is the method's gRPC path without the first slash."""
+        """Return the function that answers a method. `path` is the method's gRPC path without the first slash."""
         return partial(self._answered, method, kind, path)
 
     async def _answered(
@@ -161,7 +162,7 @@ class Predictions:
 
 
 def _named(method: PredictionMethod, kind: type[Message], found: list[Question] | bytes) -> tuple[str, str, str]:
-    """Model, signature and version for the metrics, from questions or from a message that could not be read."""
+    """Return model, signature and version for the metrics, from questions or from a message that could not be read."""
     if isinstance(found, bytes):
         try:
             return *method.asked(beginning(kind, found)), ""
@@ -176,7 +177,7 @@ def _read(method: PredictionMethod, kind: type[Message], content: bytes) -> tupl
 
 
 def trailers(resident: Resident, now: float) -> Trailers:
-    """The trailing metadata of an answer: which version answered, and how old it is.
+    """Return the trailing metadata of an answer: which version answered, and how old it is.
 
     `now` is in seconds since the epoch. The age is absent if the time of the step is unknown.
     """
@@ -193,10 +194,10 @@ def trailers(resident: Resident, now: float) -> Trailers:
 
 
 def _done_at(version: Version) -> float | None:
-    """When the version's step was done or, if that was not recorded, when the version became visible."""
+    """Return when the version's step was done or, if that was not recorded, when the version became visible."""
     return version.step_done_at if version.step_done_at > 0 else version.committed_at
 
 
 def _taken(size: int, unfolded: int) -> int:
-    """Memory of a request: the received bytes, the parsed message, and its values."""
+    """Estimate the memory of a request: the received bytes, the parsed message, and its values."""
     return size + unfolded + _BESIDE * min(size, unfolded)

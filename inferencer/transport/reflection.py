@@ -1,4 +1,4 @@
-"""Server reflection. Its streams end when the server drains; otherwise callers could keep them open for ever."""
+"""Server reflection. Its streams end when the server drains, because callers could keep them open for ever."""
 
 from __future__ import annotations
 

@@ -85,10 +85,10 @@ class PredictionStream(Protocol):
     draining: asyncio.Event
 
     def answered(self, response: bytes) -> bytes:
-        """The message that carries a response."""
+        """Return the message that carries a response."""
 
     def refused(self, request: bytes, text: str) -> bytes:
-        """The message that carries an error. The stream goes on."""
+        """Return the message that carries an error. The stream goes on."""
 
 
 def each(

@@ -7,38 +7,38 @@ import itertools
 from heapq import heappop, heappush
 from typing import Protocol
 
-_TURN_SECONDS = 0.001  # in each turn of the event loop: after this time, input of expensive connections waits
-_FULL_SECONDS = 0.01  # in each turn: after this time, input of all connections waits for the next turn
-ANSWER_SECONDS = 0.0002  # an answer lowers the cost by this: about the time of reading its call
+_TURN_SECONDS = 0.001  # after this time of a turn of the event loop, input of expensive connections waits
+_FULL_SECONDS = 0.01  # after this time of a turn, input of all connections waits for the next turn
+ANSWER_SECONDS = 0.0002  # each answer lowers the cost by this, about the time for reading its call
 READ_SECONDS = 0.00005  # the expected time for reading a few frames
-READ_BYTES = 1 << 15  # for each part of this size of a message, its answer lowers the cost by another READ_SECONDS
+READ_BYTES = 1 << 15  # for every 32 kB of a message, its answer lowers the cost by another READ_SECONDS
 NEWCOMER_SECONDS = 0.002  # the cost of a new connection, so that connections whose calls were answered come first
-_READ = 1 << 18  # bytes read at a time
-_READ_UNDER_LOAD = 1 << 12  # bytes read at a time if the input has to wait: small, because it takes memory meanwhile
+_READ = 1 << 18  # most bytes read at a time
+_READ_UNDER_LOAD = 1 << 12  # most bytes read at a time if the input has to wait, because it takes memory until then
 
 
 class Served(Protocol):
-    """A connection. It may wait at one place in the queue at most."""
+    """A connection. It may be in the queue only once."""
 
     @property
     def cost(self) -> float:
         """Seconds that the event loop lately spent on its input, minus a credit for each answer."""
 
     def serve(self) -> None:
-        """Take a bounded part of the input; call `Turns.wait` again if input is left."""
+        """Take a bounded part of the input. Call `Turns.wait` again if input is left."""
 
 
 class Turns:
-    """Lives on one event loop.
+    """Decides which connections' input is taken in a turn of the event loop. Lives on one event loop.
 
-    Input is taken as it comes until one millisecond of a turn is spent. Then connections at or above a newcomer's cost
-    wait, and their sockets are not read. In the next turns the cheapest connections go first. After ten milliseconds
-    all connections wait, because many may become expensive at the same moment.
+    Input is taken as it comes until one millisecond of a turn is spent. From then on, connections at or above a
+    newcomer's cost wait, and their sockets are not read. In the next turns the cheapest connections go first. After ten
+    milliseconds all connections wait, because many may become expensive at the same moment.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._spent = 0.0  # in this turn
+        self._spent = 0.0  # seconds spent in this turn
         self._waiting: list[tuple[float, int, int, Served]] = []
         self._order = itertools.count()
         self.is_busy = False

@@ -11,13 +11,13 @@ from google.protobuf.message import DecodeError
 from paramsync.rpc.wire_fields import Fields
 
 _NEAR = 4096  # bytes: smaller fields are estimated without looking into them
-_ALL = 1 << 20  # fields looked at
+_ALL = 1 << 20  # most fields looked at
 _DEEPEST = 64
 _OF_MESSAGE = 224  # bytes that a message or an entry of a map takes by itself
 _OF_STRING = 40
-_TIMES = 25  # bytes in memory for a byte not looked at: measured, at most 22 in messages, 86 in empty entries of maps
+_TIMES = 25  # bytes in memory for each byte not looked at; measured: up to 22 in messages, 86 in empty entries of maps
 _GROWN = 2  # a growing list is copied, and leaves its old memory behind
-VARINT_BYTES = {  # in memory, by type
+VARINT_BYTES = {  # bytes in memory of one value, by type
     FieldDescriptor.TYPE_INT64: 8,
     FieldDescriptor.TYPE_UINT64: 8,
     FieldDescriptor.TYPE_SINT64: 8,
@@ -30,11 +30,14 @@ VARINT_BYTES = {  # in memory, by type
 
 
 def unfolded(kind: Any, content: bytes, *, fields: int = _ALL) -> int:
-    """An upper bound in bytes, from at most `fields` fields. Any thread; the content may be any bytes."""
+    """Return an upper bound, in bytes, for the memory of the parsed message. Looks at `fields` fields at most.
+
+    Safe on any thread. The content may be any bytes.
+    """
     reading = Fields(content, fields)
     try:
         return _size(reading, kind, 0, len(content), 0)
-    except DecodeError:  # the parser will report it
+    except DecodeError:  # the parser will report the error
         return len(content)
 
 
@@ -63,5 +66,5 @@ def _size(reading: Fields, kind: Any, at: int, end: int, depth: int) -> int:
 
 
 def _count(content: bytes) -> int:
-    """How many varints end in these bytes."""
+    """Count the varints that end in these bytes."""
     return int(np.count_nonzero(np.frombuffer(content, np.uint8) < 0x80))

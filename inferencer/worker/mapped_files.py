@@ -1,7 +1,7 @@
 """MappedFiles: the data files of versions, mapped into this process.
 
-A mapping outlives its last version for a while: publishers reuse their old files, and mapping and unmapping 268 MB
-takes 30 ms.
+A mapping stays for a while after its last version, because publishers reuse their old files, and mapping and unmapping
+268 MB takes 30 ms.
 
 A file in use has two descriptors. The first comes from the supervisor and holds the lock that keeps publishers from
 writing into the file; it is closed with the last array or tensor of the file. The second has no lock, and belongs to
@@ -55,7 +55,7 @@ class MappedFiles:
         return np.asarray(lease)
 
     def tend(self) -> bool:
-        """Undo mappings that no version needs. Returns whether any unused mapping is left for later."""
+        """Remove mappings that no version needs. Returns whether unused mappings are left for later."""
         late = time.monotonic() - _KEPT_SECONDS
         for file_id, mapping in list(self._mappings.items()):
             needless = not mapping.users and (mapping.used_at < late or mapping.is_gone)
@@ -65,7 +65,7 @@ class MappedFiles:
 
 
 class _Mapping:
-    """A read-only mapping of a file: a write would end the process."""
+    """A read-only mapping of a file. A write to it would end the process."""
 
     def __init__(self, descriptor: int, size: int) -> None:
         self.size = size
@@ -90,7 +90,7 @@ class _Mapping:
 
     @property
     def is_gone(self) -> bool:
-        """Whether the file has been deleted: no publisher will write into it again."""
+        """Whether the file has been deleted, so that no publisher will write into it again."""
         return not os.fstat(self._file).st_nlink
 
     def bring_in(self, start: int, stop: int) -> None:
@@ -107,7 +107,7 @@ class _Mapping:
 
 
 class _Lease:
-    """The owner of an array's bytes: keeps the mapping and the file's lock alive."""
+    """The owner of an array's bytes. It keeps the mapping and the file's lock alive."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -115,7 +115,7 @@ class _Lease:
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """The bytes, declared writable: dlpack does not export read-only arrays."""
+        """Describe the bytes. They are declared writable, because dlpack does not export read-only arrays."""
         mapping = self.mapping
         assert mapping is not None
         return {"shape": (mapping.size,), "typestr": "|u1", "data": (mapping.address, False), "version": 3}

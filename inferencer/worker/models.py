@@ -42,7 +42,7 @@ class Model:
         return not isinstance(self.settings, ConnectionSettings) and self.settings.batching
 
     def take(self, version: int | None = None, label: str = "") -> Resident:
-        """The version that serves, or the version with this number or label.
+        """Return the version that serves, or the version with this number or label.
 
         Raises NotServingError, UnknownVersionError, UnknownLabelError.
         """
@@ -60,7 +60,7 @@ class Model:
             raise UnknownVersionError(f"model {self.name!r}", case.number, view.numbered, case.short) from error
 
     def status(self) -> Status:
-        """The last status, with the version that answers here."""
+        """Return the last status, with the version that answers in this process."""
         status, view = self.last, self.view
         if view.recent and status.serving != view.recent[0].version:
             numbers = tuple(dict.fromkeys(resident.version.number for resident in view.residents))
@@ -108,7 +108,10 @@ class ModelsSubscription:
 
 
 class EpochModels:
-    """See Registry. Belongs to one event loop; `find`, `some` and iteration are for any thread."""
+    """The models of the epoch that answers. Lives on one event loop.
+
+    Any thread may iterate, and call `find` and `some`.
+    """
 
     def __init__(self, now: Callable[[], Mapping[str, Model]], supervisor: Channel) -> None:
         self._now = now
@@ -123,7 +126,7 @@ class EpochModels:
         return iter(self._now().values())
 
     def find(self, model: str) -> Model:
-        """Raises UnknownModelError."""
+        """Return the model of this name. Raises UnknownModelError."""
         models = self._now()
         if model not in models:
             raise UnknownModelError(model, models)
@@ -137,7 +140,7 @@ class EpochModels:
         return known is None or known.batched
 
     def followers(self, model: str = "") -> list[RemoteFollower]:
-        """The followers of a model, or of all models; a joined model has the followers of its parts."""
+        """Return the followers of a model, or of all models. A joined model has the followers of its parts."""
         names: dict[str, None] = {}
         for served in self.some(model):
             settings = served.settings
@@ -148,15 +151,17 @@ class EpochModels:
         return [RemoteFollower(name, self) for name in names]
 
     def missing(self) -> dict[str, str]:
-        """The models configured at the start that do not serve, with the reasons. Includes "workers" if `trouble` is
-        set."""
+        """Return the models that were configured at the start and do not serve, with the reasons. Includes "workers" if
+        `trouble` is set."""
         statuses = {model.name: model.status() for model in self if model.awaited}
         missing = {name: status.short_reason for name, status in statuses.items() if status.state is not State.SERVING}
         return {**missing, "workers": self.trouble} if self.trouble else missing
 
     def news(self) -> None:
-        """Wake all subscriptions, and set `changed` if other models are served now. Called on the event loop when
-        another epoch answers or a status changed."""
+        """Wake all subscriptions, and set `changed` if other models are served now.
+
+        Call this on the event loop when another epoch answers or a status has changed.
+        """
         for wake in list(self.wakes):
             wake()
         names = tuple(self._now())

@@ -33,8 +33,8 @@ _MOST_OF_MEMORY = 0.5  # the share of the machine's memory that a trial may take
 _COLLECTIONS = (10_000, 2, 100)
 """Thresholds of the garbage collector: new objects, and collections of the younger generation.
 
-A collection delays every answer by about 1 ms for each thousand objects that it looks at. Calls that come together
-make some thousands of objects for a moment, none of them garbage; thousands of connections keep some hundred thousand
+A collection delays every answer by about 1 ms for each thousand objects that it looks at. Calls that come together make
+thousands of objects for a moment, none of which is garbage. Thousands of connections keep hundreds of thousands of
 objects."""
 
 
@@ -106,7 +106,8 @@ class _Worker:
         return asyncio.run_coroutine_threadsafe(call(*arguments, **files), self._loop)
 
     async def _start(self, by_grpc: int, *, descriptors: Sequence[int] = ()) -> None:
-        """Start answering, from the epoch last shown. The first `by_grpc` listeners are for gRPC, the rest for HTTP."""
+        """Start answering, from the epoch that was shown last. The first `by_grpc` listeners are for gRPC, the rest for
+        HTTP."""
         listeners = [socket.socket(fileno=descriptor) for descriptor in descriptors]
         async with self._turns:
             self._server = PredictionServer(
@@ -125,7 +126,8 @@ class _Worker:
         self._versions.states(statuses)
 
     async def _alive(self) -> str:
-        """Prove that the event loop runs. Returns why this process must be replaced, or ""; health reports it, too."""
+        """Prove that the event loop runs. If this process must be replaced, return the reason, and let health report
+        it."""
         if failing := self._metrics.failing:
             self._models.trouble = failing
             self._models.news()
@@ -144,7 +146,7 @@ class _Worker:
         return self._counts()
 
     async def _drain(self, quiet_seconds: float) -> None:
-        """End the server, whether it is answering, starting or leaving, or was never started."""
+        """End the server in any state: starting, answering, leaving, or never started."""
         async with self._turns:
             if self._leaving is not None:
                 self._leaving.cancel()

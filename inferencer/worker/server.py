@@ -33,14 +33,16 @@ from ..transport.predictions import Predictions
 _log = logging.getLogger("paramsync.inferencer")
 _LINGER_SECONDS = 3.0  # how long a leaving worker waits for clients to go before it ends idle connections and streams
 _STEP_SECONDS = 0.01
-_ACCEPTING_TURNS = 3  # of the event loop: asyncio calls `connection_made` in the second turn after it accepts
+_ACCEPTING_TURNS = 3  # turns of the event loop: asyncio calls `connection_made` in the second turn after accepting
 _HANDSHAKE_SECONDS = 0.3  # how long to wait for TLS handshakes: a connection is counted only after its handshake
-_SYNC = sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name  # of the supervisor's port; its health is told here too
-GRACE_SECONDS = 20.0  # docs/guarantees.md names it; less than the composition gives
+_SYNC = sync_pb2.DESCRIPTOR.services_by_name[
+    "Sync"
+].full_name  # a service of the supervisor; its health is reported here, too
+GRACE_SECONDS = 20.0  # named in docs/guarantees.md; shorter than `stop_grace_period` in docker-compose.yml
 
 
 class PredictionServer:
-    """Answers predictions and requests about models. Made, started and drained on one event loop."""
+    """Answers predictions and requests about models. Create, start and drain it on the same event loop."""
 
     def __init__(
         self,
@@ -110,14 +112,14 @@ class PredictionServer:
         loop = asyncio.get_running_loop()
         self._rest.leave()
         self.grpc.stop_listening(handed_on=True)
-        for _ in range(_ACCEPTING_TURNS):  # a connection that is not counted would be lost
+        for _ in range(_ACCEPTING_TURNS):  # connections that are not counted yet would be lost
             await asyncio.sleep(0)
         if self._settings.tls is not None:
             await asyncio.sleep(_HANDSHAKE_SECONDS)
         began = loop.time()
         while (self.grpc.leave() or len(self._rest)) and loop.time() - began < _LINGER_SECONDS:
             await asyncio.sleep(_STEP_SECONDS)
-        await self._rest.close(grace=GRACE_SECONDS, quiet_seconds=0.0)  # connections that ask nothing
+        await self._rest.close(grace=GRACE_SECONDS, quiet_seconds=0.0)  # ends connections without a request
         self.say_so()  # ends streams
         while self.grpc.leave() and loop.time() - began < GRACE_SECONDS:
             await asyncio.sleep(_STEP_SECONDS)
@@ -131,7 +133,7 @@ class PredictionServer:
         self.grpc.hurry()
 
     async def drain(self, *, quiet_seconds: float) -> None:
-        """Close each port once no call has come for `quiet_seconds`; answer all earlier calls. End every thread."""
+        """Answer all calls, close each port once no call has come for `quiet_seconds`, and end every thread."""
         self.say_so()
         await asyncio.gather(
             self.grpc.drain(grace=GRACE_SECONDS, quiet_seconds=quiet_seconds),

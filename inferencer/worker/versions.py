@@ -32,8 +32,8 @@ from .models import Model
 
 _log = logging.getLogger("paramsync.worker")
 _TEND_SECONDS = 0.05  # the time between two looks for versions that no request holds
-_MAPPING = 4  # models whose versions are mapped at a time, so that a large model delays no other
-_CAME_SECONDS = 0.001  # the time between two looks for an epoch that has not been shown
+_MAPPING = 4  # versions mapped at a time, so that a large model does not delay others
+_CAME_SECONDS = 0.001  # the time between two looks for an epoch that has not been shown yet
 _UNMAP_SECONDS = 1.0  # the time between two looks for mappings that no version needs
 
 
@@ -48,33 +48,35 @@ class _SeenResident(Resident):
 
 
 class Versions:
-    """The versions and models that answer requests: see `inferencer.supervisor.epochs` for the order of messages.
+    """The versions and models that answer requests. See `inferencer.supervisor.epochs` for the order of messages.
 
-    The channel's thread adds epochs, which takes no time. Threads of this class map versions and join graphs;
-    meanwhile other models swap. Any thread may call `now`, which takes no lock.
+    The channel's thread adds epochs, which takes no time. Threads of this class map versions and join graphs, while
+    other models may swap. Any thread may call `now`, which takes no lock.
     """
 
     def __init__(self, word: memoryview, calls: CallsUnderWay) -> None:
         self._word = word
         self._calls = calls
         self._epochs: dict[int, Mapping[str, Model]] = {0: {}}
-        self._graphs: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()  # kept by their versions
-        self._built: Graph | None = None  # in a trial: keeps the graph until its version comes
+        self._graphs: weakref.WeakValueDictionary[int, Graph] = (
+            weakref.WeakValueDictionary()
+        )  # versions keep their graphs
+        self._built: Graph | None = None  # in a trial: keeps the graph alive until its version comes
         self._residents: dict[int, _SeenResident] = {}
         self._called: weakref.WeakSet[Graph] = weakref.WeakSet()
         self._joiners: list[tuple[ConnectionSettings, Joiner]] = []
         self._mapping = ThreadPoolExecutor(_MAPPING, "map")
-        self._unwanted: set[int] = set()  # keys of versions that are gone, and may still be mapping
+        self._unwanted: set[int] = set()  # keys of freed versions that a thread may still be mapping
         self._files = MappedFiles()
         self._leaving: Leaving[Resident] = Leaving()
         self._freeing = threading.Event()
         self._came = threading.Event()  # set when an epoch is shown
         self.changed: Callable[[], object] = lambda: None
-        """Called, on the channel's thread, when another epoch answers."""
+        """Called on the channel's thread when another epoch answers, or when statuses have changed."""
         threading.Thread(target=self._free, name="free", daemon=True).start()
 
     def now(self) -> Mapping[str, Model]:
-        """The models of the epoch that answers, by name."""
+        """Return the models of the epoch that answers, by name."""
         while (models := self._epochs.get(self._word[0])) is None:
             # The epoch ended between the two reads, or its message is still in the socket of this process.
             self._came.wait(_CAME_SECONDS)
@@ -84,8 +86,7 @@ class Versions:
     # Messages of the supervisor ---------------------------------------------------------------------------------------
 
     def graph(self, message: GraphMessage, *, descriptors: Sequence[int]) -> tuple[str, frozenset[str]]:
-        """Build a graph. Returns its digest, and its embeddings: parameters of which it only looks up rows.
-
+        """Build a graph. Returns its digest, and its embeddings, which are parameters of which it only looks up rows.
         Raises GraphError.
         """
         graph = self._graphs[message.key] = self._built = self._build(message, *descriptors)
@@ -142,10 +143,10 @@ class Versions:
         return {joined.name: self._join_parts(joined, parts)[1] for joined in settings}
 
     def show(self, epoch: int, models: Sequence[ModelMessage], whole: bool) -> dict[str, Joining]:
-        """Add an epoch, which answers once the word names it. It has `models`: all of them if `whole`, else only those
-        that changed.
+        """Add an epoch. This worker answers from it once the word names it.
 
-        Returns the outcome for joined models.
+        `models` are all models of the epoch if `whole`, otherwise the models that changed. Returns the outcome for
+        joined models.
         """
         before = self._epochs[max(self._epochs)]
         kept = {} if whole else before
@@ -165,7 +166,7 @@ class Versions:
         return {name: model.joining for name, model in shown.items() if model.joining is not None}
 
     def shown(self, epoch: int, gone: Sequence[int]) -> None:
-        """Forget the epochs before this one, which answers now, and the versions of these keys."""
+        """Forget the epochs before `epoch`, which answers now, and the versions with the keys in `gone`."""
         oldest = min(epoch, max(self._epochs))
         self._epochs = {number: models for number, models in self._epochs.items() if number >= oldest}
         self._forget(gone)
@@ -173,7 +174,7 @@ class Versions:
 
     def _forget(self, keys: Sequence[int]) -> None:
         for key in keys:
-            self._unwanted.add(key)  # first: `_map` looks after it has added the version
+            self._unwanted.add(key)  # before the pop, because `_map` reads this after it has added the version
             resident = self._residents.pop(key, None)
             if resident is not None:
                 self._unwanted.discard(key)
@@ -215,7 +216,7 @@ class Versions:
         return Model(settings, view, message.status, awaited=message.awaited, joining=joining)
 
     def _join_parts(self, settings: ConnectionSettings, parts: Mapping[str, Model]) -> tuple[Pair | None, Joining]:
-        """Join the graphs of the serving versions. Returns the pair, None if a part is missing, and the outcome."""
+        """Join the graphs of the serving versions. Returns the pair (None if a part is missing) and the outcome."""
         both = parts[settings.first], parts[settings.second]
         missing = [part for part in both if not part.view.recent]
         if missing:
@@ -237,7 +238,7 @@ class Versions:
         return Model(message.settings, view, message.status, awaited=message.awaited)
 
     def _free(self) -> None:
-        """Free versions that no request holds, on a thread of its own: a request's thread would delay its answer."""
+        """Free versions that no request holds. This thread does it, because it would delay a request's answer."""
         pause = None
         while True:
             self._freeing.wait(pause)
@@ -256,7 +257,7 @@ def _array(parameter: ParameterPlace | Any, files: Sequence[Bytes]) -> np.ndarra
     if not isinstance(parameter, ParameterPlace):
         return parameter  # type: ignore[no-any-return]
     dtype = dtypes.to_numpy(parameter.dtype)
-    assert dtype is not None  # the supervisor has checked it
+    assert dtype is not None  # the supervisor has checked the dtype
     size = int(np.prod(parameter.shape, dtype=np.int64)) * dtype.itemsize
     file = files[parameter.file]
     return file[parameter.offset : parameter.offset + size].view(dtype).reshape(parameter.shape)

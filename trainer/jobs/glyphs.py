@@ -59,7 +59,7 @@ def _arc(x: float, y: float, rx: float, ry: float, start: float, end: float) -> 
     return [(x + rx * float(np.cos(angle)), y + ry * float(np.sin(angle))) for angle in angles]
 
 
-_STROKES: list[list[_Stroke]] = [  # of each digit, in the unit square; x to the right, y down
+_STROKES: list[list[_Stroke]] = [  # the strokes of each digit, in the unit square; x to the right, y down
     [_arc(0.5, 0.5, 0.23, 0.36, 0, 360)],
     [[(0.36, 0.3), (0.53, 0.14), (0.53, 0.86)]],
     [[*_arc(0.5, 0.35, 0.21, 0.21, -170, 40), (0.29, 0.86), (0.73, 0.86)]],

@@ -59,7 +59,7 @@ _PATHS = [
 
 
 def request_of(method: str, path: str) -> tuple[str, Any]:
-    """The gRPC call of a path, and its request. Raises RequestError for an unknown path."""
+    """Return the name of the gRPC call for a path, and the call's request. Raises RequestError for an unknown path."""
     for of, pattern, call in _PATHS:
         if re.fullmatch(of, method) and (match := pattern.fullmatch(path)):
             message = message_factory.GetMessageClass(_SERVICE.methods_by_name[call].input_type)()
@@ -84,14 +84,14 @@ def add_body(message: Message, content: bytes) -> None:
 
 
 def body_of(message: Message) -> bytes:
-    """The answer of a call, as JSON."""
+    """Write the answer of a call as JSON."""
     if isinstance(message, pb.RepositoryIndexResponse):
         return to_json(_plain(message)["models"]) + b"\n"
     return to_json(_plain(message)) + b"\n"
 
 
 def _plain(message: Any) -> Any:
-    """A message as JSON values. protobuf's own conversion writes 64-bit numbers as strings."""
+    """Turn a message into JSON values. protobuf's own conversion would write 64-bit numbers as strings."""
     if isinstance(message, str | int | float):
         return message
     if isinstance(message, Message):
@@ -117,16 +117,16 @@ class Infer:
         self._binary = False
 
     def take(self) -> Resident:
-        """The version that is to answer. Raises InputError, NotServingError."""
+        """Return the version that shall answer. Raises InputError, NotServingError."""
         return take_resident(self._models, self._request.model_name, self._request.model_version)
 
     def bytes_to_read(self, content: bytes) -> int:
-        """The most bytes of memory that `read` takes, in addition to the content."""
+        """Estimate the most bytes of memory that `read` takes in addition to the content."""
         end = len(content) if self._json_length is None else min(self._json_length, len(content))
         return parsed_bytes(content[:end]) + len(content) - end
 
     def read(self, resident: Resident, content: bytes) -> Question:
-        """Raises RequestError, NotImplementedError."""
+        """Read the question from a body. Raises RequestError, NotImplementedError."""
         end = len(content) if self._json_length is None else self._json_length
         if end > len(content):
             raise InputError(JSON_LENGTH, expected=f"at most the {len(content)} bytes of the body", found=end)
@@ -151,7 +151,7 @@ class Infer:
         return question_of(request, resident, lambda heads: _arrays(heads, inputs, body, rest), latest)
 
     def write(self, question: Question, answer: Answer) -> tuple[bytes, Mapping[str, str]]:
-        """The body and its headers. Raises InputError for values that JSON lacks."""
+        """Return the body and its headers. Raises InputError for values that JSON lacks."""
         version = str(question.resident.version.number)
         head = {"model_name": question.model, "model_version": version}
         if self._request.id:
@@ -200,7 +200,7 @@ def _arrays(
 
 
 def _objects(what: str, values: Any) -> list[dict[str, Any]]:
-    """A list of objects. Raises InputError."""
+    """Return a value that must be a list of objects. Raises InputError."""
     if not isinstance(values, list):
         raise InputError(what, expected="a list of objects", found=kind(values))
     check_count(what, values)
@@ -211,7 +211,7 @@ def _objects(what: str, values: Any) -> list[dict[str, Any]]:
 
 
 def _object(what: str, value: Any) -> dict[str, Any]:
-    """An object, or an empty one for None. Raises InputError."""
+    """Return a value that must be an object. None counts as an empty object. Raises InputError."""
     if value is not None and not isinstance(value, dict):
         raise InputError(f"{what}, parameters", expected="an object", found=kind(value))
     return value or {}
@@ -226,7 +226,7 @@ def _shape(what: str, value: Any) -> list[int]:
 
 
 def _add_parameters(tensor: Any, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the parameters to the message, so that the same parameters are refused as by gRPC."""
+    """Add the parameters to the message, so that HTTP refuses the same parameters as gRPC. Returns the parameters."""
     parameters = _object(f"{tensor.name!r}", given.get("parameters"))
     for name in parameters:
         tensor.parameters[text("the name of a parameter", name)].string_param = ""

@@ -34,13 +34,13 @@ _REFUSED = {  # parameters of tensors that change the answer, and so cannot be i
 }
 
 _INFER_RESPONSE = pb.ModelStreamInferResponse.INFER_RESPONSE_FIELD_NUMBER
-_FINAL = pb.ModelInferResponse(  # the end of each response of a stream: a request has one response
+_FINAL = pb.ModelInferResponse(  # ends each response of a stream, because each request has one response
     parameters={"triton_final_response": pb.InferParameter(bool_param=True)}
 ).SerializeToString()
 
 
 class ModelInfer:
-    """Any thread may call it."""
+    """The method ModelInfer. Any thread may call it."""
 
     protocol = "kserve"
 
@@ -57,7 +57,7 @@ class ModelInfer:
         return [question_of(request, resident, lambda heads: tensors.arrays(request, heads), latest)]
 
     def write(self, request: pb.ModelInferRequest, questions: Sequence[Question], answers: Sequence[Answer]) -> bytes:
-        """Contents are raw, as Triton's clients expect, unless the request had typed contents."""
+        """Write the response. Contents are raw, as Triton's clients expect, unless the request had typed contents."""
         [question], [answer] = questions, answers
         response = pb.ModelInferResponse(
             model_name=question.model, model_version=str(question.resident.version.number), id=request.id
@@ -74,7 +74,7 @@ def question_of(
     arrays: ReadArrays,
     latest: Callable[[], Resident] | None = None,
 ) -> Question:
-    """The question of a request. Raises InputError, NotImplementedError, and the errors of `arrays`."""
+    """Turn a request into a question. Raises InputError, NotImplementedError, and the errors of `arrays`."""
     for what, named in (("inputs", request.inputs), ("outputs", request.outputs)):
         check_count(what, named)
         _check(named)
@@ -87,7 +87,7 @@ def question_of(
 
 
 def take_resident(models: ServedModels, model: str, version: str) -> Resident:
-    """The version that a request names by number or label; without both, the version that serves.
+    """Return the version that a request names by number or label, or the serving version if it names neither.
 
     Raises InputError, UnknownModelError, UnknownVersionError, UnknownLabelError, NotServingError.
     """
@@ -125,7 +125,7 @@ def _check_outputs(resident: Resident, signature: str, outputs: Sequence[str]) -
 
 
 class ModelStreamInfer:
-    """ModelInfer for each request of a stream. After a refused request the stream goes on."""
+    """Answers each request of a stream as ModelInfer does. A refused request does not end the stream."""
 
     def __init__(self, prediction: ModelInfer, draining: asyncio.Event) -> None:
         self.prediction = prediction
@@ -135,7 +135,7 @@ class ModelStreamInfer:
         return opening(_INFER_RESPONSE, len(response) + len(_FINAL)) + response + _FINAL
 
     def refused(self, request: bytes, text: str) -> bytes:
-        """The response to a refused request, with its id if that can be read without parsing the whole request."""
+        """Write the response to a refused request. It has the request's id if the id is one of the first fields."""
         try:
             identity = beginning(pb.ModelInferRequest, request).id
         except DecodeError:

@@ -41,7 +41,7 @@ def _not_offered(why: str) -> Callable[[Any, Any, Any], Any]:
 
 
 class KServe:
-    """Lives on one event loop; ModelInfer is called from threads too."""
+    """The methods of the service. They run on one event loop; only ModelInfer is called from threads, too."""
 
     def __init__(self, models: ServedModels, supervisor: Supervisor, draining: asyncio.Event) -> None:
         self._models = models

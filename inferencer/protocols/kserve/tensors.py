@@ -61,7 +61,7 @@ def datatype(dtype: str) -> str | None:
 
 
 def outlines(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> dict[str, TensorHeader]:
-    """The headers of inputs: name, dtype, shape. Raises InputError for an input that cannot be an array."""
+    """Read the headers of inputs: name, dtype, shape. Raises InputError for an input that cannot be an array."""
     headers: dict[str, TensorHeader] = {}
     for tensor in tensors:
         what = f"input {tensor.name!r}"
@@ -70,7 +70,7 @@ def outlines(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> dict[s
         dtype = _DTYPES.get(tensor.datatype)
         if dtype is None:
             raise InputError(f"{what}, datatype", expected=f"one of {', '.join(_DTYPES)}", found=repr(tensor.datatype))
-        check_rank(len(tensor.shape), what)  # first: there may be millions of dimensions
+        check_rank(len(tensor.shape), what)  # before the shape is copied, because it may have millions of dimensions
         shape = tuple(tensor.shape)
         check_shape(shape, what, dtype.itemsize)
         headers[tensor.name] = TensorHeader(what, dtype, shape)
@@ -78,7 +78,7 @@ def outlines(tensors: Sequence[pb.ModelInferRequest.InferInputTensor]) -> dict[s
 
 
 def arrays(request: pb.ModelInferRequest, heads: Mapping[str, TensorHeader]) -> dict[str, Array]:
-    """The arrays of inputs with checked headers. Raises InputError for contents that do not fit the headers."""
+    """Read the inputs whose headers were checked. Raises InputError for contents that do not fit the headers."""
     raw = request.raw_input_contents
     typed = [tensor.name for tensor in request.inputs if tensor.HasField("contents")]
     if raw and typed:
@@ -98,7 +98,7 @@ def of_raw(head: TensorHeader, content: bytes) -> Array:
 
 
 def _strings(head: TensorHeader, content: bytes) -> Array:
-    """Strings, each after its length in four bytes."""
+    """Read strings, each of which follows its length in four bytes."""
     if head.count * _LENGTH.size > len(content):
         expected = f"{head.count} strings, each after its length in 4 bytes"
         raise InputError(str(head), expected=expected, found=f"{len(content)} bytes of raw_input_contents")
@@ -134,7 +134,7 @@ def _of_contents(head: TensorHeader, tensor: pb.ModelInferRequest.InferInputTens
 
 
 def fill(response: pb.ModelInferResponse, outputs: Mapping[str, Array], *, raw: bool) -> None:
-    """Add outputs to a response: all raw, or all in the typed fields; all raw if an output has no typed field."""
+    """Add outputs to a response, either all raw or all in typed fields. If one has no typed field, all are raw."""
     names = {name: datatype_of(array) for name, array in outputs.items()}
     raw = raw or any(name not in _FIELDS for name in names.values())
     for name, array in outputs.items():
@@ -146,19 +146,19 @@ def fill(response: pb.ModelInferResponse, outputs: Mapping[str, Array], *, raw: 
 
 
 def datatype_of(array: Array) -> str:
-    """KServe's name for the dtype of an array; the caller makes sure that KServe has a name for it."""
+    """Return KServe's name for the dtype of an array. The caller has checked that KServe has this dtype."""
     return _NAMES[dtypes.name(dtypes.from_numpy(array.dtype) or 0)]
 
 
 def to_raw(array: Array) -> bytes:
-    """The bytes of an array; each string follows its length in four bytes."""
+    """Return the bytes of an array. Each string follows its length in four bytes."""
     if array.dtype != object:
         return array.tobytes()
     return b"".join(part for string in array.flat for part in (_LENGTH.pack(len(string)), string))
 
 
 def described(specs: Mapping[str, TensorSpec]) -> list[pb.ModelMetadataResponse.TensorMetadata]:
-    """Inputs or outputs of a model. A dtype that KServe lacks has TensorFlow's name."""
+    """Describe inputs or outputs of a model. A dtype that KServe lacks gets TensorFlow's name."""
     of = pb.ModelMetadataResponse.TensorMetadata
     return [
         of(

@@ -1,4 +1,4 @@
-"""What to do about a version in quarantine, by the reason. docs/troubleshooting.md has the same texts."""
+"""Advice for a version in quarantine, chosen by the reason. docs/troubleshooting.md has the same texts."""
 
 from __future__ import annotations
 

@@ -15,16 +15,16 @@ from paramsync.version import Version
 from ..sync.messages import of_status as message_of
 from .advice import advice
 
-_EXACT = (1 << 53) - 1  # the largest whole number that JavaScript holds
-_TEXT = 4000  # characters of a reason
-_NAME = 200  # characters of a metric's name
-_METRICS = 16  # of a version
-_IN_STORE = 50  # the newest versions
-_QUARANTINED = 20  # the newest versions
+_EXACT = (1 << 53) - 1  # JavaScript rounds larger whole numbers
+_TEXT = 4000  # most characters of a reason
+_NAME = 200  # most characters of a metric's name
+_METRICS = 16  # most metrics of a version
+_IN_STORE = 50  # most versions of a store, the newest
+_QUARANTINED = 20  # most versions in quarantine, the newest
 
 
 def text(value: Any) -> bytes:
-    """Compact JSON. Raises ValueError for NaN, which JSON lacks."""
+    """Write compact JSON. Raises ValueError for NaN, which JSON lacks."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
@@ -33,7 +33,7 @@ def short(words: str) -> str:
 
 
 def number(value: int) -> int | str:
-    """A version's number, as text if a browser would round it."""
+    """Return a version's number, as text if JavaScript would round the number."""
     return value if abs(value) <= _EXACT else str(value)
 
 
@@ -42,7 +42,7 @@ def maybe_number(value: int | None) -> int | str | None:
 
 
 def of_metrics(metrics: Mapping[str, float]) -> dict[str, float | None]:
-    """Metrics of a version; None for values that are not finite."""
+    """Return the first metrics of a version. Values that are not finite become None."""
     some = list(metrics.items())[:_METRICS]
     return {name[:_NAME]: value if math.isfinite(value) else None for name, value in some}
 
@@ -61,7 +61,7 @@ def of_version(version: Version | None) -> dict[str, Any] | None:
 
 
 def of_status(status: Status) -> dict[str, Any]:
-    """The status of one model: the fields of its message, and what only the page shows."""
+    """Return the status of a model: the fields of its gRPC message, and fields for the page only."""
     progress, copied = status.restoring_progress, None if status.bucket is None else status.bucket.copied
     shown: dict[str, Any] = _exact(plain(message_of(status)))
     if copied is not None:
@@ -86,7 +86,7 @@ def of_status(status: Status) -> dict[str, Any]:
 
 
 def _exact(value: Any) -> Any:
-    """A JSON value with texts that are not too long, and numbers as JavaScript can hold them."""
+    """Cut long texts in a JSON value, and turn numbers that JavaScript would round into text."""
     if isinstance(value, dict):
         return {key: _exact(one) for key, one in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""The operator's page at / of the HTTP port, and /api, its state and actions: checks and translates requests."""
+"""Answers requests for the operator's page, which is at / of the HTTP port, and for its state and actions at /api."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _HEADERS = {
 }
 _MOST_BYTES = 4096  # the most bytes of the body of an action
 _SECONDS = 60.0  # limit for an action
-_PAUSE = 0.05  # seconds from one question about the state to the next: the answer takes milliseconds and 150 kB a model
+_PAUSE = 0.05  # seconds between two requests for the state, because an answer takes milliseconds and 150 kB a model
 _API, _STATE, _DIFF, _MODELS = "/api/", "/api/state", "/api/diff", "/api/models/"
 _ACTIONS = {action.value: action for action in (
     Action.SYNC, Action.PIN, Action.UNPIN, Action.ROLLBACK, Action.LABEL, Action.UNLABEL
@@ -56,19 +56,19 @@ _LABELLED = (Action.LABEL, Action.UNLABEL)
 @dataclass(frozen=True)
 class File:
     content: bytes
-    packed: bytes  # by gzip
-    kind: str
-    tag: str  # an ETag
+    packed: bytes  # the content, compressed by gzip
+    kind: str  # the Content-Type
+    tag: str  # the ETag
 
     @classmethod
     def read(cls, path: Path) -> File:
         content = path.read_bytes()
-        tag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'  # weak: of both forms
+        tag = f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'  # weak, because packed and unpacked content share it
         return cls(content, gzip.compress(content, mtime=0), _KINDS[path.suffix], tag)
 
 
 def files() -> dict[str, File]:
-    """The files by the paths of their URLs."""
+    """Read the page's files. Returns them by URL path."""
     found = {f"/page/{path.name}": File.read(path) for path in sorted(_FILES.iterdir()) if path.suffix in _KINDS}
     return {"/": found.pop("/page/index.html"), **found}
 
@@ -81,8 +81,8 @@ class Page:
         self._supervisor = supervisor
         self._access = access
         self._files = files()
-        self._asking: dict[str | None, asyncio.Future[bytes]] = {}  # by the model whose history the state has
-        self._asks_at: dict[str | None, float] = {}  # when the next question may be asked, by the event loop's clock
+        self._asking: dict[str | None, asyncio.Future[bytes]] = {}  # requests in progress, by model
+        self._asks_at: dict[str | None, float] = {}  # time of the next request, by the event loop's clock
 
     def is_file(self, path: str) -> bool:
         return path in self._files
@@ -107,9 +107,12 @@ class Page:
         return failed(404, f"expected {_STATE}, {_DIFF} or {_MODELS}NAME/ACTION, found {path[:200]}")
 
     def _state(self, model: str | None) -> Awaitable[bytes]:
-        """The supervisor's answer, shared by all callers that wait for it; a caller that leaves does not cancel it."""
+        """Ask the supervisor for the state, with the history of one model.
+
+        Callers that wait at the same time share one request. A caller that leaves does not cancel the request.
+        """
         if model is not None and model not in {served.name for served in self._models}:
-            model = ""  # one request for all unknown names: else each made-up name would cause a request of its own
+            model = ""  # all unknown names share one request, so that made-up names cannot cause many
         if model not in self._asking:
             self._asking[model] = asyncio.ensure_future(self._ask(model))
         return asyncio.shield(self._asking[model])
@@ -136,7 +139,7 @@ class Page:
         return found
 
     def _with_actions(self, request: web.BaseRequest, state: bytes) -> bytes:
-        """The state, and whether this caller may change anything."""
+        """Add to the state whether this caller may change anything."""
         why = ""
         try:
             self._access.check_read("an action of the page", caller_of(request))
@@ -163,7 +166,7 @@ class Page:
 
 
 class _Caller:
-    """The context of a call, for code that serves gRPC too."""
+    """The context of a call. The same code also serves gRPC, whose contexts have this method."""
 
     def time_remaining(self) -> float:
         return _SECONDS
@@ -180,7 +183,7 @@ def _file(request: web.BaseRequest, file: File) -> web.Response:
 
 
 def _version(request: web.BaseRequest, name: str) -> int:
-    """Raises InputError."""
+    """Read a version's number from the query. Raises InputError."""
     text = request.query.get(name, "")
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) < 1 << 63):
         raise InputError(name, expected="the number of a version", found=repr(text[:100]))
@@ -188,7 +191,7 @@ def _version(request: web.BaseRequest, name: str) -> int:
 
 
 def _object(body: bytes) -> dict[str, Any]:
-    """Raises InputError."""
+    """Parse the body of an action. Raises InputError."""
     if len(body) > _MOST_BYTES:
         raise InputError("body", expected=f"at most {_MOST_BYTES} bytes", found="more")
     with suppress(ValueError, RecursionError):
@@ -199,13 +202,13 @@ def _object(body: bytes) -> dict[str, Any]:
 
 
 def _arguments(action: Action, body: dict[str, Any]) -> tuple[int | None, str]:
-    """Raises InputError."""
+    """Return the version's number and the label that an action takes. Raises InputError."""
     number, label = body.get("version"), body.get("label", "")
     if number is None and action in _NUMBERED:
         raise InputError("version", expected="the number of a version", found="none")
     if (
         isinstance(number, str) and len(number) <= 20 and number.isdecimal() and number.isascii()
-    ):  # the form in which /api gives numbers that JavaScript rounds
+    ):  # /api writes numbers that JavaScript would round as text
         number = int(number)
     if number is not None and (type(number) is not int or not 0 <= number < 1 << 63):
         raise InputError("version", expected="the number of a version", found=repr(number)[:100])

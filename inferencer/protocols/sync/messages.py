@@ -83,7 +83,7 @@ def of_replaced(replaced: Replaced) -> pb.ReplacedWorker:
 
 
 def of_progress(event: Event) -> pb.SyncProgress:
-    """The progress of a restore."""
+    """Translate the progress of a restore."""
     progress = event.progress
     if progress is None:
         return pb.SyncProgress(phase=pb.SyncProgress.RESTORING, version=event.version.number)
@@ -98,7 +98,7 @@ def of_progress(event: Event) -> pb.SyncProgress:
 
 
 def of_event(event: Event) -> pb.Event | None:
-    """An event as a message; None for progress of a restore, which `of_progress` translates."""
+    """Translate an event. Returns None for progress of a restore, which `of_progress` translates."""
     if event.kind is EventKind.RESTORING:
         return None
     return pb.Event(

@@ -20,7 +20,7 @@ from ...serving.worker_status import Replaced, WorkerStatus
 from .messages import of_event, of_load, of_progress, of_replaced, of_status, of_worker
 from .trainer_client import TrainerCalls
 
-_MARGIN = 0.1  # a late call is answered so many seconds before its deadline, with the reason for its delay
+_MARGIN = 0.1  # seconds before its deadline at which a late call is answered with the reason for the delay
 
 
 class SyncService:
@@ -36,9 +36,9 @@ class SyncService:
         replace: Callable[[int], Replaced],
         trainers: TrainerCalls,
     ) -> None:
-        """`told` returns once all workers know the followers' statuses; only then a call is answered.
+        """`told` returns once all workers know the followers' statuses. Calls are answered only after that.
 
-        `replace` replaces the process of a worker, and blocks meanwhile; `trainers` calls trainers.
+        `replace` replaces the process of a worker, and blocks until that is done. `trainers` calls trainers.
         """
         self._models = models
         self._draining = draining
@@ -174,13 +174,18 @@ def _restoring(events: list[Event]) -> list[pb.SyncProgress]:
 
 
 def seconds_to_wait(left: float | None) -> float | None:
-    """How many of a caller's remaining seconds to wait, so that a reason can still be sent; None without a deadline."""
+    """Return how long to wait if a caller has `left` seconds, so that the reason for a delay can still be sent.
+
+    None means that there is no deadline.
+    """
     return None if left is None else max(0.0, left - min(_MARGIN, left / 5))
 
 
 async def wait(follower: Follower, action: Action, context: Any, number: int | None = None, label: str = "") -> Status:
-    """The follower's answer. Raises the errors of Follower.sync, and a TimeoutError that says why, shortly before the
-    deadline."""
+    """Ask a follower for an action, and return its status afterwards.
+
+    Raises the errors of Follower.sync, and shortly before the deadline a TimeoutError with the reason for the delay.
+    """
     left: float | None = context.time_remaining()
     answer = asyncio.wrap_future(follower.ask(action, number, label))
     try:

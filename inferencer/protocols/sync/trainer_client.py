@@ -20,7 +20,7 @@ from paramsync.v1 import sync_pb2 as pb
 from ...serving.call_with_timeout import aside
 
 _PUBLISHER = "/paramsync.v1.Publisher/"
-_SECONDS = 30.0  # for a caller without a deadline
+_SECONDS = 30.0  # limit for a caller without a deadline
 _OPTIONS = (("grpc.enable_http_proxy", 0),)
 
 
@@ -67,9 +67,12 @@ class TrainerCalls:
 def follows(store: Path, trainer: pb.PublisherStatus) -> bool:
     """Whether the store is the trainer's store, perhaps under another path, or a copy of that store.
 
-    True if the trainer is of an earlier release and names no publisher, or if both stores name the same last owner of
-    the lock. Else the store must have the trainer's newest version. A store without a lock may have another one, if the
-    newest versions of both have the same graph.
+    One of these is enough:
+
+    - The trainer names no publisher, because its release is older.
+    - The trainer's publisher is the last owner of the store's lock.
+    - The store has the trainer's newest version.
+    - The store's lock names no owner, and the newest versions of the store and of the trainer have the same graph.
     """
     if not trainer.publisher or lock_owner(store) == trainer.publisher:  # earlier releases do not name the publisher
         return True

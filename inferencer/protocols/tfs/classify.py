@@ -26,7 +26,7 @@ INPUTS, CLASSES, SCORES, OUTPUTS = "inputs", "classes", "scores", "outputs"
 
 
 class OneTask:
-    """Classify or Regress. Any thread may call it."""
+    """The method Classify or Regress. Any thread may call it."""
 
     protocol = "tfs"
 
@@ -49,7 +49,7 @@ class OneTask:
 
 
 class MultiInference:
-    """Several signatures of one version on the same examples. Any thread may call it."""
+    """The method MultiInference: several signatures of one version on the same examples. Any thread may call it."""
 
     protocol = "tfs"
 
@@ -85,7 +85,10 @@ class MultiInference:
 
 
 def examples(request: input_pb2.Input) -> np.ndarray[Any, Any]:
-    """The serialised examples. The context precedes each example: a parser merges both. Raises InputError."""
+    """Return the serialised examples. Each follows the serialised context, because a protobuf parser merges the two.
+
+    Raises InputError.
+    """
     if request.WhichOneof("kind") == "example_list_with_context":
         listed = request.example_list_with_context.examples
         context = request.example_list_with_context.context.SerializeToString()
@@ -103,7 +106,7 @@ def examples(request: input_pb2.Input) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """Classify or Regress. Takes signatures with fitting tensors, whatever their method names."""
+    """Classify or Regress. A signature can be used if it has the right tensors; its method name does not matter."""
 
     method: str
     field: str
@@ -120,7 +123,7 @@ def question_of(
     serialised: np.ndarray[Any, Any],
     latest: Callable[[], Resident] | None = None,
 ) -> Question:
-    """The question to a signature about serialised examples. Raises InputError."""
+    """Make the question to a signature about serialised examples. Raises InputError."""
     name = spec.signature_name or DEFAULT_SIGNATURE
     signature = resident.graph.signatures.get(name)
     if signature is None:  # INVALID_ARGUMENT, as in TensorFlow Serving, unlike for Predict
@@ -174,7 +177,7 @@ def _classification(question: Question, answer: Answer) -> classification_pb2.Cl
 
 
 def classes_and_scores(answer: Answer) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Classes and scores of each example. For an output that the signature lacks: empty classes, or scores of 0."""
+    """Return classes and scores of each example. If the signature has only one of them, classes are "" or scores 0."""
     shape = next(iter(answer.values())).shape
     labels = answer[CLASSES] if CLASSES in answer else np.full(shape, b"", object)
     return labels, answer[SCORES] if SCORES in answer else np.zeros(shape, np.float32)

@@ -1,4 +1,4 @@
-"""Reads TensorFlow Serving's files, protocol buffers as text, and applies changes of its file of models."""
+"""Reads TensorFlow Serving's configuration files, and applies the file of models each time it changes."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class ConfigFile:
     async def run_once(self, now: float) -> None:
         """Apply the file if it changed. A failure is logged once, and the models stay as they are.
 
-        A failed configuration is tried again with a back-off, because each try may bring versions into memory.
+        A failed configuration is tried again with a back-off, because each try may load versions.
         """
         config = None
         try:
@@ -74,7 +74,7 @@ class ConfigFile:
         self._applied, self._complaint = config, ""
 
     async def follow(self, seconds: float | None) -> None:
-        """Check for a change every `seconds`, until cancelled; without `seconds`, until the file is applied once."""
+        """Check for a change every `seconds` until cancelled. If `seconds` is None, check until the file is applied."""
         while seconds is not None or self._applied is None:
             await asyncio.sleep(_UNTIL_FIRST if seconds is None else seconds)
             await self.run_once(asyncio.get_running_loop().time())

@@ -40,14 +40,14 @@ class ModelService:
     ) -> model_management_pb2.ReloadConfigResponse:
         await self._supervisor("configure", request.config.SerializeToString(), context.time_remaining())
         response = model_management_pb2.ReloadConfigResponse()
-        response.status.SetInParent()  # OK
+        response.status.SetInParent()  # an empty status means OK
         return response
 
 
 def states(
     models: Models, request: get_model_status_pb2.GetModelStatusRequest
 ) -> get_model_status_pb2.GetModelStatusResponse:
-    """The states of versions. Raises the errors of `courses`, and UnknownModelError."""
+    """Return the states of versions. Raises the errors of `courses`, and UnknownModelError."""
     status = models.find(model_name(request.model_spec)).status()
     return get_model_status_pb2.GetModelStatusResponse(
         model_version_status=[_state(course) for course in courses(status, request.model_spec)]
@@ -55,8 +55,8 @@ def states(
 
 
 def courses(status: Status, spec: model_pb2.ModelSpec) -> list[Course]:
-    """The course of the version that `spec` names, or of all versions, the highest first.
-
+    """Return the stage of the version that `spec` names, or the stages of all versions, the highest first, if it names
+    none.
     Raises NotServingError if there is no version yet, UnknownVersionError, UnknownLabelError.
     """
     by_number = {course.number: course for course in status.courses()}
@@ -68,7 +68,7 @@ def courses(status: Status, spec: model_pb2.ModelSpec) -> list[Course]:
     if choice == "version_label" and spec.version_label not in status.labels:
         raise UnknownLabelError(status.model, spec.version_label, status.labels)
     number = status.labels[spec.version_label] if choice == "version_label" else spec.version.value
-    if choice == "version" and number == 0 not in by_number:  # some clients send 0 for any version
+    if choice == "version" and number == 0 not in by_number:  # some clients mean all versions by 0
         return list(by_number.values())
     if number not in by_number:
         raise UnknownVersionError(f"model {status.model!r}", number, by_number)
@@ -77,7 +77,7 @@ def courses(status: Status, spec: model_pb2.ModelSpec) -> list[Course]:
 
 def _state(course: Course) -> get_model_status_pb2.ModelVersionStatus:
     message = _Message(version=course.number, state=_STATES[course.stage])
-    message.status.SetInParent()  # OK
+    message.status.SetInParent()  # an empty status means OK
     if course.reason:
         message.status.error_code = grpc.StatusCode.FAILED_PRECONDITION.value[0]
         message.status.error_message = course.reason

@@ -30,7 +30,7 @@ _TENSORFLOW = {"float32": "float", "float64": "double", "float16": "half"}  # nu
 
 
 class PredictionService:
-    """Lives on one event loop; predictions are read and written on threads too."""
+    """The methods of the service. GetModelMetadata runs on the event loop; any thread may call the others."""
 
     def __init__(self, models: ServedModels) -> None:
         self._models = models
@@ -84,7 +84,7 @@ class Predict:
 
 
 def _plain(request: predict_pb2.PredictRequest, signature: Signature | None) -> dict[str, np.ndarray[Any, Any]] | None:
-    """The inputs, if all fit the signature and are in the simple forms of `tensor_proto.plain`; else None."""
+    """Return the inputs if all fit the signature and have the simple forms of `tensor_proto.plain`; otherwise None."""
     if signature is None or len(request.inputs) != len(signature.inputs):
         return None
     inputs = {}
@@ -97,19 +97,22 @@ def _plain(request: predict_pb2.PredictRequest, signature: Signature | None) -> 
     return inputs
 
 
-_PACKED: Mapping[int, tuple[int, np.dtype[Any]]] = {  # by dtype: a field of TensorProto, and the dtype on the wire
+_PACKED: Mapping[
+    int, tuple[int, np.dtype[Any]]
+] = {  # for each dtype: the field of TensorProto, and the dtype on the wire
     1: (5, np.dtype("<f4")),
     2: (6, np.dtype("<f8")),
 }
 
 
 def encoded(array: npt.NDArray[Any]) -> tuple[bytes, bytes]:
-    """An output as a serialised TensorProto, in two parts: the head, and the values, copied only once.
+    """Serialise an output as a TensorProto, in two parts, so that values are copied only once: the head, the values.
 
-    Values are in the typed fields, as in TensorFlow Serving.
+    Values are in the typed fields, as in TensorFlow Serving, except for 16-bit floats, complex numbers, and dtypes
+    without a typed field.
     """
     number = dtypes.from_numpy(array.dtype)
-    assert number is not None  # TensorFlow made it
+    assert number is not None  # TensorFlow made the array
     if number in _PACKED:
         place, wire = _PACKED[number]
         values = np.asarray(array, wire).tobytes()
@@ -127,9 +130,9 @@ def encoded(array: npt.NDArray[Any]) -> tuple[bytes, bytes]:
 
 @lru_cache(1024)
 def _head(number: int, shape: tuple[int, ...]) -> bytes:
-    """Dtype and shape, serialised."""
+    """Serialise dtype and shape."""
     proto = tensor_pb2.TensorProto(dtype=number)
-    proto.tensor_shape.SetInParent()  # a scalar has a shape too
+    proto.tensor_shape.SetInParent()  # a scalar has a shape, too
     for size in shape:
         proto.tensor_shape.dim.add().size = size
     content: bytes = proto.SerializeToString()
@@ -138,14 +141,14 @@ def _head(number: int, shape: tuple[int, ...]) -> bytes:
 
 @lru_cache(1024)
 def _entry(name: str, head: bytes, size: int) -> bytes:
-    """An output in a PredictResponse up to its values, which take `size` bytes."""
+    """Serialise an output of a PredictResponse up to the output's values, which take `size` bytes."""
     entry = packed(1, name.encode()) + opening(2, len(head) + size) + head
     return opening(1, len(entry) + size) + entry
 
 
 @lru_cache(1024)
 def _spec(model: str, signature: str, version: int) -> bytes:
-    """The rest of a PredictResponse: model, version and signature."""
+    """Serialise the end of a PredictResponse: model, version and signature."""
     response = predict_pb2.PredictResponse(model_spec=spec_of_answer(model, version, signature))
     content: bytes = response.SerializeToString()
     return content
@@ -157,7 +160,7 @@ def _spec(model: str, signature: str, version: int) -> bytes:
 def metadata(
     models: ServedModels, request: get_model_metadata_pb2.GetModelMetadataRequest
 ) -> get_model_metadata_pb2.GetModelMetadataResponse:
-    """The signatures of a version. Raises InputError and the errors of `take_resident`."""
+    """Return the signatures of a version. Raises InputError and the errors of `take_resident`."""
     if set(request.metadata_field) != {FIELD}:
         raise InputError("metadata_field", expected=[FIELD], found=list(request.metadata_field))
     resident = take_resident(models, request.model_spec)

@@ -1,4 +1,4 @@
-"""HandleReloadConfigRequest: applies a configuration of TensorFlow Serving: models, pins and labels."""
+"""HandleReloadConfigRequest: applies the models, pins and labels of a configuration of TensorFlow Serving."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class ConfiguredChoices:
 
 @dataclass(frozen=True, slots=True)
 class ReloadPlan:
-    """The settings and changes that a configuration asks for."""
+    """What a configuration asks for: the settings of models, the changes of pins and labels, and the choices."""
 
     models: tuple[AnySettings, ...]
     changes: Mapping[str, Change]
@@ -48,14 +48,14 @@ class ReloadPlan:
 
 
 Apply: TypeAlias = "Callable[[Sequence[AnySettings], Mapping[str, Change]], Awaitable[None]]"
-"""Serves exactly these models from now on, with these changes. See `Registry.apply`."""
+"""A function that serves exactly these models from now on, with these changes. See `Registry.apply`."""
 
 
 class Configuring:
     """Applies one configuration at a time. Lives on one event loop."""
 
     def __init__(self, models: Iterable[Model], apply: Apply, *, trust: tuple[Path, ...] = ()) -> None:
-        """New models are served under these keys to `trust`, and under the keys of the present models."""
+        """Versions of new models must be signed by a key in `trust`, or by a key of the models served now."""
         self._models = models
         self._apply_models = apply
         self._lock = asyncio.Lock()
@@ -70,11 +70,12 @@ class Configuring:
         seconds: float | None = None,
         roots: ReloadRoots | None = None,
     ) -> None:
-        """Return once the whole configuration is in effect. After an error, except TimeoutError, nothing has changed.
+        """Apply a configuration, and return once all of it is in effect.
 
-        Stores must be below `roots`, if given. A configuration is applied to its end even if its caller leaves. Raises
-        RequestError for a wrong configuration, NotAllowedError for stores elsewhere, SyncError if a version that the
-        configuration needs cannot be used, TimeoutError after `seconds`, NotServingError.
+        After an error, nothing has changed; after a TimeoutError, the configuration is still being applied. It is also
+        applied if its caller leaves. Stores must be below `roots`, if given. Raises RequestError for a wrong
+        configuration, NotAllowedError for stores elsewhere, SyncError if a version that the configuration needs cannot
+        be used, TimeoutError after `seconds`, NotServingError.
         """
         task = asyncio.ensure_future(self._apply(config, roots))
         self._tasks.add(task)
@@ -87,7 +88,7 @@ class Configuring:
     def _over(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # marks the error as seen: else asyncio would log it if the caller has left
+            task.exception()  # marks the error as seen, or asyncio would log it if the caller has left
 
     async def _apply(self, config: model_server_config_pb2.ModelServerConfig, roots: ReloadRoots | None) -> None:
         async with self._lock:
@@ -118,8 +119,8 @@ def read(
 ) -> ReloadPlan:
     """Translate a configuration. `there` are the models served now; `choices` come from earlier configurations.
 
-    New stores are served under the keys to `trust`, so that a configuration cannot avoid signatures. Looks at base
-    paths. Raises RequestError, NotAllowedError.
+    Versions of new stores must be signed by a key in `trust`, so that a configuration cannot avoid signatures. The base
+    paths of new stores must exist. Raises RequestError, NotAllowedError.
     """
     if config.WhichOneof("config") != "model_config_list":
         raise InputError("config", expected="a model_config_list", found=config.WhichOneof("config") or "none")
@@ -137,7 +138,7 @@ def read(
 
 
 def _trust_of(models: Iterable[AnySettings]) -> tuple[Path, ...]:
-    """The key files under which these models are served."""
+    """Return the files of public keys that must have signed the versions of these models."""
     return tuple(path for model in models if isinstance(model, ModelSettings) for path in model.trust)
 
 
@@ -173,10 +174,12 @@ def _check_path(where: str, path: str, roots: ReloadRoots | None) -> None:
     if not path.startswith("/") or "\0" in path:
         raise InputError(f"{where}, base_path", expected="an absolute path", found=repr(path))
     if roots is not None:
-        roots.check(f"{where}, base_path", Path(path))  # first: callers must not learn what exists elsewhere
+        roots.check(
+            f"{where}, base_path", Path(path)
+        )  # before the disk is read, because callers must not learn what exists elsewhere
     try:
         is_there = Path(path).is_dir()
-    except OSError:  # too long
+    except OSError:  # the path is too long
         is_there = False
     if not is_there:
         raise InputError(f"{where}, base_path", expected="a directory that is there", found=repr(path))

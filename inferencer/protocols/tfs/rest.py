@@ -1,4 +1,4 @@
-"""TensorFlow Serving's REST API: parses paths, turns JSON into questions, and answers into JSON. Any thread."""
+"""TensorFlow Serving's REST API: parses paths, turns JSON into questions, and turns answers into JSON."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _MOST = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`call` is one of classify, predict, regress, metadata, status."""
+    """A parsed path. `call` is one of classify, predict, regress, metadata, status."""
 
     call: str
     model: str
@@ -55,7 +55,7 @@ class Route:
     label: str = ""
 
     def spec(self, signature: str = "") -> model_pb2.ModelSpec:
-        """The route as a ModelSpec of gRPC."""
+        """Return the route as a ModelSpec of gRPC."""
         spec = model_pb2.ModelSpec(name=self.model, signature_name=signature)
         if self.label:
             spec.version_label = self.label
@@ -84,13 +84,13 @@ _plain = partial(MessageToDict, preserving_proto_field_name=True, always_print_f
 
 
 def status_body(models: ServedModels, route: Route) -> bytes:
-    """Raises RequestError, NotServingError."""
+    """Write the states of versions. Raises RequestError, NotServingError."""
     request = get_model_status_pb2.GetModelStatusRequest(model_spec=route.spec())
     return _text(_plain(states(models, request)))
 
 
 def metadata_body(models: ServedModels, route: Route) -> bytes:
-    """Raises RequestError, NotServingError."""
+    """Write the signatures of a version. Raises RequestError, NotServingError."""
     request = get_model_metadata_pb2.GetModelMetadataRequest(model_spec=route.spec(), metadata_field=[FIELD])
     response = metadata(models, request)
     signatures = get_model_metadata_pb2.SignatureDefMap()
@@ -112,7 +112,7 @@ class RestPrediction:
     protocol = "rest"
 
     def __init__(self, models: ServedModels, route: Route, *, named: bool) -> None:
-        """With `named`, the answer names model, version and signature."""
+        """If `named`, the answer names model, version and signature."""
         self.model = route.model
         self.route = f"/v1/models/{{model}}:{route.call}"
         self._models = models
@@ -122,15 +122,15 @@ class RestPrediction:
         """The form of the body: instances, inputs, classify or regress."""
 
     def take(self) -> Resident:
-        """The version that is to answer. Raises RequestError, NotServingError."""
+        """Return the version that shall answer. Raises RequestError, NotServingError."""
         return self._models.find(self.model).take(self._route.version, self._route.label)
 
     def bytes_to_read(self, content: bytes) -> int:
-        """The most bytes of memory that `read` takes, in addition to the content."""
+        """Estimate the most bytes of memory that `read` takes in addition to the content."""
         return parsed_bytes(content)
 
     def read(self, resident: Resident, content: bytes) -> Question:
-        """Raises RequestError, NotImplementedError."""
+        """Read the question from a body. Raises RequestError, NotImplementedError."""
         body = Body(content)
         latest = None if self._route.version is not None or self._route.label else self.take
         name = body.text("signature_name") or DEFAULT_SIGNATURE
@@ -147,7 +147,7 @@ class RestPrediction:
         return question
 
     def write(self, question: Question, answer: Answer) -> tuple[bytes, Mapping[str, str]]:
-        """The body and its headers. Raises InputError for values that JSON lacks or that are not results."""
+        """Return the body and its headers. Raises InputError for values that JSON lacks or that are not results."""
         key, check, values = _FORMS[self._form]
         if check is not None:
             check(question, answer)
@@ -172,7 +172,7 @@ def _form(resident: Resident, name: str, body: Body) -> str:
 
 
 def _of_rows(body: Body, specs: Mapping[str, TensorSpec]) -> dict[str, Array]:
-    """Read `instances`: values by row."""
+    """Read `instances`, a list of rows."""
     rows = body.listed(_ROWS)
     by_name = any(isinstance(row, dict) and not is_b64(row) for row in rows)
     columns = _by_name(rows, specs) if by_name else {_only(specs, _ROWS): rows}
@@ -205,7 +205,7 @@ def _only(specs: Mapping[str, TensorSpec], what: str) -> str:
 
 
 def _examples(body: Body) -> input_pb2.Input:
-    """Raises InputError."""
+    """Read `examples` and `context`. Raises InputError."""
     request = input_pb2.Input()
     into = request.example_list
     if _CONTEXT in body.fields:
@@ -219,7 +219,7 @@ def _examples(body: Body) -> input_pb2.Input:
 def _example(what: str, value: Any, example: example_pb2.Example) -> None:
     if not isinstance(value, dict):
         raise InputError(what, expected="an object of features", found=kind(value))
-    check_count(f"{what}, features", value)  # an example is written in one step, which holds the GIL
+    check_count(f"{what}, features", value)  # many features would hold the GIL for too long
     example.features.SetInParent()
     for name, values in value.items():
         some = values if isinstance(values, list) else [values]
@@ -234,7 +234,7 @@ def _entry(example: example_pb2.Example, name: str) -> feature_pb2.Feature:
 
 
 def _feature(what: str, values: list[Any], feature: feature_pb2.Feature) -> None:
-    """Fill a feature of the kind of its values; integers among floats are floats."""
+    """Add values to a feature. They must be of one kind; integers among floats count as floats."""
     kinds = {_KINDS.get(type(value)) for value in values}
     if kinds == {"int64", "float"}:
         kinds = {"float"}
@@ -259,7 +259,7 @@ _KINDS = {bool: "int64", int: "int64", float: "float", str: "bytes", dict: "byte
 
 
 def _columns(answer: Answer) -> Iterator[bytes]:
-    """The only output's value, or an object of outputs. Raises InputError for a dtype that JSON lacks."""
+    """Write the value of the only output, or an object of outputs. Raises InputError for a dtype that JSON lacks."""
     if len(answer) == 1:
         yield from write_lists(*next(iter(answer.items())))
         return
@@ -270,7 +270,10 @@ def _columns(answer: Answer) -> Iterator[bytes]:
 
 
 def _rows(answer: Answer) -> Iterator[bytes]:
-    """For each row the only output's value, or an object of outputs. Raises InputError, also if there are no rows."""
+    """Write for each row the value of the only output, or an object of outputs.
+
+    Raises InputError for a dtype that JSON lacks, and for outputs that are scalars or have different numbers of rows.
+    """
     counts = {array.shape[0] if array.ndim else None for array in answer.values()}
     if len(counts) > 1 or None in counts:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in answer.items())
@@ -288,7 +291,7 @@ def _rows(answer: Answer) -> Iterator[bytes]:
 
 
 def _results(answer: Answer) -> Iterator[bytes]:
-    """For each example pairs of class and score (classify), or a value (regress)."""
+    """Write for each example its pairs of class and score (classify), or its value (regress)."""
     if OUTPUTS in answer:
         yield from write_lists(OUTPUTS, answer[OUTPUTS].reshape(-1))
         return
