@@ -82,7 +82,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 def _network() -> keras.Model:
-    """A dense network with layers of 784, 256, 256 and 10 units."""
+    """Return a dense network with layers of 784, 256, 256 and 10 units."""
     tensor = inputs = keras.Input((784,), name="x")
     for _ in range(2):
         tensor = keras.layers.Dense(256, activation="relu")(tensor)

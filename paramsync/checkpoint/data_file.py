@@ -161,7 +161,7 @@ class DataFile:
         return other
 
     def covers(self, frozen: Ranges | None) -> bool:
-        """Whether this is a frozen copy with these bytes; for None, whether this is not a frozen copy."""
+        """Return whether this is a frozen copy with these bytes; for None, whether this is not a frozen copy."""
         if frozen is None or self._frozen is None:
             return frozen is self._frozen
         return all(any(first <= start and stop <= last for first, last in self._frozen) for start, stop in frozen)
@@ -171,7 +171,7 @@ class DataFile:
         return os.dup(self._file.descriptor)
 
     def has_its_name(self, *, folder: int | None = None) -> bool:
-        """Whether the path still leads to this file. Raises UnreadableError if the path cannot be read now."""
+        """Return whether the path still leads to this file. Raises UnreadableError if the path cannot be read now."""
         try:
             status = os.lstat(self.path) if folder is None else os.lstat(self.path.name, dir_fd=folder)
         except OSError as error:
@@ -236,7 +236,7 @@ class DataFile:
                 crc32c(self.memory(start, stop - start))  # the kernel is too old: read each page instead
 
     def is_present(self, offset: int, size: int) -> bool:
-        """Whether the kernel has all these bytes of the mapping in memory, so that no byte is read from a disk."""
+        """Return whether all these bytes are in memory already, so that the kernel reads none from a disk."""
         return self._mapping is None or not size or memory.is_present(self._pages(), offset, offset + size)
 
     def _pages(self) -> Array:

@@ -21,7 +21,7 @@ _PORTION_OF, _TENSOR_OF, _CHECKPOINT_OF = (
     b"portion\0",
     b"tensor\0",
     b"checkpoint\0",
-)  # so that digests of one kind never equal digests of another
+)  # prefixes of the hashed bytes: a digest of one kind never equals a digest of another kind
 assert PORTION == 4 << 20  # another size would change the digests of the same tensors
 
 

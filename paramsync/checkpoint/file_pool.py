@@ -109,7 +109,7 @@ class FilePool:
             path.unlink()
             return
         spare = path.with_name(SPARE + path.name)
-        if self._add_spare(path, spare):  # before the rename: an interrupt must not lose the file
+        if self._add_spare(path, spare):  # added before the rename, so that an interrupt does not lose the file
             path.rename(spare)
 
     def trim(self, keep: int = SPARES) -> None:
@@ -210,7 +210,7 @@ class PooledFile:
         self.stamp = FileStamp.of(status)
         """The stamp of the open file after its last write. The file's name may lead to another file by now."""
         self.known: dict[Any, Any] = {}
-        """The findings of the last write, by piece (see `tensor_bytes`). Valid until another program writes to it."""
+        """The findings of the last write by piece, see `tensor_bytes`. Valid until another program writes the file."""
         self.passes = 0
         """How often the file was of the wrong size since it became a spare."""
         self._in_memory = in_memory

@@ -292,7 +292,7 @@ class Bundle:
         return [(self._shards[p.shard].stamp, p.offset, p.size, p.crc32c, p.dtype, p.shape) for p in pieces]
 
     def is_present(self, names: Iterable[str]) -> bool:
-        """Whether the kernel has all of these tensors in memory, so that none would be read from a disk."""
+        """Return whether all of these tensors are in memory already, so that the kernel reads none from a disk."""
         ranges = _ranges(self._pieces(names))
         return all(self._shards[shard].is_present(start, stop - start) for shard, start, stop in ranges)
 
@@ -305,7 +305,7 @@ class Bundle:
         return [piece for name in names for piece in self.entries[name].pieces]
 
     def _examine(self, claims: list[tuple[str, Entry]], *, finite: bool, threads: int) -> dict[_Place, Finding]:
-        """The finding at each place; several names may have the same place."""
+        """Return the finding at each place. Several names may have the same place."""
         findings: dict[_Place, Finding] = {}
         dense: dict[_Place, Entry] = {}
         for name, piece in claims:
@@ -345,7 +345,7 @@ class Bundle:
         return Finding(checksum, sound)
 
     def _read_objects(self, name: str, piece: Entry) -> memoryview:
-        """The current bytes of strings or variants, which must be read together."""
+        """Return the current bytes of strings or variants, which must be read together."""
         shard = self._shards[piece.shard]
         if piece.size > _OBJECTS:
             expected = f"at most {_OBJECTS} bytes of {dtypes.name(piece.dtype)} in {files.shown(name)}"
@@ -379,7 +379,7 @@ class Bundle:
         return np.frombuffer(self._memory(piece), dtype).reshape(piece.shape)
 
     def _memory(self, piece: Entry) -> memoryview:
-        """The bytes; if the file is not mapped, the first call copies them."""
+        """Return the bytes of a piece. If the file is not mapped, the first call copies them."""
         return self._shards[piece.shard].memory(piece.offset, piece.size)
 
     def _numpy_dtype(self, name: str, entry: Entry) -> np.dtype[np.generic]:
@@ -396,7 +396,7 @@ def _place(piece: Entry) -> _Place:
 
 
 def _ranges(pieces: Iterable[Entry]) -> list[tuple[int, int, int]]:
-    """Shard, start and stop of the ranges of these pieces, ascending; adjacent pieces share a range."""
+    """Return shard, start and stop of the ranges of these pieces, ascending. Adjacent pieces share a range."""
     ranges: list[tuple[int, int, int]] = []
     for shard, offset, size, _ in sorted({_place(piece) for piece in pieces}):
         start, stop = offset, offset + size

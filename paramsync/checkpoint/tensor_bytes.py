@@ -164,7 +164,7 @@ def portions(sizes: Sequence[int]) -> Iterable[tuple[Piece, ...]]:
 
 
 def examine(regions: Sequence[Region], *, threads: int = THREADS) -> list[Finding]:
-    """A finding for each region, from one pass over its memory."""
+    """Return a finding for each region, from one pass over its memory."""
     tests = [None if region.dtype is None else soundness(region.dtype) for region in regions]
     parts: list[list[tuple[Piece, Finding]]] = [[] for _ in regions]
 
@@ -182,7 +182,7 @@ def examine(regions: Sequence[Region], *, threads: int = THREADS) -> list[Findin
 
 
 def _joined(parts: Sequence[tuple[Piece, Finding]]) -> Finding:
-    """The finding of a tensor, from the findings of its pieces."""
+    """Return the finding of a tensor from the findings of its pieces."""
     if len(parts) == 1:
         return parts[0][1]
     checksum, sound = 0, True
@@ -223,7 +223,7 @@ def _finding(content: memoryview, test: Test | None) -> Finding:
 
 @lru_cache(maxsize=64)
 def soundness(dtype: DType) -> Test | None:
-    """The test for values of this dtype; None if all values of the dtype are sound."""
+    """Return the test for values of this dtype; None if all values of the dtype are sound."""
     if dtype == np.bool_:
         return lambda content: bool(np.frombuffer(content, np.uint8).max() <= 1)
     number = np.dtype(f"f{dtype.itemsize // 2}") if dtype.kind == "c" else dtype
@@ -245,8 +245,8 @@ def soundness(dtype: DType) -> Test | None:
 
     if number.kind != "f" or number.itemsize < 4:
         return finite
-    # A sum is faster still, and finite only if all values are. The sum of large finite values may be infinite: then the
-    # values are checked one by one.
+    # A sum is even faster, and a finite sum proves that all values are finite. But the sum of large finite values may
+    # be infinite, so after an infinite sum the values are checked one by one.
     return lambda content: math.isfinite(np.einsum("i->", np.frombuffer(content, number))) or finite(content)
 
 
@@ -333,7 +333,7 @@ def receive(file: PooledFile, layout: Layout, fill: Fill, *, threads: int) -> li
 
 
 def same(pairs: Sequence[tuple[Array, Array]]) -> list[bool]:
-    """Whether the two buffers of each pair, of equal length, have the same bytes."""
+    """Return for each pair of buffers whether both have the same bytes. The two must have the same length."""
     equal = [True] * len(pairs)
 
     def compare(portion: tuple[Piece, ...]) -> None:

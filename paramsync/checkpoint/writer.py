@@ -32,7 +32,7 @@ LINKED = 8  # how many data files a checkpoint may share with its predecessor
 _PAGE = 4096
 _STALE = 0.5  # a data file is linked only if at most this share of its bytes is stale
 _WORTH = 1 << 20  # bytes: tensors that are at least this large together get their own data file
-_SHARE = 1 / 64  # smaller tensors also get their own data file if they are this share of the checkpoint
+_SHARE = 1 / 64  # so do smaller tensors that are together at least this share of the checkpoint
 _NOTHING: Array = np.empty(0, np.uint8)
 _NO_LINK = {errno.EPERM, errno.EMLINK, errno.ENOENT, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS}
 
@@ -78,11 +78,11 @@ class Written:
     seal: str = ""  # the seal of the data files; "" for files that are not in memory
 
     def checksum(self) -> str:
-        """The digest of the tensors' checksums, dtypes and shapes, but not of their places in files."""
+        """Return a digest of the tensors' checksums, dtypes and shapes, but not of their places in files."""
         return index.digest(self.entries)
 
     def digest(self) -> str:
-        """The digest of the tensors' bytes, see `digests.of_checkpoint`; "" if no digests were made."""
+        """Return the digest of the tensors' bytes, see `digests.of_checkpoint`; "" if no digests were made."""
         made = {name: digest for shard in self.shards for name, digest in shard.digests.items()}
         return digests.of_checkpoint(self.entries, made) if made else ""
 
@@ -104,7 +104,7 @@ class Shard:
     digests: Mapping[str, builtins.bytes]
 
     def is_sound(self) -> bool:
-        """Whether the file is there, and nobody has truncated it or written to it by a system call."""
+        """Return whether the file exists, and nobody has truncated it or written to it by a system call."""
         with suppress(OSError):
             return FileStamp.of(self.path.lstat()) == self.stamp
         return False
@@ -192,7 +192,7 @@ class CheckpointWriter:
         return replace(written, unchanged=frozenset(same))
 
     def has(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether the remembered checkpoint has these tensors, and no others."""
+        """Return whether the remembered checkpoint has these tensors, and no others."""
         sources = {name: _Source(name, tensor) for name, tensor in tensors.items()}
         sound = [shard.is_sound() for shard in self._last.shards]
         return sources.keys() == self._last.entries.keys() == self._same(sources, (), sound)
@@ -312,7 +312,7 @@ class CheckpointWriter:
         return Shard(path, number, file, size, file.stamp, entries, {})
 
     def _same(self, sources: Mapping[str, _Source], unchanged: Collection[str], sound: Sequence[bool]) -> set[str]:
-        """The names of tensors unchanged since the last checkpoint; `sound` says which of its shards can be linked."""
+        """Return the names of tensors that the last checkpoint has with the same values in a `sound` shard."""
         last = self._last.entries
         known = [name for name, source in sources.items() if source.is_like(last.get(name)) and sound[last[name].shard]]
         compared = [name for name in known if name not in unchanged and sources[name].is_given]
@@ -325,7 +325,7 @@ class CheckpointWriter:
         return same.union(name for name in known if name in unchanged)
 
     def _content(self, entry: Entry) -> Array | None:
-        """The bytes of a tensor of the last checkpoint; None if its file is not mapped any more."""
+        """Return the bytes of a tensor of the last checkpoint; None if its file is not mapped any more."""
         content = self._last.shards[entry.shard].file.content[entry.offset : entry.offset + entry.size]
         return content if len(content) == entry.size else None
 
@@ -377,7 +377,7 @@ class _Source:
         return Entry(self._dtype, self._shape, shard, offset, self.size, mask(stored))
 
     def is_like(self, entry: Entry | None) -> bool:
-        """Whether the entry has the dtype, shape and size of this tensor."""
+        """Return whether the entry has the dtype, shape and size of this tensor."""
         like = entry and (entry.shape, entry.dtype, entry.size)
         return like == (self._shape, self._dtype, self.size)
 

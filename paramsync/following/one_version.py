@@ -23,14 +23,14 @@ from paramsync.sources.source import Source
 from paramsync.status import nothing_serves
 from paramsync.version import Version
 
-_MOST_OPEN = 2  # jobs whose version stays open in a worker process, although each task has a copy of the object
+_MOST_OPEN = 2  # a worker process keeps the versions of this many jobs open for later tasks
 
 
 class OneVersion:
-    """One version of a model, from any number of threads and processes.
+    """One version of a model, made by `latest`. Any number of threads and processes may use it.
 
-    Made by `latest`. A pickled copy has the place and the number of the version only: each process opens the version
-    when it first predicts, or fetches it from the bucket, and keeps it for the next tasks. Leaving the `with` block
+    A pickled copy contains only the place and the number of the version. Each process opens the version at its first
+    prediction, and keeps the version for later tasks. A version in a bucket is fetched first. Leaving the `with` block
     closes the version in this process.
     """
 
@@ -49,8 +49,7 @@ class OneVersion:
     def predict(
         self, inputs: Mapping[str, Any], *, signature: str = DEFAULT_SIGNATURE, outputs: Collection[str] = ()
     ) -> dict[str, Array]:
-        """Compute with this version. Raises as `Resident.predict` does, and UnknownVersionError if the version is
-        gone."""
+        """Compute with this version. Raises as `Resident.predict` does; UnknownVersionError for a removed version."""
         answer = self._open().predict(inputs, signature=signature, outputs=outputs)
         return {name: np.asarray(tensor) for name, tensor in answer.items()}
 
@@ -81,7 +80,7 @@ class OneVersion:
         if not is_address(self.place):
             return self._from(Path(self.place))
         bucket = Bucket(self.place)
-        with Excerpt(bucket, folder=memory()) as excerpt:  # the files may go at once: their content stays mapped
+        with Excerpt(bucket, folder=memory()) as excerpt:  # removes the files at the end; their content stays mapped
             excerpt.fetch(find(bucket, bucket.state(), self.number))
             return self._from(excerpt.store.path)
 
@@ -91,14 +90,14 @@ class OneVersion:
 
 
 def latest(source: Path | str, *, version: int | None = None, label: str = "", **options: Any) -> OneVersion:
-    """One version of a store or a bucket for a whole job: by default the newest, or the version that is pinned there.
+    """Return one version of a store or bucket for a whole job: by default the newest, or a bucket's pinned version.
 
         with paramsync.latest("s3://bucket/models/digits") as model:
             scores = model.predict({"x": rows})["scores"]
             print("computed with version", model.number)
 
-    Versions that are published meanwhile change nothing. `label` takes the version with this label in the bucket.
-    Versions with a label stay there, so a worker that starts late still finds its version. `options` are those of
+    Versions that are published later change nothing. `label` selects the version with this label in the bucket. A
+    labelled version stays in the bucket, so a worker that starts late still finds it. `options` are those of
     `open_source`, such as `trust`. Raises SettingsError, UnknownVersionError and UnknownLabelError; RemoteError or
     NotServingError if nothing is published.
     """

@@ -236,7 +236,7 @@ class OperatorRequests:
                 self._open.append(request)
             else:
                 request.answer.set_exception(self._refusal)
-        request.answer.add_done_callback(lambda _: self._remove(request))  # also if the caller cancels
+        request.answer.add_done_callback(lambda _: self._remove(request))  # runs also when the caller cancels
         return request.answer
 
     def hold(self, change: Change | None) -> None:

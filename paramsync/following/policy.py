@@ -111,7 +111,7 @@ class Backoff:
         self._pause = min(2 * self._pause, _LATEST)
 
     def left(self, now: float) -> float:
-        """Seconds until the next try; 0 if it is due."""
+        """Return the seconds until the next try; 0 if it is due."""
         return max(0.0, self._until - now)
 
 

@@ -144,9 +144,9 @@ _Part = tuple[str, PartRange, list[int]]  # the node of a part, its place in the
 def join_parts(graph_def: Any, parameters: Iterable[Parameter]) -> tuple[dict[str, str], dict[str, tf.TensorSpec]]:
     """Join the parts of each partitioned variable. Returns the node and the spec of each parameter, by name.
 
-    The whole variable gets a new placeholder, and the placeholders of the parts become slices of the whole. A node that
-    concatenates all parts reads the whole instead. Raises GraphError if variables of one name are not parts of one
-    whole.
+    The whole variable gets a new placeholder, and the placeholders of the parts become slices of it. A node that
+    concatenates all parts is replaced by the whole variable. Raises GraphError if variables with the same name are not
+    parts of one variable.
     """
     nodes: dict[str, str] = {}
     specs: dict[str, tf.TensorSpec] = {}
@@ -183,7 +183,7 @@ def _shape_of_part(parameter: Parameter, part: PartRange) -> list[int]:
 def _slice(
     graph_def: Any, placeholders: dict[str, str], specs: Mapping[str, tf.TensorSpec], wholes: Mapping[str, list[_Part]]
 ) -> None:
-    """Make a placeholder for each whole, and slices of it for its parts."""
+    """Make a placeholder for each partitioned variable, and turn the parts into slices of the placeholder."""
     nodes = {node.name: node for node in graph_def.node}
     owners: dict[str, str] = {}  # the whole variable's name, by the node of a part
 

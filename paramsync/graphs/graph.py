@@ -126,7 +126,7 @@ class Graph:
         message = graph_pb2.Graph()
         message.CopyFrom(self._message)
         message.digest = self.digest
-        message.ClearField("checksum")  # that of the file from which the graph was read
+        message.ClearField("checksum")  # the checksum of the file from which the graph was read
         return message
 
     def __call__(

@@ -79,7 +79,7 @@ def join(
 
 
 class _Half:
-    """One of the two graphs, with a prefix before all its names except those of inputs and outputs."""
+    """One of the two graphs, with a prefix before all its names except the names of inputs and outputs."""
 
     def __init__(self, graph: Graph, prefix: str, signature: str) -> None:
         if signature not in graph.signatures:
@@ -112,7 +112,7 @@ def _rename(graph_def: Any, prefix: str) -> None:
 
 
 def _connect(graph_def: Any, sources: Mapping[str, str]) -> None:
-    """Make nodes that read a placeholder in `sources` read the tensor that `sources` maps it to."""
+    """Replace the placeholders in `sources`, wherever nodes read them, by the tensors to which `sources` maps them."""
     spelled: dict[str, str] = {}
     for tensor, source in sources.items():
         spelled |= {tensor: source, node_of(tensor): source, f"^{node_of(tensor)}": f"^{node_of(source)}"}

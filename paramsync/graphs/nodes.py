@@ -16,7 +16,7 @@ PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
 """Placeholders without a default value."""
 
 REFERENCES = frozenset({"Variable", "VariableV2"})
-"""Ops of TensorFlow 1's reference variables. Other ops read their output as a value, without an op between."""
+"""Ops of TensorFlow 1's reference variables. Other ops use their output as a value, without an op that reads it."""
 
 VARIABLES = REFERENCES | {"VarHandleOp"}
 

@@ -76,7 +76,7 @@ def _try(question: Question) -> Answer | Exception:
     try:
         return answer(question)
     except tf.errors.OpError as error:
-        # frames refer to the list of errors, and would keep the version until a garbage collection
+        # Frames refer to the list of errors. They would keep the version in memory until a garbage collection.
         error.__context__ = None
         bare: Exception = error.with_traceback(None)
         return bare

@@ -197,7 +197,7 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
             def leave() -> None:
                 future.cancel()
 
-            if not context.add_callback(leave):  # the caller is gone already
+            if not context.add_callback(leave):  # False if the caller is gone already
                 leave()
             return of_value(sync_pb2.Version, future.result())
 

@@ -89,7 +89,7 @@ def _function(types: Sequence[tf.DType]) -> Any:
     def read(*handles: tf.Tensor) -> list[tf.Tensor]:
         return [_read(handle, dtype) for handle, dtype in zip(handles, types, strict=True)]
 
-    # faster to make than a tf.function with as many arguments
+    # wrap_function builds it faster than tf.function would, with as many arguments.
     return tf.compat.v1.wrap_function(read, [tf.TensorSpec([], tf.resource)] * len(types))
 
 

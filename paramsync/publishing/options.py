@@ -57,7 +57,7 @@ def read_tls(options: PublishOptions) -> ServerTls | None:
         return None
     from dataclasses import replace
 
-    from paramsync.rpc.settings import KEYWORDS  # here: most publishers use no TLS
+    from paramsync.rpc.settings import KEYWORDS  # imported here, because most publishers use no TLS
     from paramsync.rpc.tls import ServerTls
 
     return ServerTls(replace(tls, options=KEYWORDS))

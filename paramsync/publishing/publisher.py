@@ -156,7 +156,7 @@ class Publisher:
             until_failure.callback(self._close_control)
             self._store = _store_writer(store, self._outgoing, options)
             until_failure.pop_all()
-        self._empty, self._before = _latest(self._store)  # at the start: is the store empty, and its latest metrics
+        self._empty, self._before = _latest(self._store)  # when it began: whether it was empty, latest metrics
         self._begun: int | None = None  # the step given to `begin`, if the store had a version
         self._pinned: Metrics = self._before  # the metrics of the last snapshot, even if its write failed
         self._precision = options.get("precision") or ""
@@ -250,7 +250,7 @@ class Publisher:
         try:
             return future.result()
         except PublishError:
-            self._raised = self._behind.take_error()  # this call raises the error
+            self._raised = self._behind.take_error()  # this call raises the error, so no later call must
             raise
 
     def finish(self, step: int, metrics: Metrics | None = None, *, values: Values | None = None) -> Version | None:
@@ -440,7 +440,7 @@ class Publisher:
 
     def _answer(self, control: ControlPort) -> None:
         """Make the control port report this publisher from now on."""
-        from paramsync.publishing.control_port import Training  # here: it imports gRPC
+        from paramsync.publishing.control_port import Training  # imported here, because it imports gRPC
 
         device = device_name() if self._is_live else ""
         control.training_begins(Training(publisher=self, device=device))
@@ -457,7 +457,7 @@ def _outgoing(store: str | Path | StoreWriter | Outgoing, options: PublishOption
     """Return the Outgoing that sends versions to a bucket, or None if the store is not in a bucket."""
     if isinstance(store, (Path, StoreWriter)) or (isinstance(store, str) and "://" not in store):
         return None
-    from paramsync.remote.outgoing import Outgoing  # here: most publishers have no bucket
+    from paramsync.remote.outgoing import Outgoing  # imported here, because most publishers have no bucket
 
     if isinstance(store, Outgoing):
         return store
@@ -483,7 +483,7 @@ def _control_port(
     port, host = options.get("control_port"), options.get("host", HOST)
     if port is None:
         return None
-    from paramsync.publishing.control_port import ControlPort  # here: gRPC is imported only for a port
+    from paramsync.publishing.control_port import ControlPort  # imported here, because it imports gRPC
     from paramsync.rpc.access import Access
     from paramsync.rpc.settings import KEYWORDS, tokens
 
@@ -507,7 +507,7 @@ def _latest(store: StoreWriter) -> tuple[bool, Metrics]:
 
 
 def _live(source: Any, averages: Averages | None, allow_ops: Collection[str]) -> LiveVariables:
-    from paramsync.graphs.capturing import Capture, capture  # here: values of other frameworks need no TensorFlow
+    from paramsync.graphs.capturing import Capture, capture  # imported here: other frameworks need no TensorFlow
     from paramsync.publishing.live_variables import LiveVariables
 
     captured = source if isinstance(source, Capture) else capture(source)

@@ -140,7 +140,7 @@ class WriteBehind(Generic[T]):
 
     def take_error(self) -> str | None:
         """Return the last error once: the next call returns None."""
-        if self._error is None:  # without the lock, because every step comes here
+        if self._error is None:  # read without the lock, because every step calls this
             return None
         with self._changed:
             error, self._error = self._error, None
@@ -178,7 +178,7 @@ class WriteBehind(Generic[T]):
         text = str(error) or type(error).__name__
         expected = isinstance(error, (ParamsyncError, OSError))
         with self._changed:
-            # the text, not the error: its traceback would keep the whole snapshot in memory
+            # Keep only the text, because the error's traceback would keep the whole snapshot in memory.
             self._error = text
             refused = self._status.refused + isinstance(error, NotFiniteError)
             failed = self._status.failed + 1
@@ -412,7 +412,7 @@ def _fetch_piece(names: Sequence[str], values: Mapping[str, Any]) -> dict[str, A
 @cache
 def _gather() -> Any:
     """Return the function that concatenates a piece. Pieces have the same shapes in all publications of a model."""
-    import tensorflow as tf  # here: values of other frameworks need no TensorFlow
+    import tensorflow as tf  # imported here, because values of other frameworks need no TensorFlow
 
     @tf.function(autograph=False)
     def gather(values: list[tf.Tensor]) -> tf.Tensor:

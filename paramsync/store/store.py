@@ -47,7 +47,7 @@ _LOCK_LIMIT = 1024  # the most bytes of the lock file that are read
 _READERS_SECONDS = 1.0  # how long a publisher waits for readers of the lock
 _STATE = "checkpoint"
 _LOOKS = 10  # how often `latest` tries again if the state file has changed meanwhile
-TEXT_LIMIT = 1 << 20  # bytes of a state file or a record
+TEXT_LIMIT = 1 << 20  # the most bytes of a state file or a record
 _NAME_LIMIT = 200  # bytes; file names have at most 255: leaves room for `.data-00000-of-00001` and `.tmp-`
 _INT64 = 1 << 63
 _YEAR_10000 = 253_402_300_800.0  # seconds since the epoch
@@ -277,7 +277,7 @@ def problem(record: Version) -> tuple[str, str] | None:
     if not all(0 <= count < _INT64 for count in counts):
         return "step, bytes and publications of 63 bits", files.shown(counts)
     times = [record.step_done_at, record.snapshot_at, record.committed_at or 0.0]
-    if not all(abs(time) < _YEAR_10000 for time in times):  # false for NaN
+    if not all(abs(time) < _YEAR_10000 for time in times):  # the comparison is false for NaN, too
         return "times in seconds since the epoch", files.shown(times)
     if not all(isinstance(name, str) and name.isprintable() for name in record.metrics):
         return "metrics with names that can be shown", files.shown(dict(record.metrics))

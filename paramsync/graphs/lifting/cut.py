@@ -18,7 +18,7 @@ from paramsync.v1 import graph_pb2
 def cut(
     graph_def: Any, signatures: Mapping[str, graph_pb2.Signature], *, ends: Collection[str], unused_inputs: bool
 ) -> tuple[Any, dict[str, graph_pb2.Signature]]:
-    """Copy the nodes that the outputs need. Returns them, and the signatures, whose inputs are now all placeholders.
+    """Copy the nodes that the outputs need. Returns the copy, and the signatures with placeholders for all inputs.
 
     An input may be any tensor. Nodes that are needed only by inputs, or only by `ends` such as variables, are left out.
     A signature that computes an input of another signature gets its own copy of its nodes. Raises GraphError for a

@@ -134,7 +134,7 @@ class _Library:
             if function.ret[result.name] in values:
                 results[position] = values[function.ret[result.name]]
                 _retype(result, results[position])
-        for key, tensor in list(function.ret.items()):  # list: a map that changes during iteration skips entries
+        for key, tensor in list(function.ret.items()):  # a list, because a map that changes meanwhile skips entries
             function.ret[key] = body.renamed.get(tensor, tensor)
         return results
 

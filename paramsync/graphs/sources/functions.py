@@ -21,7 +21,7 @@ def is_function(source: Any) -> bool:
 
 
 def trace(function: Any, inputs: Any = None, *, what: str = "the function") -> Trace:
-    """Trace a function. `inputs` are specs of its arguments, in order or by name; an input_signature replaces them."""
+    """Trace a function. Without an input_signature it needs `inputs`: specs of its arguments, in order or by name."""
     if isinstance(function, tf.types.experimental.ConcreteFunction):
         if inputs is not None:
             raise GraphError(f"{what} has its inputs already: leave inputs= out")

@@ -51,7 +51,7 @@ class SavedModel:
         self._keys: dict[str, str] = {}
         self._called: dict[str, str] = {}
         try:
-            if any(meta.HasField("object_graph_def") for meta in saved.meta_graphs):  # of TensorFlow 2
+            if any(meta.HasField("object_graph_def") for meta in saved.meta_graphs):  # written by TensorFlow 2
                 self._keys = _Rewrite(self._meta, directory).keys
                 self._called = _called(self._meta, self._keys.values())
         except (LookupError, ValueError) as error:

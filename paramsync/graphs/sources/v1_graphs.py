@@ -235,7 +235,7 @@ def _saving(nodes: Mapping[str, Any], saver: str) -> list[Any]:
     """Return the SaveV2 nodes that the tensor `saver` runs; all SaveV2 nodes for ""."""
 
     def before(name: str) -> Iterable[str]:
-        saves = name not in nodes or nodes[name].op == "SaveV2"  # not the nodes that compute the saved values
+        saves = name not in nodes or nodes[name].op == "SaveV2"  # stop here: the inputs compute the saved values
         return () if saves else map(node_of, nodes[name].input)
 
     reached = reach([node_of(saver)], before) if saver else nodes

@@ -54,7 +54,7 @@ def library_of(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[Any]
     nodes = [operation.node_def for operation in operations]
     if not any(any(functions_of(node.attr)) or definition(node.op) is None for node in nodes):
         return []  # without reading the functions, which takes as long as reading the whole graph
-    library = graph.as_graph_def(from_version=graph.version).library  # only the functions: no node is newer
+    library = graph.as_graph_def(from_version=graph.version).library  # has no nodes, because no node is newer
     return functions_called(library.function, nodes)
 
 
