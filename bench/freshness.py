@@ -23,14 +23,13 @@ from bench.progress import Progress
 from bench.served import MODEL, Served, request
 from bench.settings import Settings
 from bench.timing import Contestant, measure
+from bench.training import MANUAL
 from paramsync.publishing.publisher import Publisher
-from paramsync.publishing.schedule import PublishSchedule
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 
 _ALONE = 10  # rounds of ours alone for each round with peers: the 99th percentile needs many rounds
 _PHASES = ("pin", "publish", "notice", "restore", "answer")
-_NEVER = PublishSchedule(every_seconds=1e9, at_start=False, at_end=False)
 _REQUEST = request({"x": np.ones(1, np.float32)})
 _PATIENCE = 30.0
 
@@ -76,7 +75,7 @@ class _Ours:
         self._subject = subject
         self._step = 0
         self._answered_at = 0.0
-        self._publisher = Publisher(folder / "store", subject.module, schedule=_NEVER, keep=KEEP, on_error="raise")
+        self._publisher = Publisher(folder / "store", subject.module, schedule=MANUAL, keep=KEEP, on_error="raise")
         self._publisher.publish(0, wait=True)
         self._server = Served.inferencer(folder / "store")
         self._client = Inferencer(self._server.addresses["control"])

@@ -132,6 +132,16 @@ def _show_workers(figures: Mapping[str, Any], screen: Console) -> None:
         screen.print(line, soft_wrap=True)
 
 
+def _show_mirror(figures: Mapping[str, Any], screen: Console) -> None:
+    if "samples_ms" in figures:
+        _show_times(figures, screen)
+    screen.width = max(screen.width, 120)  # cells that do not fit would be cut
+    for part, rows in figures["rows"].items():
+        screen.print(part, style="bold")
+        cells = [[f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()] for row in rows]
+        screen.print(_table(list(rows[0]), cells))
+
+
 _SHOW = {
     "publish": _show_times,
     "restore": _show_times,
@@ -140,5 +150,5 @@ _SHOW = {
     "swap": _show_swap,
     "serve": _show_serve,
     "workers": _show_workers,
-    "mirror": _show_times,
+    "mirror": _show_mirror,
 }

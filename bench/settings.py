@@ -6,7 +6,8 @@ import argparse
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from paramsync.errors import SettingsError
 FORMATS = ("checkpoint", "saver", "savedmodel", "safetensors")  # the peers of `publish` and `restore`
 SAVINGS = ("checkpoint_save", "async_checkpoint")  # the peers of `stall`
 LOOPS = ("saver", "savedmodel")  # the peers of `freshness`
+PARTS = ("transfers", "bytes", "behind", "requests", "stall")  # of `mirror`
 NOT_ASKED_FOR = "not asked for"
 
+_ENDPOINT = "AWS_ENDPOINT_URL"
 _MEMORY = Path("/dev/shm")  # where Linux keeps files in memory
 _PROCESSORS_FOR_LOAD = 4  # with fewer processors for publisher, server and callers, the default load is lower
 _EXAMPLES = """\
@@ -34,7 +37,7 @@ Safetensors takes part if it is installed; `make bench` installs it.
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """One subcommand: its help, the names of its options, its peers, and the defaults of --runs and --seconds."""
+    """One subcommand: its help, the names of its options, its peers or parts, the defaults of --runs and --seconds."""
 
     help: str
     options: tuple[str, ...]
@@ -51,7 +54,7 @@ BENCHMARKS = {
     "swap": Benchmark("latency while versions are swapped in", ("load", "seconds", "runs"), runs=20, seconds=1),
     "serve": Benchmark("predictions a second, beside plain gRPC", ("seconds", "runs"), runs=5, seconds=2),
     "workers": Benchmark("several workers against one", ("seconds", "runs"), runs=5, seconds=2),
-    "mirror": Benchmark("a store beyond an object store", ("tensors", "address", "runs"), runs=5),
+    "mirror": Benchmark("a store beyond an object store", ("tensors", "address", "seconds", "runs"), PARTS, runs=5),
 }
 
 
@@ -59,8 +62,9 @@ BENCHMARKS = {
 class Settings:
     """One benchmark and its options. Options that the benchmark lacks keep their defaults.
 
-    `peers` are the requested peers, installed or not; `folder` is where the files go; `frozen` is the percentage of the
-    parameters that do not change; `load` is the share of the server's capacity that callers use.
+    `peers` are the requested peers, installed or not, or the parts of `mirror`; `folder` is where the files go;
+    `frozen` is the percentage of the parameters that do not change; `load` is the share of the server's capacity that
+    callers use.
     """
 
     benchmark: str
@@ -112,9 +116,27 @@ def set_environment() -> None:
     os.environ["KERAS_BACKEND"] = "tensorflow"
 
 
+def endpoint() -> str:
+    """Return the URL of the S3 server that the environment names. Raises SettingsError unless it begins with http://."""
+    found = os.environ.get(_ENDPOINT, "")
+    if not found.startswith("http://"):
+        raise SettingsError(f"{_ENDPOINT}: expected http://HOST:PORT to count requests, found {found!r}; see --only")
+    return found
+
+
+@contextmanager
+def through(other: str) -> Iterator[None]:
+    """Name another S3 server in the environment within this context."""
+    before, os.environ[_ENDPOINT] = endpoint(), other
+    try:
+        yield
+    finally:
+        os.environ[_ENDPOINT] = before
+
+
 def _needed(settings: Settings) -> int:
     """Return the most bytes of files at a time: old and new versions, retired files, and files of peers."""
-    copies = {"stall": 5, "freshness": 10, "restore": 3}.get(settings.benchmark, 8)
+    copies = {"stall": 5, "freshness": 10, "restore": 3, "mirror": 4}.get(settings.benchmark, 8)
     return (copies + 4 * len(settings.peers)) * settings.bytes
 
 
@@ -139,8 +161,8 @@ def _parser() -> argparse.ArgumentParser:
         if benchmark.peers:
             which = command.add_mutually_exclusive_group()
             peers = ", ".join(benchmark.peers)
-            which.add_argument("--only", type=_some_of(benchmark.peers), metavar="PEER,...", help=f"some of {peers}")
-            which.add_argument("--no-peers", action="store_true", help="measure no peer")
+            which.add_argument("--only", type=_some_of(benchmark.peers), metavar="NAME,...", help=f"some of {peers}")
+            which.add_argument("--no-peers", action="store_true", help="measure none of them")
         command.add_argument(
             "--folder", type=Path, metavar="DIR", help=f"where the files go (default {_MEMORY} if it has room)"
         )

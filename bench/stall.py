@@ -6,7 +6,7 @@ import gc
 import random
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,22 +21,30 @@ from bench.settings import Settings
 from bench.training import PEERS, Ours, Saving, Training, Window
 from paramsync.errors import SettingsError
 
+Kinds = Mapping[str, Callable[[Training, Path], Saving]]
+
 _COPIES = 5
 
 
 def run(settings: Settings, folder: Path) -> dict[str, Any]:
-    """Measure in rounds. Each way to save has a window of training, between two windows of training alone."""
+    """Measure our way to publish, and the requested peers."""
     device = _choose(settings.device)
+    kinds: Kinds = {"ours": Ours, **{name: PEERS[name] for name in settings.peers}}
+    return {"device": device, **measure(settings, folder, kinds)}
+
+
+def measure(settings: Settings, folder: Path, kinds: Kinds) -> dict[str, Any]:
+    """Measure in rounds. Each way to save has a window of training, between two windows of training alone."""
     with Progress() as progress, ExitStack() as stack:
         progress.say("making the network")
         training = Training(settings.bytes, settings.tensors)
         gc.collect()
         gc.freeze()  # the collector must not look at a model's many objects while steps are timed
         stack.callback(gc.unfreeze)
-        rounds = _Rounds(training, folder, settings, stack)
+        rounds = _Rounds(training, folder, settings, kinds, stack)
         for _ in progress.track(range(settings.runs), settings.runs):
             rounds.run()
-    return {"device": device, **rounds.figures()}
+    return rounds.figures()
 
 
 def _choose(device: str) -> str:
@@ -64,7 +72,7 @@ class _Way:
 
 
 class _Rounds:
-    def __init__(self, training: Training, folder: Path, settings: Settings, stack: ExitStack) -> None:
+    def __init__(self, training: Training, folder: Path, settings: Settings, kinds: Kinds, stack: ExitStack) -> None:
         self._training = training
         self._seconds = settings.seconds
         self._absent: dict[str, str] = {}
@@ -73,8 +81,6 @@ class _Rounds:
         self._copy = arrays.memcpy(training.values)
         self._copies: list[float] = []
         self._ways: dict[str, _Way] = {}
-        kinds: dict[str, Callable[[Training, Path], Saving]] = {"ours": Ours}
-        kinds |= {name: PEERS[name] for name in settings.peers}
         for name, kind in kinds.items():
             saving = kind(training, folder / name)
             stack.callback(saving.close)

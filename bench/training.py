@@ -20,6 +20,7 @@ from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import Moment, PublishSchedule
 
 SCHEDULE = PublishSchedule(every_seconds=1, at_start=False, at_end=False)
+MANUAL = PublishSchedule(every_seconds=1e9, at_start=False, at_end=False)
 
 _BATCH = 16
 _RATE = 1e-3
@@ -108,10 +109,10 @@ class Saving(abc.ABC):
 
 
 class Ours(Saving):
-    """`Publisher.publish_if_due`, into a store whose files are recycled."""
+    """`Publisher.publish_if_due`, into a store whose files are recycled, or into the bucket at `address`."""
 
-    def __init__(self, training: Training, folder: Path) -> None:
-        self._publisher = Publisher(folder, training.model, schedule=SCHEDULE, keep=KEEP, on_error="raise")
+    def __init__(self, training: Training, folder: Path, address: str | None = None) -> None:
+        self._publisher = Publisher(address or folder, training.model, schedule=SCHEDULE, keep=KEEP, on_error="raise")
         for _ in range(WARM_UPS):
             training.step()
             self._publisher.publish(training.steps, wait=True)

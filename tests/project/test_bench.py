@@ -202,10 +202,12 @@ def test_mirror_reports_transfers_deltas_and_freshness(
     with SeaweedFs(tmp_path) as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        figures, _ = _run(capsys, "mirror", *TINY, "--address", f"s3://{server.bucket}/bench")
+        figures, _ = _run(capsys, "mirror", *TINY, "--only", "transfers", "--address", f"s3://{server.bucket}/bench")
     _check_quotients(figures, upload_over_put=("ours_upload", "put"), download_over_get=("ours_download", "get"))
     assert figures["memory_up_mb"] > 0
     assert figures["memory_down_mb"] > 0
+    assert list(figures["phases"]) == ["publish", "upload", "download"]
+    assert figures["ours_fresh_told_ms"] > 0
     for share in ("all", "5_pct", "1_pct"):
         assert figures[f"sent_{share}"] > 0
         assert figures[f"ours_fresh_{share}_ms"] > 0
@@ -213,6 +215,33 @@ def test_mirror_reports_transfers_deltas_and_freshness(
         _check_quotients(
             figures, **{f"{way}_{share}_over_memcpy": (f"ours_{way}_{share}", "memcpy") for way in ("make", "apply")}
         )
+
+
+@pytest.mark.slow
+def test_mirror_reports_bytes_requests_and_stalls(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with SeaweedFs(tmp_path) as server:
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        options = ("--only", "bytes,behind,requests,stall", "--seconds", "1.2", "--address")
+        figures, text = _run(capsys, "mirror", *TINY, *options, f"s3://{server.bucket}/bench")
+    rows = figures["rows"]
+    assert figures["absent"] == {"transfers": "not asked for"}
+    assert [row["steps"] for row in rows["bytes"]] == 6 * [1, 10, 100]
+    for row in rows["bytes"]:
+        assert row["bfloat16 changed %"] < row["float32 changed %"]
+        assert 0 < row["bfloat16 sent %"] < row["float32 sent %"] < 100
+    assert [row["behind"] for row in rows["behind"]] == 3 * ["100", "10", "1", "all"]
+    assert all(row["fetched %"] > row["direct delta %"] for row in rows["behind"])
+    small, whole, fetched, busy, idle = rows["requests"]
+    assert 3 <= small["PUT"] <= figures["most_puts"] <= 4
+    assert whole["parts"] > 0
+    assert (fetched["PUT"], fetched["LIST"]) == (0, 0)
+    assert idle["state"] < busy["state"]
+    assert [row["followers"] for row in rows["followers"]] == ["1"]
+    assert len(rows["stall"]) == 3
+    assert "a directory with a mirror" in text
 
 
 def _run(capsys: pytest.CaptureFixture[str], benchmark: str, *arguments: str) -> tuple[dict[str, Any], str]:

@@ -1,0 +1,112 @@
+"""Requests of a publisher and a follower as proxies count them, the price of a day, and freshness of many followers."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any
+
+from bench import settings
+from bench.mirror.changing import NEVER, Changing, Counting, mirror, newest, wait
+from bench.settings import Settings
+from paramsync.remote import copy_note
+from paramsync.remote.bucket_status import Copied
+
+_PORTION = 16  # the model is a 16th of the size asked for: each follower has a store of its own
+_SHARE = 0.002  # of the elements change in a version, unless all do
+_VERSIONS = 16  # for each number of followers; every eighth has a longer delta
+_SETTLED = 0.5  # seconds for the longer delta, which comes after its version
+_LOOKS = 20  # reads of the state that are timed: fewer than a follower makes before its reads become rare
+_FOLLOWERS = (1, 4, 16, 32)  # as many of these numbers as there are rounds
+_DAY, _EVERY = 86400.0, 10.0  # seconds of a day, and from version to version in it
+_COLUMNS = {"LIST": ("LIST",), "state": ("STATE",), "GET": ("GET", "HEAD"), "PUT": ("PUT",), "parts": ("PART", "POST")}
+_DOLLARS = {"LIST": 5e-6, "state": 4e-7, "GET": 4e-7, "PUT": 5e-6, "parts": 5e-6}  # of S3 Standard in us-east-1
+
+
+def run(given: Settings, folder: Path) -> dict[str, Any]:
+    """Publish small changes to more and more followers, then whole versions, then nothing."""
+    local, address = folder / "source", f"{given.address}/{time.time_ns()}"
+    far: list[Path] = []
+    freshness: list[dict[str, Any]] = []
+    up, down = Counting(), Counting()
+    with closing(Changing(local, given.bytes // _PORTION, given.tensors)) as source, up, down, ExitStack() as stack:
+        with settings.through(up.endpoint):
+            publisher = mirror(stack, local, address, folder / "up")
+
+        def publish(share: float = _SHARE) -> tuple[Counter[str], list[float]]:
+            """Return the publisher's requests for a version, and the milliseconds until each follower has it."""
+            before, version = up.kinds.copy(), source.change(share)
+            wait(lambda: {one and one.number for one in map(_copied, far)} == {version.number}, lambda: "a version")
+            NEVER.wait(_SETTLED)
+            return up.kinds - before, [(one.here_at - one.step_done_at) * 1e3 for one in map(_copied, far) if one]
+
+        small: list[Counter[str]] = []
+        for count in _FOLLOWERS[: given.runs]:
+            with settings.through(settings.endpoint() if far else down.endpoint):
+                for _ in range(len(far), count):
+                    far.append(folder / f"far-{len(far)}")
+                    mirror(stack, address, far[-1], far[-1].with_suffix(".log"))
+            publish()  # not counted: it waits until all programs are running
+            if count == 1:
+                before, first = down.kinds.copy(), newest(local) or 0
+            began = _seconds(publisher.pid)
+            requests, arrivals = zip(*[publish() for _ in range(_VERSIONS)], strict=True)
+            small += requests
+            freshness.append(
+                {
+                    "followers": str(count),
+                    "fresh ms": statistics.median([milliseconds for version in arrivals for milliseconds in version]),
+                    "the last ms": statistics.median(map(max, arrivals)),
+                    "publisher's requests": sum(counts.total() for counts in requests) / _VERSIONS,
+                    "processor ms": (_seconds(publisher.pid) - began) * 1e3 / _VERSIONS,
+                }
+            )
+        fetched, versions = down.kinds - before, (newest(local) or 0) - first
+        del fetched["STATE"]
+        large = [publish(1.0)[0] for _ in range(given.runs)]
+        busy = _rate(down, _LOOKS)
+        wait(lambda: _rate(down, 1) < 1, lambda: "a follower whose reads are rare")
+        idle = _rate(down, _LOOKS)
+    rows = [
+        _row("publisher: a small version", sum(small, Counter()), len(small), _DAY / _EVERY),
+        _row("publisher: a whole version", sum(large, Counter()), len(large), _DAY / _EVERY),
+        _row("follower: a version", fetched, versions, _DAY / _EVERY),
+        _row("follower: a second, busy", {"STATE": busy}, 1, _DAY),
+        _row("follower: a second, idle", {"STATE": idle}, 1, _DAY),
+    ]
+    most = max(counts["PUT"] for counts in small + large)
+    return {"rows": {"requests": rows, "followers": freshness}, "most_puts": most}
+
+
+def _copied(path: Path) -> Copied | None:
+    note = copy_note.read(path)
+    return None if note is None or note.status is None else note.status.copied
+
+
+def _seconds(pid: int) -> float:
+    """Return the processor time of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _rate(proxy: Counting, count: int) -> float:
+    """Return how many times a second the state is read, from a read until `count` reads later."""
+
+    def wait_for_next() -> float:
+        before = proxy.kinds["STATE"]
+        wait(lambda: proxy.kinds["STATE"] > before, lambda: "a read of the state")
+        return time.monotonic()
+
+    times = [wait_for_next() for _ in range(count + 1)]
+    return count / (times[-1] - times[0])
+
+
+def _row(name: str, counts: Mapping[str, float], times: int, a_day: float) -> dict[str, Any]:
+    each = {column: sum(counts.get(kind, 0) for kind in kinds) / times for column, kinds in _COLUMNS.items()}
+    dollars = sum(_DOLLARS[column] * count for column, count in each.items())
+    return {"": name, **each, "a day": f"{a_day * sum(each.values()):.0f}", "dollars a day": a_day * dollars}
