@@ -177,7 +177,7 @@ def _changed(labels: Mapping[str, int], before: Mapping[str, int], now: Mapping[
 
 
 def _choices(content: Any) -> Choices:
-    """Raises ValueError if the content is not as `_save` writes it."""
+    """Read the choices from parsed JSON. Raises ValueError if the content is not as `_save` writes it."""
     if not isinstance(content, dict) or "labels" not in content:
         raise ValueError("expected an object with pinned and labels")
     pinned = content.get("pinned")

@@ -45,7 +45,7 @@ class Reset(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """Everything that was queued for the stream is in the output."""
+    """Everything that waited in the stream's queue has moved to the output."""
 
     stream: int
 

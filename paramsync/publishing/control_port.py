@@ -41,7 +41,7 @@ UnreadVersions = queue.SimpleQueue[Version | BusyError | None]
 
 
 class Publishing(Protocol):
-    """What the port needs of the publisher, which imports this module."""
+    """The part of Publisher that the port uses. A protocol, because `publisher` imports this module."""
 
     meter: Meter
 

@@ -17,7 +17,7 @@ OnError = Literal["log", "raise"]
 
 
 class PublishOptions(TypedDict, total=False):
-    """The options. The docstring of Publisher explains them."""
+    """The types of the options. The docstring of Publisher explains each option."""
 
     keep: int | Retention
     durable: bool

@@ -117,7 +117,7 @@ def saved_as(name: str, variable: tf.Variable) -> tuple[str, tf.TensorShape]:
 
 
 def saved(graph: tf.Graph, variables: Mapping[str, tf.Variable]) -> dict[str, tf.Variable]:
-    """Return the variables that tf.train.Saver() saves. It leaves out variables that are only in other collections."""
+    """Return the variables that tf.train.Saver() saves: not those in collections other than the global variables."""
     global_names = {variable.op.name for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
     local_names = known(graph).keys() - global_names
     return {name: variable for name, variable in variables.items() if variable.op.name not in local_names}
