@@ -89,8 +89,8 @@ _ALWAYS = """
     StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong
     StringToNumber StringUpper
 """
-# Ops that keep the rows of one argument apart, each with its condition. All other arguments must be the same for all
-# rows.
+# Ops for which each row of the result depends on one row of one argument, each with its condition. All other arguments
+# must be the same for all rows.
 _ONE_ARGUMENT: Mapping[str, Callable[[Any], bool]] = {
     _ALWAYS: lambda op: _rank(op.inputs[_ROWS_AT.get(op.type, 0)]) >= 1,
     "LogSoftmax Softmax TopKV2": lambda op: _rank(op.inputs[0]) >= 2,  # along the last dimension

@@ -27,7 +27,7 @@ _OTHERS = [
 
 
 def absence(store: Path) -> str:
-    """Why a store has no version, in one line with its path. The line changes only with the reason."""
+    """Return why a store has no version, in one line with the store's path. The same reason gives the same line."""
     return f"{store}: {_why(store)}"
 
 
