@@ -1,4 +1,4 @@
-"""The batcher: runs a request at once when its executor is idle, otherwise batches it with others."""
+"""The batcher: runs requests on the event loop or on threads. Requests that have to wait share a call."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class _Queue:
 
 
 class Batcher:
-    """Lives on one event loop.
+    """Runs requests in calls of models. Lives on one event loop.
 
     1. A short call runs on the event loop, together with requests that came in the same turn of the loop.
     2. Any other call runs on a thread. If a call of the same queue is running, the request waits until that call ends,

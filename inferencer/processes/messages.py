@@ -1,4 +1,4 @@
-"""Messages of the supervisor to its workers: graphs, versions and models."""
+"""Messages between the supervisor and its workers, trials and importers: graphs, versions and models."""
 
 from __future__ import annotations
 
@@ -60,7 +60,8 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Joining:
-    """The outcome of joining two models: the pair of versions that answers, if any, and why newer pairs do not."""
+    """The outcome of joining two models. `versions` is the pair that answers, if any. `reason` says why a newer pair
+    does not answer; it is empty if the newest pair answers."""
 
     reason: str
     versions: tuple[Version, Version] | None = None
@@ -68,7 +69,11 @@ class Joining:
 
 @dataclass(frozen=True, slots=True)
 class ModelMessage:
-    """The versions, by their keys, that answer for one model."""
+    """The settings and status of one model, and the keys of the versions that answer for it.
+
+    `recent` are the versions that served last, the serving version first. `labels` are the versions with a label.
+    `beside` are versions that are kept in addition.
+    """
 
     settings: AnySettings
     status: Status

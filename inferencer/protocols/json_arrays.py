@@ -24,7 +24,7 @@ B64 = "b64"
 _BYTES = "_bytes"  # suffix of outputs whose strings are bytes, not text
 _SPACE = b" \t\n\v\f\r"
 _RANK = 32  # most dimensions of an input
-_DIGITS = 5  # enough for any number of one or two bytes
+_DIGITS = 5  # significant digits that are enough for any float of one or two bytes
 _STEP = 1 << 18  # characters of base64 decoded in one step
 _PART = 4096  # elements of a list turned into an array in one step
 _VALUES = 1024  # values written in one step
@@ -111,7 +111,7 @@ def _beyond(what: str, spec: TensorSpec) -> InputError:
 
 def _dtype(what: str, spec: TensorSpec) -> np.dtype[Any]:
     dtype = dtypes.named(spec.dtype)
-    if dtype is None or dtype.names or dtype.kind == "c":  # a quantized dtype has names
+    if dtype is None or dtype.names or dtype.kind == "c":  # quantized dtypes have named fields
         raise NotImplementedError(f"{what}: JSON has no {spec.dtype}; use gRPC")
     return dtype
 

@@ -21,7 +21,7 @@ BATCH = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 class Histogram:
-    """Counts each observation in the bucket of the smallest bound that is at least as large. Hot paths inline `add`."""
+    """Counts each observation in the bucket of the smallest bound that is not below it. Hot paths inline `add`."""
 
     __slots__ = ("bounds", "buckets", "last", "sum")
 

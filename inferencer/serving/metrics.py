@@ -56,7 +56,8 @@ class Load:
 
 
 class Metrics:
-    """Lives on one event loop; `prometheus.Exposition` reads it on any thread. Requests take no lock here.
+    """The counts of one process. Lives on one event loop; `prometheus.Exposition` reads them on any thread, without
+    locks.
 
     Labels are bounded: unknown names are counted under "", and a model's versions beyond APART under OLDER.
     """

@@ -41,7 +41,7 @@ class Models(Protocol):
     def __iter__(self) -> Iterator[Model]: ...
 
     def find(self, model: str) -> Model:
-        """Raises UnknownModelError."""
+        """Return the model of this name. Raises UnknownModelError."""
 
     def some(self, model: str) -> Sequence[Model]:
         """Return the model of this name, or all models for an empty name. Raises UnknownModelError."""
@@ -69,7 +69,7 @@ class ServedModels(Models, Protocol):
     def __iter__(self) -> Iterator[Served]: ...
 
     def find(self, model: str) -> Served:
-        """Raises UnknownModelError."""
+        """Return the model of this name. Raises UnknownModelError."""
 
     def some(self, model: str) -> Sequence[Served]:
         """Return the model of this name, or all models for an empty name. Raises UnknownModelError."""

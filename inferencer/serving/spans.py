@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _W3C = TraceContextTextMapPropagator()
 _LONG = 200  # most characters of a name or reason
-_AT_FAULT = frozenset(  # errors of a server, by OpenTelemetry's conventions
+_AT_FAULT = frozenset(  # statuses that are a server's errors, by OpenTelemetry's conventions
     ("UNKNOWN", "DEADLINE_EXCEEDED", "UNIMPLEMENTED", "INTERNAL", "UNAVAILABLE", "DATA_LOSS")
 )
 

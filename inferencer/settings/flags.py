@@ -96,7 +96,7 @@ TRAINER = Option("--trainer", readers.trainer, "[MODEL=]HOST:PORT",
     "the trainer that publishes first on `paramsync sync --fresh`, and tells when a version is in the bucket of the"
     " model; may be repeated, once for each MODEL",
     Kind.TEXTS, names=("trainers", "trainer"))
-"""In the file each model has a `trainer` of its own."""
+"""An option of the command line only. In the file each model has its own `trainer`."""
 
 OF_SERVER = (
     Option("--host", readers.host, "ADDRESS", f"address to listen on (default: {HOST})"),

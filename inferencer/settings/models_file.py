@@ -24,7 +24,7 @@ _LIMIT = 1 << 20  # bytes; a larger file cannot be a file of models
 _SHOWN = 60  # most characters of a wrong value in an error
 
 Read: TypeAlias = Callable[[Any], Any]
-"""Reads a TOML value. Raises ArgumentTypeError, which says what was expected and found."""
+"""A function that reads a TOML value. It raises ArgumentTypeError, which says what was expected and found."""
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:

@@ -67,7 +67,7 @@ class ConnectionSettings:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TfServing:
     """Settings that only TensorFlow Serving's flags have. As in TensorFlow Serving, the ports for predictions open only
-    after the first look at every model."""
+    after the first look at the store of every model."""
 
     port: bool = True
     """Listen for gRPC on a port."""
@@ -78,11 +78,11 @@ class TfServing:
     connection_seconds: float | None = None
     """The age at which the caller of a gRPC connection is told to open another connection."""
     metrics_path: str | None = None
-    """Another path of the metrics; if given, metrics have TensorFlow Serving's names, too."""
+    """An additional path of the metrics. If given, metrics have TensorFlow Serving's names, too."""
     config_file: Path | None = None
     """A ModelServerConfig as text, applied at the start and after each change."""
     config_poll_seconds: float | None = None
-    """Seconds between two checks for a change; None: never."""
+    """Seconds between two checks of the file for a change. If None, there are no checks."""
     trust: tuple[Path, ...] = ()
     """Files of public keys, also for models that are added later."""
     changing_nothing: tuple[str, ...] = ()
@@ -110,11 +110,11 @@ class Settings:
     port: int = PREDICTIONS_PORT
     rest_port: int = REST_PORT
     control_host: str | None = None
-    """None: the host of the other ports."""
+    """The host of the control port. If None, it is the host of the other ports."""
     control_port: int = CONTROL_PORT
     poll_seconds: float = 5.0
     cache: Path | None = None
-    """Where local copies of stores in buckets are; None: in memory."""
+    """The folder of local copies of stores in buckets. If None, the copies are in memory."""
     state: Path | None = None
     reload_roots: tuple[Path, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
@@ -124,9 +124,9 @@ class Settings:
     auth_reads: bool = False
     """A caller that only reads needs a token, too."""
     tls: TlsFiles | None = None
-    """None: connections are not encrypted."""
+    """The server's certificate and key. If None, connections are not encrypted."""
     trainer_tls_ca: Path | None = None
-    """The authority that signs trainers' certificates; None: trainers do not speak TLS."""
+    """The authority that signs trainers' certificates. If None, trainers are called without TLS."""
     workers: int = field(default_factory=default_workers)
     """The number of processes that answer, apart from the one that follows the stores."""
     queue: int = 1024
@@ -142,7 +142,7 @@ _OF_MODELS = (*flags.OF_MODELS, flags.TRAINER)
 
 
 class Ports(NamedTuple):
-    """The ports of a server; 0: it does not listen."""
+    """The ports of a server. 0 means that the server does not listen there."""
 
     predictions: int
     rest: int

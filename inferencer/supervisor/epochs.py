@@ -19,7 +19,7 @@ A worker that is late in step 2 is not ended. The word may then name an epoch th
 worker's requests wait until it has read the message about this epoch.
 
 One thread takes steps 2 to 4 and admits workers, one request after another. It never waits for step 1, and at most
-_SHOW_SECONDS for step 2. There is no lock: other threads see each change of a table at once or not at all.
+_SHOW_SECONDS for step 2. There is no lock, because a table is changed by one assignment or one atomic operation.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ from .workers import Worker
 _SHOW_SECONDS = 0.1  # how long a swap waits for workers in step 2
 _LOOK_SECONDS = 0.1  # the time between two looks at workers that have not answered
 _MOST_LOOKS = 5  # a worker found stopped so many times in a row is ended; a debugger stops a worker only for a moment
-_MOST_UNANSWERED = 20  # status messages to a worker: more would fill its socket if it does not read
+_MOST_UNANSWERED = 20  # most status messages without an answer: more would fill the socket of a worker that hangs
 
 Shown = tuple[ModelMessage, Any]
 """A message about a model, and an object that keeps the model's versions in memory for workers that start later."""
 
 
 class Epochs:
-    """Any thread may call its methods."""
+    """Tells the workers of one server what to answer from. Any thread may call its methods."""
 
     def __init__(self, word: memoryview, look: Callable[[str | None], Sequence[Shown]]) -> None:
         """`look` returns the messages about one model and the models joined from it; for None, about all models."""

@@ -17,7 +17,7 @@ from .workers import Workers
 
 
 class Fleet:
-    """Any thread may use it."""
+    """The workers, epochs and trials of one server. Any thread may use it."""
 
     def __init__(
         self,
@@ -28,10 +28,8 @@ class Fleet:
         listeners: Listeners,
         template: Template,
     ) -> None:
-        """`arguments` are passed to each worker; `handlers` answer the workers' requests; see Epochs for `look`.
-
-        The owner of `template` closes it.
-        """
+        """`arguments` are passed to each worker. `handlers` answer the workers' requests. See Epochs for `look`. The
+        caller closes `template`."""
         self.template = template
         words = SharedWords(shared_words.create())
         self.epochs = Epochs(words.epoch, look)

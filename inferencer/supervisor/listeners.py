@@ -18,11 +18,11 @@ from ..settings.settings import Settings, TfServing, ports
 from ..transport import listeners
 
 Listening = tuple[Sequence[socket.socket], Sequence[socket.socket]]
-"""The sockets for gRPC, and for HTTP."""
+"""The sockets for gRPC, and the sockets for HTTP."""
 
 
 class Listeners:
-    """Safe to use from any thread."""
+    """The listening sockets of all workers. Any thread may use it."""
 
     def __init__(self, settings: Settings) -> None:
         """Reserve the ports; no process listens there yet.

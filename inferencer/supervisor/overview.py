@@ -29,7 +29,7 @@ _STILL_OPEN_SECONDS = 3.0  # a page counts as open for this time after each requ
 
 
 class Overview:
-    """Any thread may use it. Its own thread takes samples of the workers' traffic."""
+    """Collects the state of the server. Any thread may use it. Its own thread takes samples of the workers' traffic."""
 
     def __init__(
         self,

@@ -84,7 +84,7 @@ class Registry:
         1. Check the settings.
         2. Prepare aside. New models look at their stores and restore versions. Other models restore the versions that
            their changes need. Every step that may fail happens here, invisible to callers.
-        3. Replace the table, in one assignment. From now on requests find the new models. Wake watchers.
+        3. Replace the table, in one assignment, and wake watchers. From now on requests find the new models.
         4. Stop following removed models. Their memory is freed when no request holds them.
         5. Set the pins and labels. Earlier pins and labels stay, unless the changes name them.
 

@@ -15,9 +15,9 @@ from ..serving.counts import Scrubbed
 from .shared import SharedVersion
 
 _log = logging.getLogger("paramsync.supervisor")
-SHARE = 0.02  # the largest share of one processor
+SHARE = 0.02  # the largest share of one processor that a scrub takes
 BETWEEN_SECONDS = 60.0  # the shortest time from the start of a scrub to the start of the next
-_MARKS = 10_000  # marks of tensors already read; above this number, marks of freed versions are dropped
+_MARKS = 10_000  # most marks of tensors already read; above this number, marks of freed versions are dropped
 
 
 class Scrub:

@@ -17,7 +17,7 @@ _Series: TypeAlias = "tuple[str, str, bool]"  # model, version, and whether the 
 
 
 class Traffic:
-    """Computes rates from two looks at counts that only rise. Belongs to one thread."""
+    """Computes rates from two looks at counts that only rise. Only one thread may use it."""
 
     def __init__(self) -> None:
         self._before: Mapping[_Series, Histogram] = {}

@@ -30,7 +30,7 @@ _ALIVE_SECONDS = 5.0  # a worker that does not answer for so long is ended
 _CHECK_SECONDS = 1.0  # the time between two checks of all workers
 _LEAVE_SECONDS = 60.0  # how long a worker may take to leave: only a safeguard, since its own limits are shorter
 _LEAVING_QUIET = 0.05  # after so long without a call, a leaving worker closes its last connections
-_FIRST_PAUSE, _MOST_PAUSE = 0.05, 10.0  # back-off before another worker is started
+_FIRST_PAUSE, _MOST_PAUSE = 0.05, 10.0  # seconds: the back-off before another worker is started
 
 
 class Worker(ChildProcess):
@@ -44,7 +44,7 @@ class Worker(ChildProcess):
         self.over = threading.Event()
         """Set once the process is gone or its successor answers."""
         self.successor: Future[Worker | None] | None = None
-        """Set while a successor is being started and afterwards. The future's result is None if it does not start."""
+        """The worker's successor, once it is being started. The future's result is None if it does not start."""
         self.hangs = False
         self.counted: Any = None
         """The last counts that the worker sent."""
@@ -98,7 +98,7 @@ class Workers:
         self._template = template
         self._words = words
         self._lock = threading.Lock()
-        self._workers: tuple[Worker, ...] = ()  # in any state; replaced as a whole
+        self._workers: tuple[Worker, ...] = ()  # workers in any state; the tuple is replaced as a whole
         self._slots = list(range(count + 1))  # slots of the shared words that no worker uses
         self._without_since = [time.time()] * count  # when the last worker of each number ended
         self._restarts = [0] * count
@@ -295,7 +295,7 @@ class Workers:
         ]
         for number in {*range(self._count)} - {status.number for status in statuses}:
             restarts = self._restarts[number]
-            # a number that never had a worker waits for the import of TensorFlow
+            # A number that never had a worker waits for the import of TensorFlow.
             state = WorkerState.ENDED if restarts else WorkerState.STARTING
             statuses.append(WorkerStatus(number, state, self._without_since[number], None, restarts))
         return sorted(statuses, key=lambda status: status.number)

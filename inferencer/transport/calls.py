@@ -171,7 +171,7 @@ class Calls:
         self._delayed: dict[Connection, deque[Call]] = {}  # calls that start in later turns of the loop
         self._delayed_calls = 0
         self._of_newcomers: set[Call] = set()
-        # queued predictions of newcomers; the last connection is the next in turn
+        # Queued predictions of newcomers. The last connection has the next turn.
         self._later: OrderedDict[Connection, dict[Call, None]] = OrderedDict()
         self._last: OrderedDict[Connection, dict[Call, None]] = (
             OrderedDict()

@@ -53,7 +53,7 @@ class Connections:
         self._most_seconds = most_seconds
         self._most = most_connections()
         self._all: set[Connection] = set()
-        # by address: the connections that may be closed to make room, each with its `heard` at the last look
+        # For each address, the connections that may be closed to make room, each with its `heard` at the last look.
         self._of_hosts: dict[str, OrderedDict[Connection, float]] = {}
         self._leaving: OrderedDict[Connection, None] = OrderedDict()  # closed to make room; the oldest first
         self._looking: asyncio.TimerHandle | None = None

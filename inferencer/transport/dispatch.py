@@ -31,7 +31,7 @@ _MOST_WAITING = 256  # most calls of each method that does not predict; a call m
 
 Run: TypeAlias = "Callable[[Call], Awaitable[None]]"
 Respond: TypeAlias = "Callable[[Call], AsyncGenerator[bytes, None]]"
-"""Yields any number of answers to a call."""
+"""A function that yields any number of answers to a call."""
 
 
 def methods_of(

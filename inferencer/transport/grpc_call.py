@@ -75,7 +75,7 @@ class GrpcCall:
         self._expiry: asyncio.TimerHandle | None = None
         self.caller: Caller | None = None
         self.content = b""
-        """The message of a call with a single message, until `take`."""
+        """The message of a call with a single message, until `take` is called."""
         self.has_ended = False
         """Whether the caller sends no more messages."""
         self.is_of_newcomer = connection.cost >= NEWCOMER_SECONDS

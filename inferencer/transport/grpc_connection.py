@@ -40,7 +40,7 @@ class _Farewell(Enum):
     NONE = auto()
     DUE = auto()
     TOLD = auto()
-    """Once the client answers our ping, every call that it began before the GOAWAY has arrived."""
+    """GOAWAY and a ping were sent. Once the client answers the ping, all calls that it began before have arrived."""
     DONE = auto()
 
 

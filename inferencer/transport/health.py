@@ -65,7 +65,7 @@ class Health:
             changed, code, draining = self._changed, self._code(request.service), self._draining
             if code != last:
                 yield health_pb2.HealthCheckResponse(status=code)
-            if draining:  # read before the message was sent
+            if draining:  # a value from before the last message
                 return
             last = code
             await changed.wait()

@@ -16,9 +16,9 @@ from .grpc_wire import Metadata, Trailers
 from .memory_budget import MemoryShare
 
 Answering: TypeAlias = Callable[[bytes, MemoryShare, Any], Awaitable[tuple[bytes, Trailers]]]
-"""Turns a prediction request, its share and its call into the response and the trailing metadata.
+"""A function that turns a prediction request, its share and its call into the response and the trailing metadata.
 
-Raises the error with which the request is refused."""
+It raises the error with which the request is refused."""
 
 
 class Call(Protocol):
@@ -95,5 +95,6 @@ class Method:
     run: Callable[[Call], Awaitable[None]]
     admission: Admission
     is_stream: bool = False
-    """True: the handler starts with the call and reads messages itself. False: it starts once the message has come."""
+    """If True, the handler starts with the call and reads messages itself. Otherwise it starts once the message has
+    come."""
     predicts: bool = False

@@ -102,7 +102,7 @@ def each(
                 taken = share()
                 try:
                     try:
-                        # the response itself names the version, so trailing metadata are left out
+                        # The response itself names the version, so trailing metadata are left out.
                         response = method.answered((await answer(request, taken, call))[0])
                     except Exception as error:  # noqa: BLE001, a refused request must not end the stream
                         response = method.refused(request, logged_status(error)[1])

@@ -44,7 +44,7 @@ class Turns:
         self.is_busy = False
         """Whether `has_time` and `room` must be called: much of this turn is spent, or connections wait."""
         self.buffer = memoryview(bytearray(_READ))
-        """Shared by all connections: each connection copies its input out at once."""
+        """All connections share the buffer, because each copies its input out at once."""
 
     def room(self, connection: Served) -> memoryview:
         """Return the part of the buffer that a connection may fill: a small part if the input will wait in memory."""

@@ -27,7 +27,7 @@ Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class MappedFiles:
-    """Any thread may call `map`; one thread calls `tend`."""
+    """Maps each file once. Any thread may call `map`; one thread calls `tend`."""
 
     def __init__(self) -> None:
         self._mappings: dict[tuple[int, int], _Mapping] = {}

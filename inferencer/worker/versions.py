@@ -238,7 +238,7 @@ class Versions:
         return Model(message.settings, view, message.status, awaited=message.awaited)
 
     def _free(self) -> None:
-        """Free versions that no request holds. This thread does it, because it would delay a request's answer."""
+        """Free versions that no request holds. On a request's thread, this would delay the answer."""
         pause = None
         while True:
             self._freeing.wait(pause)

@@ -22,7 +22,7 @@ MOST_TIMES = 100
 a tenth of their size, zeros to a thousandth."""
 FREE = 1 << 20
 _STEP = 1 << 18  # bytes unpacked in one step
-_PART = 1 << 16  # packed bytes given to zlib in one step: zlib copies input that it has not reached
+_PART = 1 << 16  # packed bytes given to zlib in one step, because zlib copies the input that is left
 _ZLIB, _RAW, _GZIP = zlib.MAX_WBITS, -zlib.MAX_WBITS, 16 + zlib.MAX_WBITS
 
 
@@ -74,7 +74,7 @@ _MOST_WAITING, _STEP_SECONDS = 1.0, 0.02  # the longest wait for memory, and the
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 OnThread = Callable[[Callable[[], bytes]], Awaitable[bytes]]
-"""Runs a function on another thread."""
+"""A function that runs another function on a thread."""
 
 
 class SlowBodyError(ParamsyncError, TimeoutError):
@@ -164,7 +164,7 @@ class Intake:
         share.need(size)
 
     async def room(self, share: MemoryShare, size: int) -> None:
-        """As `need`, but wait up to a second for memory that other processes may give back.
+        """Do what `need` does, but wait up to a second for memory that other processes may give back.
 
         The time is random. If bodies wait for each other's memory, one body gives up first, and another can be read.
         """

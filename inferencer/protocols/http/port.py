@@ -139,7 +139,7 @@ class HttpPort:
         return seen == self._came
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if not self._page.knows(request.rel_url.raw_path):  # a page in a browser calls again and again
+        if not self._page.knows(request.rel_url.raw_path):  # pages poll, and must not keep the port busy
             self._came += 1
         may_predict = self._connections.asked(request.protocol)
         share = self._budget.share()
@@ -186,7 +186,7 @@ class HttpPort:
             return await self._call(call, message, request, share)
         if self._page.knows(path):
             content = b""
-            if request.method == "POST" and not self._page.is_file(path):  # a file needs no token
+            if request.method == "POST" and not self._page.is_file(path):  # for a file, no body is read
                 async with self._intake.body(request, share) as content:
                     pass
             return await self._page.answer(request, content)

@@ -28,7 +28,7 @@ def failed(status: int, text: str, headers: Mapping[str, str] | None = None, *, 
 
 
 def bare(status: int, text: str) -> bytes:
-    """The bytes of an answer on a connection without a parsed request. The connection ends after the answer."""
+    """Write an answer as bytes, for a connection without a parsed request. The connection ends after the answer."""
     body = _error(text)
     head = (
         f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nServer: {_SERVER}\r\nConnection: close\r\n"

@@ -26,7 +26,7 @@ SIGNATURE = "signature"
 """The parameter with which a request names a signature of the model."""
 
 ReadArrays = Callable[[Mapping[str, TensorHeader]], dict[str, tensors.Array]]
-"""Makes the arrays of inputs whose headers have been checked."""
+"""A function that makes the arrays of inputs whose headers have been checked."""
 
 _REFUSED = {  # parameters of tensors that change the answer, and so cannot be ignored
     "shared_memory_region": "shared memory is not offered; send the contents, and read them from the response",

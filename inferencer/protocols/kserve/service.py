@@ -103,7 +103,7 @@ class KServe:
     async def RepositoryModelLoad(
         self, request: pb.RepositoryModelLoadRequest, context: Any
     ) -> pb.RepositoryModelLoadResponse:
-        """Answer once the newest published version serves, or at once if nothing was published."""
+        """Answer once the newest published version serves. Raises NotServingError if nothing was published."""
         _check_repository(request.repository_name)
         followers = self._models.followers(request.model_name)
         if request.parameters:
@@ -132,7 +132,7 @@ class KServe:
         )
 
     async def ModelStatistics(self, request: pb.ModelStatisticsRequest, context: Any) -> pb.ModelStatisticsResponse:
-        """Statistics of versions that are in memory or have answered lately."""
+        """Return the statistics of versions that are in memory or have answered lately."""
         response = pb.ModelStatisticsResponse()
         for model in self._models.some(request.name):
             counted = await asyncio.wait_for(self._counts("statistics", model.name), _STATISTICS_SECONDS)

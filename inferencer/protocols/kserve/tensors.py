@@ -56,7 +56,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def datatype(dtype: str) -> str | None:
-    """KServe's name for a TensorFlow dtype, or None."""
+    """Return KServe's name for a TensorFlow dtype, or None if KServe lacks the dtype."""
     return _NAMES.get(dtype)
 
 

@@ -74,7 +74,7 @@ def files() -> dict[str, File]:
 
 
 class Page:
-    """Lives on one event loop."""
+    """Answers requests for the page and for /api. Lives on one event loop."""
 
     def __init__(self, models: Models, supervisor: Supervisor, access: Access) -> None:
         self._models = models

@@ -24,7 +24,7 @@ _MARGIN = 0.1  # seconds before its deadline at which a late call is answered wi
 
 
 class SyncService:
-    """Lives on one event loop, and never blocks it: followers answer through futures."""
+    """The methods of the service. They run on one event loop and never block it: followers answer through futures."""
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ _STATES = {
 
 
 class ModelService:
-    """Lives on one event loop."""
+    """The methods of the service. They run on one event loop."""
 
     def __init__(self, models: Models, supervisor: Supervisor) -> None:
         self._models = models
