@@ -126,7 +126,7 @@ def endpoint() -> str:
 
 @contextmanager
 def through(other: str) -> Iterator[None]:
-    """Name another S3 server in the environment within this context."""
+    """Name another S3 server in the environment while the `with` block runs."""
     before, os.environ[_ENDPOINT] = endpoint(), other
     try:
         yield

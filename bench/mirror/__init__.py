@@ -1,4 +1,4 @@
-"""`python -m bench mirror`: stores on both sides of an object store, part by part."""
+"""`python -m bench mirror`: copies of a store through an object store. The benchmark has several parts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.settings import Settings
 
 
 def run(given: Settings, folder: Path) -> dict[str, Any]:
-    """Measure the requested parts, one after the other. `rows` has the figures of the parts that are tables."""
+    """Measure the requested parts, one after the other. `rows` has the figures that are shown as tables."""
     figures: dict[str, Any] = {"rows": {}}
     for name in given.peers:
         (folder / name).mkdir()

@@ -1,4 +1,4 @@
-"""Bytes that a follower fetches if it is some versions behind or has none, as a proxy counts them."""
+"""How many bytes a follower fetches if it is some versions behind, or has no version. A proxy counts the bytes."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ from paramsync.remote.upload import Upload
 from paramsync.store.store import Store
 
 _BEHIND = (1, 10, 100)
-_SHARES = (0.001, 0.01, 0.05)  # of the elements change from version to version
-_PORTION = 8  # the model is an eighth of the size asked for: hundreds of versions are published
-_FURTHER = 13  # versions between two rounds: rounds begin at different places between two long deltas
-_WHOLE, _DIRECT, _COLD = 1.05, 1.3, 1.5  # the most to fetch: of a whole version, of the direct delta, without a version
+_SHARES = (0.001, 0.01, 0.05)  # the share of elements that change from version to version
+_PORTION = 8  # the model has an eighth of the requested size, because hundreds of versions are published
+_FURTHER = 13  # versions between two rounds, so that rounds begin at different places between two long deltas
+# The most bytes to fetch: relative to a whole version, to the direct delta, and to a whole version if there is none.
+_WHOLE, _DIRECT, _COLD = 1.05, 1.3, 1.5
 
 
 def run(given: Settings, folder: Path) -> dict[str, Any]:
@@ -55,7 +56,10 @@ def _fetches(share: float, given: Settings, folder: Path) -> Iterator[dict[str, 
 
 
 class _Follower:
-    """A follower that has the newest version now, and will be `behind` versions behind. With 0, it has none."""
+    """A follower that fetches the newest version at once. Its method `fetch` is called `behind` versions later.
+
+    If `behind` is 0, the follower fetches nothing at first.
+    """
 
     def __init__(self, address: str, path: Path, proxy: Counting, behind: int) -> None:
         self._store, self._proxy, self._behind = Store(path), proxy, behind

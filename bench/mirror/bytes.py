@@ -21,15 +21,15 @@ from paramsync.tensorbundle.index import Entry
 _APART = (1, 10, 100)  # steps from version to version
 _BATCH = 64
 _INPUTS, _WIDTH, _CLASSES = 784, 1024, 10  # 1.9 million parameters
-_ROWS, _COLUMNS, _EXPONENT = 200_000, 32, 1.2  # of the table, and of the frequencies of its rows
+_ROWS, _COLUMNS, _EXPONENT = 200_000, 32, 1.2  # the table's size, and the exponent of its rows' frequencies
 _Precision = Literal["bfloat16"] | None
-_SHARES: dict[_Precision, float] = {None: 1.0, "bfloat16": 0.5}  # size of the elements beside float32
+_SHARES: dict[_Precision, float] = {None: 1.0, "bfloat16": 0.5}  # the size of elements, relative to float32
 _Examples = tuple[Any, Any]
 _Published = tuple[Mapping[str, Entry], Mapping[str, Any]]
 
 
 def run(given: Settings, folder: Path) -> dict[str, Any]:
-    """Train models, publish them with each precision, and make deltas as a mirror does."""
+    """Train models, publish them with each precision, and make the deltas that a mirror would make."""
     rows = []
     optimizers = keras.optimizers
     for kind, make, warm_up, optimizer in (
@@ -93,7 +93,7 @@ def _compare(before: _Published, after: _Published) -> tuple[float, float]:
 
 
 def _dense(size: int, chance: np.random.Generator) -> tuple[keras.Model, keras.losses.Loss, _Examples]:
-    """Return a classifier that learns a linear function, of at most `size` bytes."""
+    """Return a classifier of at most `size` bytes, which learns a linear function."""
     width = min(_WIDTH, size // 4 // (_INPUTS + _WIDTH))
     layers = keras.layers
     model = keras.Sequential(

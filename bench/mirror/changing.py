@@ -28,7 +28,7 @@ _PAUSE = 0.005
 
 
 class Changing(Publications):
-    """The only writer of a store, and its parameters."""
+    """A store and its writer, with parameters that change a little from version to version."""
 
     def __init__(self, path: Path, size: int, tensors: int) -> None:
         super().__init__(path, capture(Model([np.zeros((1, 1), np.float32)])))
@@ -53,7 +53,7 @@ class Counting(Proxy):
 
     def __init__(self) -> None:
         self.kinds: Counter[str] = Counter()
-        self.sizes: list[int] = []  # of the answers
+        self.sizes: list[int] = []  # the bytes of each answer
         super().__init__(settings.endpoint(), self._count)
 
     def forward(self, *call: Any) -> tuple[int, Any, bytes]:
@@ -66,11 +66,11 @@ class Counting(Proxy):
         if method == "GET" and path.endswith(f"/{state.NAME}"):
             kind = "STATE"
         self.kinds["LIST" if method == "GET" and "list-type=" in path else kind] += 1
-        return ""  # no fault
+        return ""  # the proxy injects no fault
 
 
 def mirror(stack: ExitStack, source: Path | str, target: Path | str, log: Path) -> Child:
-    """Start `paramsync mirror`, which ends with the stack."""
+    """Start `paramsync mirror`. Closing the stack ends the process."""
     child = Child("paramsync.cli", ["mirror", str(source), str(target), "--json"], log=log)
     stack.callback(child.wait, _PATIENCE)
     stack.callback(child.end)
@@ -84,7 +84,7 @@ def newest(store: Path) -> int | None:
 
 
 def wait(until: Callable[[], object], what: Callable[[], str]) -> None:
-    """Look every few milliseconds until `until` is true. Raises TimeoutError, which names `what` did not come."""
+    """Call `until` every few milliseconds until it returns true. Raises TimeoutError; `what` names what is missing."""
     deadline = time.monotonic() + _PATIENCE
     while not until():
         if time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Requests of a publisher and a follower as proxies count them, the price of a day, and freshness of many followers."""
+"""The requests of a publisher and a follower, their price for a day, and how fresh many followers are."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from bench.settings import Settings
 from paramsync.remote import copy_note
 from paramsync.remote.bucket_status import Copied
 
-_PORTION = 16  # the model is a 16th of the size asked for: each follower has a store of its own
-_SHARE = 0.002  # of the elements change in a version, unless all do
-_VERSIONS = 16  # for each number of followers; every eighth has a longer delta
-_SETTLED = 0.5  # seconds for the longer delta, which comes after its version
+_PORTION = 16  # the model has a 16th of the requested size, because each follower has its own store
+_SHARE = 0.002  # the share of elements that change in a small version
+_VERSIONS = 16  # versions for each number of followers; every eighth version has a longer delta
+_SETTLED = 0.5  # seconds to wait for the longer delta, which is written after its version
 _LOOKS = 20  # reads of the state that are timed: fewer than a follower makes before its reads become rare
-_FOLLOWERS = (1, 4, 16, 32)  # as many of these numbers as there are rounds
-_DAY, _EVERY = 86400.0, 10.0  # seconds of a day, and from version to version in it
+_FOLLOWERS = (1, 4, 16, 32)  # the numbers of followers, one for each round
+_DAY, _EVERY = 86400.0, 10.0  # seconds of a day, and seconds from version to version during this day
 _COLUMNS = {"LIST": ("LIST",), "state": ("STATE",), "GET": ("GET", "HEAD"), "PUT": ("PUT",), "parts": ("PART", "POST")}
-_DOLLARS = {"LIST": 5e-6, "state": 4e-7, "GET": 4e-7, "PUT": 5e-6, "parts": 5e-6}  # of S3 Standard in us-east-1
+_DOLLARS = {"LIST": 5e-6, "state": 4e-7, "GET": 4e-7, "PUT": 5e-6, "parts": 5e-6}  # prices of S3 Standard in us-east-1
 
 
 def run(given: Settings, folder: Path) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
             publisher = mirror(stack, local, address, folder / "up")
 
         def publish(share: float = _SHARE) -> tuple[Counter[str], list[float]]:
-            """Return the publisher's requests for a version, and the milliseconds until each follower has it."""
+            """Publish a version. Returns the publisher's requests, and the milliseconds until each follower has it."""
             before, version = up.kinds.copy(), source.change(share)
             wait(lambda: {one and one.number for one in map(_copied, far)} == {version.number}, lambda: "a version")
             NEVER.wait(_SETTLED)
@@ -89,13 +89,13 @@ def _copied(path: Path) -> Copied | None:
 
 
 def _seconds(pid: int) -> float:
-    """Return the processor time of a process."""
+    """Return the processor time of a process, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _rate(proxy: Counting, count: int) -> float:
-    """Return how many times a second the state is read, from a read until `count` reads later."""
+    """Return how many times a second the follower reads the state, measured over `count` reads."""
 
     def wait_for_next() -> float:
         before = proxy.kinds["STATE"]

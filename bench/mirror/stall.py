@@ -1,4 +1,4 @@
-"""How long publishing holds up training with a bucket and without one, and how much slower steps get meanwhile."""
+"""How long publishing blocks training, with a bucket and without a bucket, and how much slower steps get meanwhile."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WAYS = {"ours": "a directory", "mirrored": "a directory with a mirror", "bucket
 
 
 def run(given: Settings, folder: Path) -> dict[str, Any]:
-    """Publish to each by turns, while training changes all parameters."""
+    """Publish in each of the _WAYS by turns, while training changes all parameters."""
     mirrored, bucket = (partial(kind, address=f"{given.address}/{time.time_ns()}") for kind in (_Mirrored, _ToBucket))
     figures = stall.measure(given, folder, {"ours": Ours, "mirrored": mirrored, "bucket": bucket})
     rows = [
@@ -34,7 +34,7 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
 
 
 class _Mirrored(Ours):
-    """Beside training, `paramsync mirror` copies the store."""
+    """Publishes to a directory, which `paramsync mirror` copies to a bucket."""
 
     def __init__(self, training: Training, folder: Path, address: str) -> None:
         super().__init__(training, folder)
@@ -57,7 +57,7 @@ class _Mirrored(Ours):
 
 
 class _ToBucket(Ours):
-    """The mirror is the publisher's own."""
+    """Publishes to a bucket, by the publisher's own mirror."""
 
     def wait(self) -> None:
         super().wait()

@@ -90,9 +90,9 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
 
 
 def _told(source: Changing, address: str, far: Path, runs: int) -> tuple[list[float], dict[str, float]]:
-    """Return the milliseconds of each version that the trainer tells of, and the median of each stage.
+    """Return the milliseconds that each version takes if the trainer announces it, and the median of each stage.
 
-    The mirror has a Watch of the trainer, as beside `serve --trainer`; 1 % changes from version to version.
+    The mirror watches the trainer, as an inferencer with `--trainer` does. 1 % of the elements change in each version.
     """
     model, took = Model(source.values), list[dict[str, float]]()
     with ExitStack() as stack:
