@@ -6,7 +6,7 @@ import base64
 import hashlib
 import heapq
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -112,6 +112,16 @@ def route(edges: Iterable[Edge], known: Iterable[int], number: int, most: int | 
             for edge in ahead.get(at, ()):
                 heapq.heappush(queue, (cost + edge.size, edge.number, (*way, edge)))
     return None
+
+
+def useful(edges: Sequence[Edge], number: int, most: int) -> frozenset[Edge]:
+    """The deltas on ways of fewer than `most` bytes to a version, from whichever version they begin at."""
+    bytes_from = {number: 0}
+    for edge in sorted(edges, key=lambda edge: edge.base, reverse=True):
+        if edge.number in bytes_from:
+            size = edge.size + bytes_from[edge.number]
+            bytes_from[edge.base] = min(size, bytes_from.get(edge.base, size))
+    return frozenset([edge for edge in edges if edge.size + bytes_from.get(edge.number, most) < most])
 
 
 def _fields(kind: type[Whole | Edge], values: Any) -> dict[str, Any]:

@@ -35,7 +35,8 @@ from paramsync.version import Version
 GRACE = 60.0  # seconds for which condemned objects stay, because followers may be reading them
 
 _STRIDES = (1, 8, 64)  # how many versions a delta spans; with long deltas, a late follower needs only a few
-_KEPT = 64  # a delta is kept for this many times its stride, in versions
+_KEPT = 48  # a delta is kept for this many times its stride, in versions
+_LEAST = 128  # ... but at least for this many: from any version, short deltas lead to where a long one begins
 _WORTH = 0.8  # a delta must be smaller than this share of a whole version
 _LARGE = 64 << 20  # bytes: for smaller whole versions, the time to make a delta is not considered
 _SAMPLE = 1 / 8  # after this share of the tensors, the time to make the whole delta is estimated
@@ -227,7 +228,8 @@ class Upload:
         self._base = sent
         if whole is not self._whole:
             self._whole, self._begun = whole, self._count
-        self._edges = tuple([placed for placed in (*self._edges, *sent_now) if self._is_kept(placed)])
+        useful = manifests.useful(edges, version.number, size)
+        self._edges = tuple([one for one in (*self._edges, *sent_now) if one.edge in useful and self._is_recent(one)])
         if whole is self._whole and whole.number == version.number:
             self._deltas.clear()
         else:
@@ -239,9 +241,9 @@ class Upload:
     def _is_due(self, stride: int) -> bool:
         return (self._count - self._begun) % stride == 0
 
-    def _is_kept(self, placed: _Placed) -> bool:
+    def _is_recent(self, placed: _Placed) -> bool:
         """Whether the state keeps a delta, for late followers and for the chain from the whole version."""
-        return self._count - placed.count < placed.stride * _KEPT
+        return self._count - placed.count < max(placed.stride * _KEPT, _LEAST)
 
     def _make_deltas(self, sent: _Sent, contents: Contents, size: int) -> dict[int, _Delta]:
         """The delta from the previous version, by its stride; empty if it is not worth sending."""

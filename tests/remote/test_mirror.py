@@ -81,6 +81,30 @@ def test_a_late_follower_takes_few_deltas(pair: Pair, behind: int, deltas: int) 
     same(pair.source, pair.target)
 
 
+@pytest.mark.parametrize("first", [1, 5, 8])
+def test_a_follower_a_hundred_versions_behind_takes_deltas_wherever_it_stopped(pair: Pair, first: int) -> None:
+    for step in range(1, first + 101):
+        pair.publish(step)
+        pair.upload.run_once()
+        if step == first:
+            pair.download.run_once()
+    done = pair.download.run_once()
+    assert done is not None
+    assert done.way == "delta"
+    assert done.deltas <= 7 + 12 + 7
+    same(pair.source, pair.target)
+
+
+def test_the_deltas_of_a_version_are_together_smaller_than_two_whole_versions(pair: Pair) -> None:
+    for step in range(1, 30):
+        pair.publish(step, changed=SIZE // 3)
+        done = pair.upload.run_once()
+    newest = current_state(pair).newest
+    assert done is not None
+    assert newest is not None
+    assert sum(edge.size for edge in download.read_manifest(pair.bucket, newest).edges) < 2 * done.size
+
+
 def test_a_new_follower_takes_the_last_whole_version_and_the_deltas_since(pair: Pair) -> None:
     for step in range(1, 5):
         pair.publish(step)
@@ -338,6 +362,7 @@ def failing(error: Exception) -> Callable[..., object]:
 def test_state_and_manifest_stay_small_however_many_versions_come(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upload, "_STRIDES", (1, 2, 4))
     monkeypatch.setattr(upload, "_KEPT", 4)
+    monkeypatch.setattr(upload, "_LEAST", 4)
     monkeypatch.setattr(upload, "MOST_CONDEMNED", 10)
     for step in range(1, 60):
         pair.publish(step, changed=1)
