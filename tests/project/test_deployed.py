@@ -1,4 +1,4 @@
-"""What is deployed fits together: manifests, the composition and units name what is there, and are confined."""
+"""What is deployed fits together: the composition and units name what is there, and are confined."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -19,132 +16,6 @@ from inferencer.settings import flags
 from tests.support.programs import ROOT
 from tests.support.prometheus import DEPLOYED, promtool
 from trainer import settings
-
-KUBERNETES = ROOT / "deploy" / "kubernetes"
-RELEASE = "1.31"
-THEIRS = {"Kustomization", "ServiceMonitor", "PrometheusRule"}  # no schema of Kubernetes' own
-Document = dict[str, Any]
-
-
-@cache
-def documents() -> list[Document]:
-    return [one for file in sorted(KUBERNETES.glob("*.yaml")) for one in yaml.safe_load_all(file.read_text())]
-
-
-def called(document: Document) -> str:
-    return f"{document['kind']}-{document.get('metadata', {}).get('name', '')}"
-
-
-def of(kind: str) -> dict[str, Document]:
-    return {one["metadata"]["name"]: one for one in documents() if one["kind"] == kind}
-
-
-def pods() -> dict[str, Document]:
-    """The template of the pods of each program."""
-    return {
-        "trainer": of("Job")["paramsync-trainer"]["spec"]["template"],
-        "inferencer": of("Deployment")["paramsync-inferencer"]["spec"]["template"],
-    }
-
-
-def ports(pod: Document) -> dict[str, int]:
-    return {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
-
-
-def chosen(selector: Document) -> list[str]:
-    """The programs whose pods have these labels."""
-    return [name for name, pod in pods().items() if selector.items() <= pod["metadata"]["labels"].items()]
-
-
-@pytest.mark.parametrize("document", [one for one in documents() if one["kind"] not in THEIRS], ids=called)
-def test_kubernetes_takes_it(document: Document) -> None:
-    kubernetes_validate.validate(document, RELEASE, strict=True)
-
-
-def test_kustomize_has_every_file() -> None:
-    [kustomization] = [one for one in documents() if one["kind"] == "Kustomization"]
-    files = {file.name for file in KUBERNETES.glob("*.yaml")} - {"kustomization.yaml"}
-    assert set(kustomization["resources"]) == files
-    images = {one["name"] for one in kustomization["images"]}
-    assert images == {pod["spec"]["containers"][0]["image"] for pod in pods().values()}
-
-
-def test_services_lead_to_ports_that_pods_have() -> None:
-    services = of("Service")
-    assert {name: chosen(service["spec"]["selector"]) for name, service in services.items()} == {
-        "paramsync-trainer": ["trainer"],
-        "paramsync-inferencer": ["inferencer"],
-        "paramsync-control": ["inferencer"],
-    }
-    for service in services.values():
-        [program] = chosen(service["spec"]["selector"])
-        for port in service["spec"]["ports"]:
-            assert ports(pods()[program])[port["targetPort"]] == port["port"]
-
-
-def test_what_chooses_pods_chooses_those_it_should() -> None:
-    deployment, budget = of("Deployment")["paramsync-inferencer"], of("PodDisruptionBudget")["paramsync-inferencer"]
-    assert chosen(deployment["spec"]["selector"]["matchLabels"]) == ["inferencer"]
-    assert chosen(budget["spec"]["selector"]["matchLabels"]) == ["inferencer"]
-    target = of("HorizontalPodAutoscaler")["paramsync-inferencer"]["spec"]["scaleTargetRef"]
-    assert (target["kind"], target["name"]) == ("Deployment", deployment["metadata"]["name"])
-    policies = {
-        name: chosen(one["spec"]["podSelector"].get("matchLabels", {})) for name, one in of("NetworkPolicy").items()
-    }
-    assert policies == {
-        "paramsync-nothing": ["trainer", "inferencer"],
-        "paramsync-trainer": ["trainer"],
-        "paramsync-inferencer": ["inferencer"],
-    }
-    for name, policy in of("NetworkPolicy").items():
-        for rule in policy["spec"].get("ingress", ()):
-            assert {port["port"] for port in rule["ports"]} <= ports(pods()[name.removeprefix("paramsync-")]).keys()
-
-
-def test_metrics_come_by_services_whose_names_alerts_know() -> None:
-    services = of("Service").values()
-    jobs = set()
-    for monitor in of("ServiceMonitor").values():
-        wanted = monitor["spec"]["selector"]["matchLabels"].items()
-        [service] = [one for one in services if wanted <= one["metadata"].get("labels", {}).items()]
-        [endpoint] = monitor["spec"]["endpoints"]
-        assert endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}
-        jobs.add(service["metadata"]["name"])
-    alerts = (ROOT / "deploy" / "monitoring" / "alerts.yml").read_text()
-    assert set(re.findall(r'up\{job="([\w-]+)"\}', alerts)) == jobs
-    scraped = yaml.safe_load((ROOT / "deploy" / "monitoring" / "prometheus.yml").read_text())["scrape_configs"]
-    assert {job["job_name"] for job in scraped} == jobs
-
-
-def test_the_rules_of_the_operator_are_the_alerts() -> None:
-    made = subprocess.run([sys.executable, KUBERNETES / "alerts.py"], capture_output=True, check=True, timeout=60)
-    assert (KUBERNETES / "alerts.yaml").read_bytes() == made.stdout
-    alerts = yaml.safe_load((ROOT / "deploy" / "monitoring" / "alerts.yml").read_text())
-    assert of("PrometheusRule")["paramsync"]["spec"] == alerts
-
-
-def test_pods_are_confined_and_what_they_mount_is_there() -> None:
-    claims = of("PersistentVolumeClaim")
-    for pod in pods().values():
-        spec, [container] = pod["spec"], pod["spec"]["containers"]
-        assert spec["securityContext"]["runAsNonRoot"] is True
-        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert spec["automountServiceAccountToken"] is False
-        assert container["securityContext"] == {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        }
-        assert "memory" in container["resources"]["limits"]
-        assert all(probe in container for probe in ("startupProbe", "readinessProbe", "livenessProbe"))
-        volumes = {volume["name"]: volume for volume in spec["volumes"]}
-        assert {mount["name"] for mount in container["volumeMounts"]} == volumes.keys()
-        for volume in volumes.values():
-            assert {"emptyDir", "secret"} & volume.keys() or volume["persistentVolumeClaim"]["claimName"] in claims
-        tokens = volumes["tokens"]["secret"]
-        assert tokens["defaultMode"] == 0o440  # of the group that fsGroup names: a program refuses more
-        assert f"secret generic {tokens['secretName']} --from-file=tokens=" in (ROOT / "docs/deploy.md").read_text()
-
 
 # Commands, wherever they are ------------------------------------------------------------------------------------------
 
@@ -155,9 +26,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
         yaml.safe_load((ROOT / file).read_text())["services"]
         for file in ("docker-compose.yml", "docker-compose.bucket.yml")
     )
-    for name, pod in pods().items():
-        [container] = pod["spec"]["containers"]
-        yield f"kubernetes-{name}", [*container["command"], *container["args"]]
+    for name in ("trainer", "inferencer"):
         yield f"compose-{name}", composition[name]["command"]
         unit = (ROOT / "deploy" / "systemd" / f"paramsync-{name}.service").read_text()
         yield f"bucket-{name}", beyond[name]["command"]
@@ -293,7 +162,9 @@ def test_units_are_confined_and_say_when_they_are_ready(unit: Path, tmp_path: Pa
 
 
 def test_the_inferencer_may_write_nowhere_in_the_store() -> None:
-    trainer, inferencer = ((ROOT / "deploy" / "systemd" / f"paramsync-{name}.service").read_text() for name in pods())
+    trainer, inferencer = (
+        (ROOT / "deploy" / "systemd" / f"paramsync-{name}.service").read_text() for name in ("trainer", "inferencer")
+    )
     [store] = re.findall(r"--store (\S+)", trainer)
     assert f"digits={store}" in inferencer
     assert "RuntimeDirectory=paramsync\n" in trainer

@@ -8,7 +8,6 @@ from typing import Any
 import grpc
 import numpy as np
 import tensorflow as tf
-import yaml
 from google.protobuf.descriptor_pool import DescriptorPool
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
@@ -16,8 +15,9 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 from inferencer.settings.settings import ConnectionSettings, ModelSettings
 from paramsync.graphs.capturing import capture
 from paramsync.v1 import sync_pb2 as pb
+from tests.support import kubectl
 from tests.support.http import call
-from tests.support.programs import ROOT, eventually
+from tests.support.programs import eventually
 from tests.support.published import Publisher, publish_graph
 from tests.support.running import LONG, NOT_SERVING, SERVING, Running, refused, synced
 
@@ -103,9 +103,7 @@ def test_reflection_names_and_describes_the_services_of_each_port(running: Runni
 
 
 def test_a_pod_is_live_before_it_is_ready(running: Running, publisher: Publisher) -> None:
-    text = (ROOT / "deploy" / "kubernetes" / "inferencer.yaml").read_text()
-    deployment = next(one for one in yaml.safe_load_all(text) if one["kind"] == "Deployment")
-    [container] = deployment["spec"]["template"]["spec"]["containers"]
+    [container] = kubectl.pods(kubectl.variant("base"))["paramsync-inferencer"]["containers"]
 
     def answered(probe: str) -> int:
         path = container[probe]["httpGet"]["path"]
