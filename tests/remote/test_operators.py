@@ -95,6 +95,26 @@ def test_the_status_of_an_address_says_what_followers_are_to_serve(address: str,
         assert (code, error.count("\n")) == (2, 1)
 
 
+def test_a_version_on_trial_is_promoted_into_the_bucket_of_the_stable_servers(address: str, run: Run) -> None:
+    stable = f"{address}-stable"
+
+    def promote() -> list[int]:
+        code, said, _ = run("mirror", address, stable, "--once", "--json")
+        assert code == 0
+        return [json.loads(line)["version"] for line in said.splitlines()]
+
+    fleet.choose(address, fleet.pin(address, 3))  # what the servers on trial serve
+    assert promote() == [3]
+    assert promote() == []
+    fleet.choose(address, fleet.pin(address, None))
+    assert promote() == [4]
+    assert [version.number for version in Bucket(stable).state().versions] == [3, 4]
+    fleet.choose(address, fleet.roll_back(address))
+    code, _, said = run("mirror", address, stable, "--once")
+    assert (code, "numbers only rise" in only_line(said)) == (1, True)
+    fleet.choose(address, fleet.pin(address, None))
+
+
 def test_verify_and_diff_fetch_the_versions_that_they_look_at(address: str, run: Run) -> None:
     code, text, _ = run("verify", address, "--all", "--json")
     verdicts = json.loads(text)
