@@ -27,6 +27,7 @@ _LIMITS = Limits(header_list=MOST_HEADERS)
 _PING_SECONDS = 20.0  # how long a client may take to answer a ping
 _LINGER_SECONDS = 2.0  # how long a client may take to read the last answers and close the connection
 _NO_NEW_CALLS = 2**31 - 1  # a GOAWAY with this stream still accepts calls that are on their way, RFC 9113, 6.8
+_QUIET_SECONDS = 1.0  # a client without a call that sends nothing for so long is told at once to begin no more calls
 _MOST_BEHIND = 1 << 14  # bytes of frames other than answers that may wait for the client to read
 # A read of few frames is charged an estimated time, because a measured time would include the work of other threads.
 _FEW = 16  # a read of at most so many frames is charged an estimate
@@ -353,12 +354,19 @@ class GrpcConnection(asyncio.BufferedProtocol):
             self.flush()
 
     def leave(self) -> None:
-        """Tell the client to begin no more calls: with the next answer, or at once if no call is open."""
-        if self._farewell is _Farewell.NONE and self.http2.has_begun:
+        """Tell the client to begin no more calls: with the next answer, or once the client has been quiet for a while.
+        Call this again until the connection is closed.
+
+        A call that begins while GOAWAY is on its way to the client fails there, and gRPC repeats no call of more than
+        256 KB. With an answer, GOAWAY comes before the client's next call. A client of gRPC 1.85 that gets GOAWAY
+        before it has taken our SETTINGS waits forever.
+        """
+        if self._farewell is _Farewell.NONE and self.http2.is_settled:
             self._farewell = _Farewell.DUE
-            if not self.calls:
-                self._say_farewell()
-                self.flush()
+        is_quiet = not self.calls and self._loop.time() - self.heard >= _QUIET_SECONDS
+        if self._farewell is _Farewell.DUE and is_quiet:
+            self._say_farewell()
+            self.flush()
 
     def close(self) -> None:
         """Accept no more calls, and end the connection once the client has read every answer."""

@@ -30,7 +30,8 @@ class ServerConnection(Sender):
     __slots__ = (
         "_begun", "_block", "_block_ends", "_block_stream", "_budget", "_credit", "_data_ends", "_data_left",
         "_data_stream", "_expects", "_highest", "_limits", "_lost", "_lot", "_most", "_now", "_padding_left",
-        "_reader", "_rest", "_room", "_stream_lot", "_wanted", "last", "work",
+        "_reader", "_rest", "_room", "_stream_lot", "_wanted", "is_settled", "last",
+        "work",
     )  # fmt: skip
 
     def __init__(self, limits: Limits = _DEFAULTS) -> None:
@@ -43,6 +44,8 @@ class ServerConnection(Sender):
         self.work = 0
         """Work of the last `receive`, in frames."""
         self._begun = False
+        self.is_settled = False
+        """Whether the client has taken our SETTINGS."""
         self._expects = frames.SETTINGS  # the only type of frame that may come next; -1: any
         self._highest = 0
         self._most = LARGEST_NUMBER  # streams above this number are refused
@@ -353,6 +356,7 @@ class ServerConnection(Sender):
         if len(payload) % frames.SETTING.size or (flags & frames.ACK and payload):
             raise Http2Error(ErrorCode.FRAME_SIZE_ERROR, f"SETTINGS of {len(payload)} bytes")
         if flags & frames.ACK:
+            self.is_settled = True
             return
         self._expects = -1
         work = len(payload) // frames.SETTING.size // _SETTINGS_AT_ONE

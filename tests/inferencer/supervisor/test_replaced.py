@@ -31,6 +31,7 @@ from tests.support.running import LONG, SERVING, Running, request, seen, synced
 pytestmark = pytest.mark.slow
 WORKERS = 2
 ALONE = [("grpc.use_local_subchannel_pool", 1), ("grpc.max_receive_message_length", -1)]
+LARGE = ("grpc.per_rpc_retry_buffer_size", 4 << 20)  # otherwise gRPC repeats no call of more than 256 KB
 BODY = json.dumps({"inputs": [[1.0, 1.0]]})
 
 
@@ -65,7 +66,7 @@ def by_one_connection(port: int) -> Iterator[int]:
 
 def by_large_answers(port: int) -> Iterator[int]:
     rows = np.ones([1 << 17, 2], np.float32)  # 1 MB there, half of it back
-    with grpc.insecure_channel(f"127.0.0.1:{port}", ALONE) as channel:
+    with grpc.insecure_channel(f"127.0.0.1:{port}", [*ALONE, LARGE]) as channel:
         predict = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict
         while True:
             answer = predict(request(x=rows), timeout=LONG)

@@ -143,6 +143,41 @@ async def test_a_connection_without_a_call_is_closed_after_a_minute(port: Port, 
     assert not client.wire.is_open
 
 
+def goaways(client: Client) -> list[bytes]:
+    return [frame.payload for frame in split(client.wire.written) if frame.kind == frames.GOAWAY]
+
+
+@on_a_clock
+async def test_a_client_is_told_to_leave_with_an_answer_or_once_it_is_quiet(port: Port, loop: Clock) -> None:
+    busy, quiet = Client(port, CONNECTED + frames.SETTINGS_ACK), Client(port, CONNECTED + frames.SETTINGS_ACK)
+    busy.call(1)
+    await pass_time(loop, 0.0)
+    port.leave()
+    await pass_time(loop, 0.9)
+    busy.send(frames.frame(frames.PING, frames.ACK, 0, bytes(8)))
+    port.leave()
+    assert (len(goaways(busy)), len(goaways(quiet))) == (0, 0)
+    await pass_time(loop, 0.1)
+    port.leave()
+    assert (len(goaways(busy)), len(goaways(quiet))) == (0, 1)
+    busy.call(3)
+    await pass_time(loop, 0.0)
+    kinds = [(frame.kind, frame.stream) for frame in split(busy.wire.written)]
+    assert kinds.index((frames.GOAWAY, 0)) < kinds.index((frames.HEADERS, 3))
+
+
+@on_a_clock
+async def test_a_client_that_has_not_taken_our_settings_is_not_told_to_leave(port: Port, loop: Clock) -> None:
+    client = Client(port)
+    await pass_time(loop, 5.0)
+    port.leave()
+    assert goaways(client) == []
+    client.send(frames.SETTINGS_ACK)
+    await pass_time(loop, 1.0)
+    port.leave()
+    assert len(goaways(client)) == 1
+
+
 @on_a_clock
 async def test_a_silent_connection_with_a_call_stays_while_its_client_answers_pings(port: Port, loop: Clock) -> None:
     client = Client(port)
