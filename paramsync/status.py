@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -103,6 +104,8 @@ class Status:
     not_served: Mapping[str, str] = field(default_factory=dict)  # why each signature that the graph lacks is not served
     restoring: int | None = None
     restoring_progress: Progress | None = None
+    next: int | None = None  # a version in memory that waits for its moment
+    next_at: float | None = None  # when it comes to serve, in seconds since the epoch
     parts: tuple[tuple[str, Version], ...] = ()  # only for a joined model: the versions of its parts
     resident: tuple[int, ...] = ()  # versions in memory, the serving version first
     labels: Mapping[str, int] = field(default_factory=dict)  # the labels of resident versions
@@ -117,6 +120,7 @@ class Status:
     restores: int = 0
     quarantines: int = 0
     restore_seconds: float | None = None
+    swap_skew_seconds: float | None = None  # how long after its moment the serving version came to serve
     lag_seconds: float | None = None
     lag_steps: int | None = None
     lag_versions: int | None = None  # how many versions were published after the serving version
@@ -233,6 +237,12 @@ class Status:
         for number in self.resident:
             put(number, Stage.LEAVING if self.state is State.DRAINING else Stage.RESIDENT)
         return tuple(courses[number] for number in sorted(courses, reverse=True))
+
+
+def waits_until(number: int, moment: float | None) -> str:
+    """Say until when a version waits."""
+    at = datetime.fromtimestamp(moment or 0.0, timezone.utc)
+    return f"version {number} waits for its moment, {at:%H:%M:%S} UTC"
 
 
 def nothing_serves(store: Path, short_reason: str) -> str:

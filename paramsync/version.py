@@ -20,6 +20,7 @@ class Version:
     """One published set of parameters. Times are seconds since the epoch.
 
     committed_at   None until the version is visible in its store
+    serve_at       when followers are to serve the version; None: as soon as they have it
     graph          digest of its graph; "" if unknown, as in stores that TensorFlow wrote
     bytes          size of all tensors
     bytes_written  size of the tensors in files that no earlier version has
@@ -42,6 +43,7 @@ class Version:
     step_done_at: float
     snapshot_at: float
     committed_at: float | None = None
+    serve_at: float | None = None
     bytes: int = 0
     bytes_written: int = 0
     checksum: str = ""

@@ -90,6 +90,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
                 allow_nan=settings.allow_nan,
                 allow_ops=settings.allow_ops,
                 publish_if=settings.publish_if,
+                serve_after=settings.serve_after,
             )
         )
         publisher.meter.first = publisher.meter.step = job.steps_done()

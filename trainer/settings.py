@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from paramsync.errors import SettingsError
+from paramsync.moments import LATEST_MOMENT
 from paramsync.program.flags import TOKEN_FILE_HELP, Parser, check_text, seconds, whole
 from paramsync.program.process import LOG_FORMATS
 from paramsync.publishing.schedule import PublishSchedule
@@ -47,6 +48,7 @@ class Settings:
     allow_nan: bool
     allow_ops: tuple[str, ...]
     publish_if: str | None
+    serve_after: float | None
     state: Path
     state_seconds: float
     held_out: Path | None
@@ -124,6 +126,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--allow-op", allow_op, dest="allow_ops", action="append", metavar="NAME")
     gate = "publish only where this is no worse than in the newest version: loss, which should fall, or 'max loss'"
     add("--publish-if", gate, choices=_GATES, metavar="METRIC")
+    serve_after = "have all servers swap to a version at the same moment, T seconds after its commit (default: at once)"
+    add("--serve-after", serve_after, type=seconds(below=LATEST_MOMENT), metavar="T")
     add(
         "--state",
         "where to save what resuming needs (default: STORE/training; needed with a bucket)",

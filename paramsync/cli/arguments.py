@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
 from paramsync.cli.settings import SERVER
 from paramsync.host.files import line
+from paramsync.moments import LATEST_MOMENT
 from paramsync.program.flags import seconds
 from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, TRAINER_PORT, address, read_port
 
@@ -150,6 +153,12 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
     label.add_argument("label", metavar="LABEL", help="such as stable or canary")
     label.add_argument("version", type=_number, metavar="N", help="stays in memory as long as it has a label")
     unlabel.add_argument("label", metavar="LABEL")
+    for command in (sync, pin, unpin, rollback):
+        when = command.add_mutually_exclusive_group()
+        text = "change at this time, at the same moment everywhere, such as 12:00:30; at most an hour ahead"
+        when.add_argument("--at", type=_moment, metavar="TIME", help=text)
+        text = "the same, S seconds from now"
+        when.add_argument("--in", dest="at", type=_from_now, metavar="S", help=text)
     text = "print which version would serve, and change nothing"
     rollback.add_argument("--dry-run", action="store_true", help=text)
     status.add_argument("--watch", action="store_true", help="show it again whenever it changes, until Ctrl-C")
@@ -329,6 +338,22 @@ def _number(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= _DIGITS):
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 to {10**_DIGITS - 1}, found {text!r}")
     return int(text)
+
+
+def _moment(text: str) -> float:
+    """Seconds since the epoch of a time of today, or of a date and time."""
+    from datetime import datetime  # here: few commands have a time
+
+    for whole in (f"{time.strftime('%Y-%m-%d')} {text}", text):
+        with suppress(ValueError):
+            moment = datetime.fromisoformat(whole).astimezone().timestamp()
+            if 0 < moment - time.time() <= LATEST_MOMENT:
+                return moment
+    raise argparse.ArgumentTypeError(f"expected a time within the next hour, such as 12:00:30, found {text!r}")
+
+
+def _from_now(text: str) -> float:
+    return time.time() + seconds(below=LATEST_MOMENT)(text)
 
 
 def _positive(text: str) -> int:

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paramsync.cli import formatting
-from paramsync.cli.formatting import NOTHING, ago, console, duration, progress, size, to_json
+from paramsync.cli.formatting import NOTHING, ago, console, duration, from_then_on, progress, size, to_json
 from paramsync.cli.live import Polled, show
 from paramsync.cli.process import interruptible
 from paramsync.errors import RemoteError, SettingsError
@@ -211,8 +211,10 @@ def _sentence(contents: Contents) -> str:
 
 
 def _chosen(state: State) -> list[str]:
-    pinned = [] if state.pinned is None else [f"all followers serve version {state.pinned}, pinned"]
-    return [*pinned, *(f"{label} is version {number}" for label, number in sorted(state.labels.items()))]
+    then, pinned = from_then_on(state.move), state.pinned
+    what = "follow the newest version" if pinned is None else f"serve version {pinned}, pinned"
+    chosen = [] if pinned is None and not then else [f"all followers {what}{then}"]
+    return [*chosen, *(f"{label} is version {number}" for label, number in sorted(state.labels.items()))]
 
 
 def _row(number: int, manifest: Manifest, state: State) -> RemoteRow:
@@ -260,6 +262,7 @@ def _facts(address: str, contents: Contents) -> dict[str, object]:
         "newest": newest,
         "newest_written_at": contents.committed_at,
         "pinned": state.pinned,
+        "serve_at": None if state.move is None else state.move.at,
         "labels": dict(state.labels),
         "versions": len(state.versions),
         "bytes": contents.bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +15,8 @@ from paramsync.host import files
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+
+    from paramsync.moments import Move
 
 _UNBOUNDED = 1 << 20  # columns, more than any line has
 _MANY = 512 << 20  # for fewer bytes there is no progress bar, because reading them is fast
@@ -59,6 +62,13 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=people, transient=True, disable=not redraws(people) or total < _MANY) as bar:
         task = bar.add_task(what, total=total)
         yield lambda done: bar.advance(task, done)
+
+
+def from_then_on(move: Move | None) -> str:
+    """From when on operators' choices apply; "" if they apply already."""
+    if move is None or move.at <= time.time():
+        return ""
+    return f" from {time.strftime('%H:%M:%S', time.localtime(move.at))} on"
 
 
 def duration(seconds: float) -> str:

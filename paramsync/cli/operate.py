@@ -1,4 +1,4 @@
-"""`paramsync pin`, `unpin`, `rollback`, `label`, `unlabel`, `workers replace` and `watch`."""
+"""`paramsync pin`, `unpin`, `rollback`, `label`, `unlabel`, `workers replace` and `watch`; `sync` of a bucket."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import time
 from argparse import Namespace
 from collections.abc import Callable, Sequence
 
-from paramsync.cli.formatting import duration, to_json
+from paramsync.cli.formatting import duration, from_then_on, to_json
 from paramsync.cli.process import check_reader, complain, interruptible
 from paramsync.cli.servers import ServerChange, ask_all, connected, short, tell
 from paramsync.errors import CallError, ParamsyncError, SettingsError
@@ -31,8 +31,8 @@ _EVENTS = {
 }
 _Ask = Callable[[Inferencer, Namespace], pb.ModelStatus]
 _CHANGES: dict[str, _Ask] = {
-    "pin": lambda inferencer, given: inferencer.pin(given.model, given.version),
-    "unpin": lambda inferencer, given: inferencer.unpin(given.model),
+    "pin": lambda inferencer, given: inferencer.pin(given.model, given.version, serve_at=given.at),
+    "unpin": lambda inferencer, given: inferencer.unpin(given.model, serve_at=given.at),
     "label": lambda inferencer, given: inferencer.label(given.model, given.label, given.version),
     "unlabel": lambda inferencer, given: inferencer.unlabel(given.model, given.label),
 }
@@ -41,7 +41,7 @@ _CHANGES: dict[str, _Ask] = {
 def run(arguments: Namespace) -> bool:
     """Return True if every server made the change."""
     if is_address(getattr(arguments, "model", "")):
-        return _of_fleet(arguments)
+        return of_fleet(arguments)
     with connected(arguments) as inferencers:
         if arguments.command == "watch":
             _watch(inferencers, arguments)
@@ -56,7 +56,7 @@ def run(arguments: Namespace) -> bool:
         return tell(arguments, changes, lambda change, status: sentence(status))
 
 
-def _of_fleet(arguments: Namespace) -> bool:
+def of_fleet(arguments: Namespace) -> bool:
     """Change the operators' choices for all followers of a bucket."""
     from paramsync.remote import fleet  # here, because most operators have no bucket
 
@@ -64,17 +64,19 @@ def _of_fleet(arguments: Namespace) -> bool:
     if command == "watch":
         raise SettingsError(f"expected a model of a server, found the address of a bucket, {address}")
     choices = {
-        "pin": lambda: fleet.pin(address, arguments.version),
-        "unpin": lambda: fleet.pin(address, None),
-        "rollback": lambda: fleet.roll_back(address),
+        "pin": lambda: fleet.pin(address, arguments.version, arguments.at),
+        "unpin": lambda: fleet.pin(address, None, arguments.at),
+        "rollback": lambda: fleet.roll_back(address, arguments.at),
+        "sync": lambda: fleet.sync(address, arguments.at),
         "label": lambda: fleet.label(address, arguments.label, arguments.version),
         "unlabel": lambda: fleet.label(address, arguments.label, None),
     }
     state = interruptible(lambda: fleet.choose(address, choices[command]()))
     labels = ", ".join(f"{label} is version {number}" for label, number in sorted(state.labels.items()))
     pinned = "follow the newest version" if state.pinned is None else f"serve version {state.pinned}"
-    text = f"{address}: all followers {pinned}; {labels or 'no labels'}"
-    facts = {"address": address, "pinned": state.pinned, "labels": dict(state.labels)}
+    text = f"{address}: all followers {pinned}{from_then_on(state.move)}; {labels or 'no labels'}"
+    serve_at = None if state.move is None else state.move.at
+    facts = {"address": address, "pinned": state.pinned, "labels": dict(state.labels), "serve_at": serve_at}
     sys.stdout.write(to_json(facts) if arguments.json else f"{line(text)}\n")
     return True
 
@@ -103,12 +105,13 @@ def _roll_back(changes: Sequence[ServerChange], arguments: Namespace) -> bool:
             server = f"{change.inferencer.address} " if len(changes) > 1 else ""
             sys.stdout.write(f"{line(server + _way_back(status))}\n")
         sys.stdout.flush()
-    ask_all(named, lambda pair: pair[0].run(lambda: _back(pair[0].inferencer, arguments.model, pair[1])))
+    ask_all(named, lambda pair: pair[0].run(lambda: _back(pair[0].inferencer, arguments, pair[1])))
     return tell(arguments, changes, lambda change, status: _pinned(status))
 
 
-def _back(inferencer: Inferencer, model: str, status: pb.ModelStatus) -> pb.ModelStatus:
-    return inferencer.rollback(model, status.rollback_to if status.HasField("rollback_to") else None)
+def _back(inferencer: Inferencer, given: Namespace, status: pb.ModelStatus) -> pb.ModelStatus:
+    number = status.rollback_to if status.HasField("rollback_to") else None
+    return inferencer.rollback(given.model, number, serve_at=given.at)
 
 
 def _way_back(status: pb.ModelStatus) -> str:

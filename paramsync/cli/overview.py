@@ -211,6 +211,10 @@ def _facts(model: pb.ModelStatus, seconds: float, now: float) -> list[str]:
     facts += [f"pinned to version {model.pinned}"] if model.HasField("pinned") else []
     facts += [f"{label} is version {number}" for label, number in sorted(model.labels.items())]
     facts += [f"{part.model} is version {part.version.number}" for part in model.parts]
+    if model.HasField("next"):
+        facts.append(f"version {model.next} serves at {time.strftime('%H:%M:%S', time.localtime(model.next_at))}")
+    if model.HasField("swap_skew_seconds"):
+        facts.append(f"swapped {duration(model.swap_skew_seconds)} after its moment")
     facts += [f"signed by key {model.signed_by}"] if model.signed_by else []
     if model.HasField("since_publication_seconds"):
         facts.append(f"published {duration(model.since_publication_seconds + seconds)} ago")

@@ -21,7 +21,7 @@ from paramsync.following.reconciler import Reconciler
 from paramsync.following.report import Report, Subscription
 from paramsync.following.residents import Residents
 from paramsync.sources.source import Bell
-from paramsync.status import EVERY_KIND, EventKind, State, Status
+from paramsync.status import EVERY_KIND, EventKind, State, Status, waits_until
 from paramsync.version import Version
 
 if TYPE_CHECKING:
@@ -131,10 +131,15 @@ class Follower(Generic[V]):
         self.notify()
 
     def ask(
-        self, action: Action, number: int | None = None, label: str = "", change: Change | None = None
+        self,
+        action: Action,
+        number: int | None = None,
+        label: str = "",
+        change: Change | None = None,
+        serve_at: float | None = None,
     ) -> Future[Status]:
         """Open a request, as `sync` or `pin` do, without waiting. The future may be cancelled. Raises InputError."""
-        answer = self._requests.ask(action, number, label, change)
+        answer = self._requests.ask(action, number, label, change, serve_at)
         answer.add_done_callback(self._answered)
         self.notify()
         return answer
@@ -259,7 +264,7 @@ class Follower(Generic[V]):
         """Wait for a notification or the timeout. Meanwhile free dropped versions that requests no longer use."""
         end = time.monotonic() + seconds
         while self.replica.leaving and time.monotonic() < end:
-            if self._rung.wait(_TEND_SECONDS):
+            if self._rung.wait(min(_TEND_SECONDS, end - time.monotonic())):
                 return
             self._reconciler.tend()
         self._rung.wait(max(0.0, end - time.monotonic()))
@@ -284,6 +289,8 @@ def _why_waiting(number: int | None, status: Status) -> str:
         return f"version {status.restoring} is being restored"
     if status.reason:
         return status.reason
+    if status.next is not None and number in (None, status.next):
+        return waits_until(status.next, status.next_at)
     if number is not None and status.published is not None and number > status.published.number:
         return f"the newest version in {status.store} is {status.published.number}"
     return "the store has not been looked at yet"

@@ -30,6 +30,7 @@ from itertools import takewhile
 
 from paramsync.errors import ParamsyncError, SyncError, UnknownLabelError, UnknownVersionError
 from paramsync.following.pins_file import MOST_LABELS, Change, Choices, check_label
+from paramsync.moments import Move
 from paramsync.status import Status
 
 
@@ -60,6 +61,8 @@ class OperatorRequest:
     number: int | None = None
     label: str = ""
     change: Change = field(default_factory=Change)
+    serve_at: float | None = None  # the moment at which a SYNC, PIN, UNPIN or ROLLBACK is made; None: at once
+    newest: int | None = None  # the newest version when a request with a moment was first seen
     answer: Future[Status] = field(default_factory=Future)
     admitted: bool = False
     backward: bool = False  # a sync that names a version older than the serving one
@@ -147,7 +150,7 @@ def _begun(status: Status, published: Collection[int] | None) -> bool:
     if status.serving is not None:
         return True
     none_usable = published and not status.usable(published)
-    if none_usable or (status.reason and (published or status.store_lost)):
+    if none_usable or (status.reason and status.next is None and (published or status.store_lost)):
         raise SyncError(f"model {status.model!r} cannot serve: {status.reason or status.short_reason}")
     return published is not None and not published
 
@@ -215,6 +218,13 @@ class OperatorRequests:
         self._choices = choices
         self.fleet = Choices()
         """The choices that the bucket has for all its followers. Choices made at this follower override them."""
+        self.fleet_move: Move | None = None
+        """How all followers of the bucket come to the pin of `fleet`; None: at once."""
+        self.now = 0.0
+        """The time of day of this round, in seconds since the epoch."""
+        self.is_waiting = False
+        """Whether the moment of `next_move` is to come."""
+        self._next: OperatorRequest | None = None  # the request that `next_move` is about
         self._keep = keep
         self._latest = latest
         self._held: Change | None = None
@@ -225,12 +235,17 @@ class OperatorRequests:
         self._refusal: ParamsyncError | None = None
 
     def ask(
-        self, action: Action, number: int | None = None, label: str = "", change: Change | None = None
+        self,
+        action: Action,
+        number: int | None = None,
+        label: str = "",
+        change: Change | None = None,
+        serve_at: float | None = None,
     ) -> Future[Status]:
         """Open a request. Any thread. Raises InputError for a label that cannot be stored."""
         if action is Action.LABEL:
             check_label("label", label)
-        request = OperatorRequest(action, number, label, change or Change())
+        request = OperatorRequest(action, number, label, change or Change(), serve_at)
         with self._lock:
             if self._refusal is None:
                 self._open.append(request)
@@ -268,9 +283,43 @@ class OperatorRequests:
     @property
     def pinned(self) -> int | None:
         """The version to serve until it is unpinned; None without a pin. The pin of an admitted request comes first."""
+        if self._pinned_here is not None:
+            return self._pinned_here
+        move = self.fleet_move
+        is_waiting = move is not None and (self.is_waiting if self._next is None else move.at > self.now)
+        return self.fleet.pinned if move is None or not is_waiting else move.before
+
+    @property
+    def pinned_next(self) -> int | None:
+        """The pinned version after the moment of `next_move`."""
+        request = self._next
+        if request is not None and request.action is not Action.UNPIN:
+            return request.number if request.action in _PINNING else self.pinned
+        return self.fleet.pinned if request is not None or self._pinned_here is None else self._pinned_here
+
+    def next_move(self, newest: int | None) -> Move | None:
+        """Return the move that comes next: the first open request with a moment, or the move of all followers.
+
+        `newest` is the newest version in the store.
+        """
+        with self._lock:  # an admitted sync still overrides the moment of its version
+            waiting = [
+                request
+                for request in self._open
+                if request.serve_at is not None and (not request.admitted or request.action is Action.SYNC)
+            ]
+        request = self._next = min(waiting, key=lambda request: request.serve_at or 0.0, default=None)
+        if request is None or request.serve_at is None:
+            return self.fleet_move
+        is_sync = request.action is Action.SYNC
+        if request.newest is None:
+            request.newest = request.number if is_sync and request.number is not None else newest
+        return Move(at=request.serve_at, newest=request.newest or 0, sync=is_sync)
+
+    @property
+    def _pinned_here(self) -> int | None:
         tried = self._pinning
-        chosen = self._choices.pinned if tried is None or tried.answer.done() else tried.number
-        return self.fleet.pinned if chosen is None else chosen
+        return self._choices.pinned if tried is None or tried.answer.done() else tried.number
 
     @property
     def going_back(self) -> bool:
@@ -292,12 +341,28 @@ class OperatorRequests:
         }
 
     def fresh(self) -> list[OperatorRequest]:
-        """Return the requests that are not admitted yet.
+        """Return the requests that are due and not admitted yet.
 
         Call this before a look at the store, and `admit` after it, so that no request is older than the look.
         """
         with self._lock:
-            return [request for request in self._open if not request.admitted]
+            return [
+                request
+                for request in self._open
+                if not request.admitted and (request.serve_at is None or request.serve_at <= self.now)
+            ]
+
+    def refuse_unknown(self, status: Status, published: Collection[int] | None) -> None:
+        """Let requests fail before their moments if their versions are neither in memory nor in the store."""
+        with self._lock:
+            pins = [request for request in self._open if request.action in _PINNING and not request.admitted]
+        for request in pins:
+            number = request.number
+            if request.serve_at is None or number is None or published is None or number in status.resident:
+                continue
+            if number not in published:
+                request.admitted = True
+                request.failure = UnknownVersionError(f"store {status.store}", number, published)
 
     def urgent(self, status: Status) -> list[OperatorRequest]:
         """Return the new requests that need only versions in memory, up to the first that needs the store.
@@ -322,7 +387,8 @@ class OperatorRequests:
         for request in fresh:
             if request.action is Action.SYNC:
                 request.backward = request.number is not None and request.number < (_serving(status) or 0)
-                request.number = newest if request.number is None else request.number
+                if request.number is None:
+                    request.number = newest if request.newest is None else request.newest
                 request.admitted = request.number is not None
             elif request.action is Action.UNPIN:
                 self._pinning = None
@@ -439,6 +505,8 @@ def _in_memory(request: OperatorRequest, status: Status) -> bool:
         return request.number in status.resident
     if request.action is Action.CHANGE:
         return not request.change.unpin  # an unpin needs a look at the store
+    if request.action is Action.UNPIN:
+        return request.serve_at is not None  # its version was brought into memory before its moment
     return request.action is Action.UNLABEL
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from paramsync.status import Publication, Quarantined
 from paramsync.version import Candidate, Version
 
+MOST_WAITING = 4  # how many versions wait in memory for their moments, because each takes the memory of a model
 MOST_BEFORE = 16  # how many formerly serving versions a rollback remembers
 
 
@@ -29,6 +30,7 @@ def next_restore(
     serving: Candidate | None,
     quarantined: Mapping[int, Hashable],
     pinned: int | None,
+    waiting: Collection[int | None] = (),
     starts_over: bool = True,
 ) -> Candidate | None:
     """Return the version to restore now; None to stay with the serving version.
@@ -42,6 +44,8 @@ def next_restore(
     Without a pin, the newest version that is not quarantined is restored. A version older than the serving one is
     restored only if `starts_over` allows it and the latest version is older, too. A signed store does not allow it,
     because an attacker could replace new versions by old versions.
+
+    `waiting` versions are skipped, because their moments are still to come. A pinned version does not wait.
     """
     if pinned is not None:
         others = [candidate for candidate in published if serving is None and candidate.number != pinned]
@@ -54,9 +58,44 @@ def next_restore(
     for candidate in reversed(wanted):
         if candidate.same_as(serving):
             return None
+        if candidate.number in waiting and candidate.number != pinned:
+            continue
         if not is_quarantined(candidate, quarantined):
             return candidate
     return None
+
+
+def upcoming(
+    published: Sequence[Candidate],
+    *,
+    serving: Candidate | None,
+    quarantined: Mapping[int, Hashable],
+    coming: Mapping[int | None, float],
+    pinned: int | None,
+    pinned_next: int | None,
+    starts_over: bool = True,
+) -> list[Candidate]:
+    """Return the versions to have in memory for the next moments, in the order in which they will serve.
+
+    `coming` has the moments that are still to come, by the numbers of their versions; the moment of an operator's move,
+    from which on `pinned_next` is pinned, has None as its number. For each moment this decides as `next_restore` will
+    decide then. A version is left out if a newer version comes no later.
+    """
+    found: list[Candidate] = []
+    for moment in sorted({*coming.values()}):
+        waiting = [number for number, at in coming.items() if at > moment]
+        candidate = next_restore(
+            published,
+            serving=serving,
+            quarantined=quarantined,
+            pinned=pinned if None in waiting else pinned_next,
+            waiting=waiting,
+            starts_over=starts_over,
+        )
+        if candidate is not None:
+            found.append(candidate)
+            serving = candidate
+    return found[:MOST_WAITING]
 
 
 def is_quarantined(candidate: Candidate, quarantined: Mapping[int, Hashable]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
@@ -12,9 +13,10 @@ from weakref import WeakKeyDictionary
 from paramsync.following.faults import Fault, describe, fault_of, free_frames
 from paramsync.following.operator_requests import OperatorRequest, OperatorRequests
 from paramsync.following.pins_file import Choices
-from paramsync.following.policy import Backoff, Failures, newest, next_restore, served_before, stand_in
+from paramsync.following.policy import Backoff, Failures, newest, next_restore, served_before, stand_in, upcoming
 from paramsync.following.report import Report
 from paramsync.following.residents import Residents
+from paramsync.moments import Moments, too_far
 from paramsync.remote import copy_note
 from paramsync.sources import diagnosis
 from paramsync.sources.source import Look, Progress
@@ -22,6 +24,7 @@ from paramsync.status import State
 from paramsync.version import Candidate, InMemory, Version
 
 _log = logging.getLogger("paramsync.follower")
+_CLOCK_SECONDS = 1.0  # between two looks at the clock while a version waits: somebody may set the clock
 
 
 class _OvertakenError(Exception):
@@ -63,27 +66,36 @@ class Reconciler:
         self._looks = Backoff()
         self._error = ""  # the error of the last look at the store
         self._newest: list[InMemory] = []  # the newest versions of the store, which stay in memory
+        self._moments = Moments()
+        self._waiting: list[InMemory] = []  # versions that wait in memory for their moments, the earliest first
+        self._candidates: list[Candidate] = []  # the versions that the last decision was about
+        self._moved_at: float | None = None  # the moment of a move, in the round that makes it
+        self._follows_since: float | None = None  # when this follower began, or was last pinned or unpinned
 
     def run_once(self) -> Version | None:
         """Run one round. Returns the version to which the round swapped, if any.
 
-        1. Handle requests that need only versions in memory. They come first because a look at the store may take long.
+        1. Handle requests that need only versions in memory, and swap to a version in memory whose moment has come.
+           Both come first because a look at the store may take long.
         2. Look at the store.
         3. Set the labels of versions in memory. This comes before the restores, because a pin may interrupt a restore.
         4. Restore the version to serve and swap to it. If the version cannot be used, quarantine it and try the next
            best version.
-        5. Restore labelled versions, then other versions that are to be in memory.
+        5. Restore labelled versions, versions whose moments are to come, and others that are to be in memory.
         6. Answer the requests that are fulfilled.
         7. Free versions that nobody needs any more.
         """
         steered = None
         self.look_again = None
-        if urgent := self._requests.urgent(self._report.now()):
+        self._requests.now = self._clock()
+        if (urgent := self._requests.urgent(self._report.now())) or self._is_time():
             steered = self._round(urgent, None)
         fresh = self._requests.fresh()
         swapped = self._round(fresh, self._look())
         self._report_error()
         self.tend()
+        if (left := self._moments.left(*self._now())) is not None:
+            self._soon(min(left, _CLOCK_SECONDS))
         return swapped or steered
 
     def tend(self) -> None:
@@ -94,13 +106,14 @@ class Reconciler:
 
     def release(self) -> None:
         """Drop all versions. Set `ended` first, so that a round that still runs keeps no version."""
-        self._newest, self._damaged = [], None
+        self._newest, self._waiting, self._damaged = [], [], None
         self._replica.release()
 
     def _look(self) -> Look:
         note = copy_note.read(self._replica.source.path)
         self._report.set(bucket=None if note is None else note.status)
         self._requests.fleet = Choices() if note is None else Choices(pinned=note.pinned, labels=note.labels)
+        self._requests.fleet_move = None if note is None else note.move
         look = self._replica.source.look()
         error = "" if look.problem is None else describe(look.problem)
         if look.published is not None and look.numbers is not None:
@@ -122,7 +135,18 @@ class Reconciler:
         return look
 
     def _report_error(self) -> None:
-        self._report.set_error(self._error or self._failures.reason or self._replica.trouble)
+        bucket, wrong_clock = self._report.now().bucket, ""
+        if self._serving is not None:
+            wrong_clock = too_far(self._serving.version, self._clock()) or ("" if bucket is None else bucket.clock)
+        self._report.set_error(self._error or self._failures.reason or self._replica.trouble or wrong_clock)
+
+    def _now(self) -> tuple[float, float]:
+        return self._clock(), time.monotonic()
+
+    def _is_time(self) -> bool:
+        """Whether the moment has come of a version that waits in memory, or of a move."""
+        numbers = {*(resident.version.number for resident in self._waiting), None}
+        return self._moments.left(*self._now(), only=numbers) == 0.0
 
     def _soon(self, seconds: float) -> None:
         self.look_again = seconds if self.look_again is None else min(seconds, self.look_again)
@@ -142,9 +166,18 @@ class Reconciler:
         """Admit requests, restore and swap, and answer requests. Without `store`, use only versions in memory."""
         look, whole = store or Look(), store is not None
         latest = look.latest.number if look.latest is not None and look.problem is None else None
+        move = self._moments.move = self._requests.next_move(latest)
+        published = [candidate.version for candidate in look.published or []]
+        self._moments.update([*(resident.version for resident in self._residents), *published], *self._now())
+        self._requests.is_waiting = is_waiting = None in self._moments.coming
+        self._requests.refuse_unknown(self._report.now(), look.numbers)
         for number in self._requests.admit(fresh, self._report.now(), look.numbers, latest):
             self._failures.pardon(number)
         pinned = self._requests.pinned
+        if self._follows_since is None or pinned != self._report.now().pinned:
+            is_moved = move is not None and not is_waiting and move.at >= (self._follows_since or math.inf)
+            self._moved_at = move.at if move is not None and is_moved else None
+            self._follows_since = self._clock() if self._moved_at is None else self._moved_at
         self._report.set(pinned=pinned, quarantined=self._failures.quarantined())
         if failing := self._replica.failing():
             self._drop(failing)
@@ -164,6 +197,8 @@ class Reconciler:
             whole = False
             self._report.set(restoring=None)
             self._rung.set()
+        else:
+            self._moved_at = None
         self._requests.settle(self._report.status, look.numbers, whole=whole)
         if self._requests.pinned != pinned:  # the request's pin failed, so the earlier choice stays
             self._report.set(pinned=self._requests.pinned)
@@ -183,9 +218,15 @@ class Reconciler:
         kept = [  # versions in memory that this look does not list
             Candidate(resident.version, self._files.get(resident))
             for resident in self._residents
-            if resident.version.number not in numbers and (serving is None or resident.version.number == pinned)
+            if resident.version.number not in numbers
+            and (
+                serving is None
+                or resident in self._waiting
+                or resident.version.number in (pinned, self._requests.pinned_next)
+            )
         ]
         candidates = sorted([*kept, *published], key=lambda candidate: candidate.number)
+        self._candidates = candidates
         passed_over = self._failures.files()
         while not self._ended():
             candidate = next_restore(
@@ -193,6 +234,7 @@ class Reconciler:
                 serving=serving,
                 quarantined=passed_over,
                 pinned=pinned,
+                waiting=self._moments.coming,
                 starts_over=not self._replica.source.signed,
             )
             if candidate is None:
@@ -222,7 +264,7 @@ class Reconciler:
 
         def tell(progress: Progress) -> None:
             self._report.set_progress(version, progress)
-            if self._ended() or until() or self._requests.overtaking(self._report.now()):
+            if self._ended() or until() or self._is_time() or self._requests.overtaking(self._report.now()):
                 raise _OvertakenError
 
         self._wanted.add(number)
@@ -250,6 +292,10 @@ class Reconciler:
 
     def _swap(self, candidate: Candidate, resident: InMemory, seconds: float, *, back: bool) -> None:
         self._replica.swap(resident)
+        moment = self._moved_at or self._moments.of(resident.version)
+        if self._serving is None or self._follows_since is None or (moment or 0.0) < self._follows_since:
+            moment = None  # the version could not have come in time
+        self._waiting = [other for other in self._waiting if other.version.number > candidate.number]
         left = None if self._serving is None else self._serving.number
         self._serving = candidate
         self._report.set(before=served_before(self._report.now().before, left=left, now=candidate.number, back=back))
@@ -258,7 +304,9 @@ class Reconciler:
             self._damaged = None
         self._report.set_memory(self._replica)
         signed_by = resident.version.signed_by if self._replica.source.signed else ""
-        self._report.swap(resident.version, seconds, not_served=resident.graph.refused, signed_by=signed_by)
+        self._report.swap(
+            resident.version, seconds, not_served=resident.graph.refused, signed_by=signed_by, moment=moment
+        )
 
     @property
     def _residents(self) -> list[InMemory]:
@@ -298,12 +346,13 @@ class Reconciler:
             if self._failures.quarantine(candidate, reason, since=self._clock(), own_fault=files is not None):
                 self._report.add_quarantined(resident.version, reason, self._failures.quarantined())
         self._newest = [resident for resident in self._newest if resident not in bad]
+        self._waiting = [resident for resident in self._waiting if resident not in bad]
         before = tuple(number for number in self._report.now().before if number not in numbers)
         self._report.set(before=before)
         serving = next(iter(self._replica.view.recent), None)
         if serving in bad:
             good = {resident.version.number: resident for resident in self._residents if resident not in bad}
-            number = stand_in(good, pinned=self._requests.pinned)
+            number = stand_in(good.keys() - self._moments.coming.keys() or good, pinned=self._requests.pinned)
             self._serving = None
             if number is not None:
                 candidate = Candidate(good[number].version, self._files.get(good[number]))
@@ -337,9 +386,9 @@ class Reconciler:
     def _bring_beside(self, published: list[Candidate] | None) -> None:
         """Restore the versions that stay in memory beside the serving version. Raises _OvertakenError.
 
-        Labelled versions come first, then versions that a configuration names, then the newest versions of the store.
-        Versions that are no longer wanted are dropped before the newest are restored. While the store cannot be read,
-        or a version is pinned, the newest versions in memory stay the same.
+        Labelled versions come first, then versions that a configuration names, then versions whose moments are to come,
+        then the newest versions of the store. Versions that are no longer wanted are dropped before the newest are
+        restored. While the store cannot be read, or a version is pinned, the newest versions in memory stay the same.
         """
         requests, given = self._requests, self._replica.labels
         candidates = {candidate.number: candidate for candidate in published or []}
@@ -351,7 +400,7 @@ class Reconciler:
         count = requests.latest
         if count is None:
             self._newest = []
-        self._hold(held)
+        self._bring_upcoming(held)
         while count is not None and published is not None and requests.pinned is None:
             wanted = newest(published, quarantined=self._failures.files(), count=count)
             there = [(candidate, self._resident(candidate)) for candidate in wanted]
@@ -368,12 +417,41 @@ class Reconciler:
             elif missing.number not in self._failures.files():
                 return  # tried again at the next look
 
+    def _bring_upcoming(self, held: list[InMemory]) -> None:
+        """Restore the versions whose moments are to come, the earliest first. Raises _OvertakenError."""
+        failed: set[int] = set()
+        while True:
+            coming = upcoming(
+                self._candidates,
+                serving=self._serving,
+                quarantined=self._failures.files(),
+                coming=self._moments.coming,
+                pinned=self._requests.pinned,
+                pinned_next=self._requests.pinned_next,
+                starts_over=not self._replica.source.signed,
+            )
+            there = [(candidate, self._resident(candidate)) for candidate in coming]
+            self._waiting = [resident for _, resident in there if resident is not None]
+            self._hold(held)
+            missing = next((each for each, there in there if there is None and each.number not in failed), None)
+            if missing is None:
+                break
+            new = self._restored(missing)
+            if new is None:
+                failed.add(missing.number)
+            else:
+                self._waiting.append(new)
+                self._hold(held)
+        number = next((resident.version.number for resident in self._waiting), None)
+        at = None if number is None else self._moments.coming.get(number, self._moments.coming.get(None))
+        self._report.set_next(number, at)
+
     def _hold(self, held: list[InMemory]) -> None:
         count, serving = self._requests.latest, self._replica.residents[:1]
         most = self._replica.resident if count is None else count
         others = sum(resident not in serving for resident in self._newest)
         recent = most if count is None else max(1, count - others)
-        beside = [*dict.fromkeys((*held, *self._newest))]
+        beside = [*dict.fromkeys((*held, *self._waiting, *self._newest))]
         self._replica.arrange(beside=beside, recent=recent, most=most)
         self._report.set_memory(self._replica)
 

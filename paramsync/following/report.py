@@ -18,7 +18,7 @@ from paramsync.following.residents import Residents
 from paramsync.host.files import Repeats
 from paramsync.remote import copy_note
 from paramsync.sources.source import Progress
-from paramsync.status import EVERY_KIND, Event, EventKind, Quarantined, State, Status
+from paramsync.status import EVERY_KIND, Event, EventKind, Quarantined, State, Status, waits_until
 from paramsync.store.store import LastPublisher, PublisherState
 from paramsync.version import Version
 
@@ -131,7 +131,13 @@ class Report:
         elif text != self._error and (line := self._repeats.text(text)) is not None:
             _log.warning("%s: %s", self.name, line, extra={"model": self._status.model})
         self._error = text
-        self.set(reason=self._error or self._waiting)
+        self.set(reason=self._reason)
+
+    @property
+    def _reason(self) -> str:
+        status = self._status
+        waits = "" if status.next is None or status.serving is not None else waits_until(status.next, status.next_at)
+        return self._error or self._waiting or waits
 
     def set_waiting(self, reason: str, *, unread: bool) -> None:
         """Report why the store has no version; "" if it has one. `unread` says that the store could not be read."""
@@ -139,7 +145,7 @@ class Report:
             _log.warning("%s: waits for a version: %s", self.name, reason, extra={"model": self._status.model})
         self._waiting = reason
         lost = unread or (bool(reason) and self._status.serving is not None)
-        self.set(reason=self._error or self._waiting, store_lost=lost)
+        self.set(reason=self._reason, store_lost=lost)
 
     def set_published(self, latest: Version | None, published: Sequence[Version]) -> None:
         self._log_swaps()
@@ -198,15 +204,35 @@ class Report:
         self.set(restoring=None, restores=self._status.restores + 1)
         self._tell(EventKind.RESTORED, version, restore_seconds=seconds, progress=self._progress)
 
-    def swap(self, version: Version, seconds: float, *, not_served: Mapping[str, str], signed_by: str) -> None:
-        """Set the serving version. `not_served` are signatures left out, `signed_by` is the trusted key ("": none)."""
+    def swap(
+        self,
+        version: Version,
+        seconds: float,
+        *,
+        not_served: Mapping[str, str],
+        signed_by: str,
+        moment: float | None,
+    ) -> None:
+        """Set the serving version. `not_served` are signatures left out, `signed_by` is the trusted key ("": none).
+
+        `moment` is when the version was to serve; None if it came too late to be known in time.
+        """
         swaps = self._status.swaps + 1
+        skew = None if moment is None else self._clock() - moment
+        if self._status.next == version.number:
+            self.set(next=None, next_at=None)
+        self.set(swap_skew_seconds=skew)
         serves = {"serving": version, "served_at": time.monotonic(), "signed_by": signed_by, "not_served": not_served}
         self.set(state=State.SERVING, **serves, swaps=swaps, restore_seconds=seconds)
         self._compare()
         self._swaps.add(version.number, seconds)
         self._log_swaps()
         self._tell(EventKind.SWAPPED, version, restore_seconds=seconds)
+
+    def set_next(self, version: int | None, at: float | None) -> None:
+        """Set the version in memory that waits for its moment, and this moment."""
+        self.set(next=version, next_at=at)
+        self.set(reason=self._reason)
 
     def serve_nothing(self) -> None:
         """Note that nothing serves any more."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict
 
 from paramsync.errors import SettingsError
+from paramsync.moments import LATEST_MOMENT
 from paramsync.publishing.metrics import Gate, PublishIf
 from paramsync.store.state_file import Retention
 
@@ -25,6 +26,7 @@ class PublishOptions(TypedDict, total=False):
     on_error: OnError
     allow_nan: bool
     precision: Literal["bfloat16"] | None
+    serve_after: float | None
     allow_ops: Collection[str]
     publish_if: PublishIf | None
     control_port: int | None
@@ -43,6 +45,9 @@ def check_options(options: PublishOptions) -> None:
         Retention(keep=keep)
     if options.get("precision") not in (None, "bfloat16"):
         raise SettingsError(f'precision: expected "bfloat16" or None, found {options.get("precision")!r}')
+    serve_after = options.get("serve_after")
+    if serve_after is not None and not 0 <= serve_after <= LATEST_MOMENT:
+        raise SettingsError(f"serve_after: expected from 0 to {LATEST_MOMENT:g} seconds, found {serve_after!r}")
     if publish_if is not None:
         Gate(publish_if)
     if options.get("tls") is not None and options.get("control_port") is None:

@@ -105,6 +105,9 @@ class Publisher:
             NotFiniteError and counts as `refused`: the previous version stays the latest.
         precision: "bfloat16" rounds float32 values to bfloat16. The files still contain float32, with zeros as low
             bytes, so that only a small part of a version's size is sent to a bucket (see docs/beyond-one-machine.md).
+        serve_after: Seconds from a version's commit until all followers swap to it at the same moment, by their clocks.
+            They prepare the version in the meantime; followers that are late swap once they can (see
+            docs/beyond-one-machine.md).
         allow_ops: Ops that followers are configured to allow, in addition to ops that only compute.
         publish_if: The gate, a condition for publishing a step that is due. Either the name of a metric, such as
             "val_loss", that must not be worse than in the newest version, or a function that gets all metrics, on the
@@ -160,7 +163,8 @@ class Publisher:
         self._begun: int | None = None  # the step given to `begin`, if the store had a version
         self._pinned: Metrics = self._before  # the metrics of the last snapshot, even if its write failed
         self._precision = options.get("precision") or ""
-        write = SnapshotWriter(self._store, finite=not options.get("allow_nan", False)).write
+        serve_after = options.get("serve_after")
+        write = SnapshotWriter(self._store, finite=not options.get("allow_nan", False), serve_after=serve_after).write
         self._behind: WriteBehind[Snapshot] = WriteBehind(write)
         if self._outgoing is not None:
             self._behind.subscribe(self._outgoing.published)

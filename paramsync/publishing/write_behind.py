@@ -270,10 +270,10 @@ class FrozenVariables:
 class SnapshotWriter:
     """Commits snapshots to a store. One thread owns it."""
 
-    def __init__(self, store: StoreWriter, *, finite: bool) -> None:
-        """With `finite`, parameters with NaN or infinite values are refused."""
+    def __init__(self, store: StoreWriter, **how: Any) -> None:
+        """`how` is passed to each `StoreWriter.commit`."""
         self._store = store
-        self._finite = finite
+        self._how = how
         self._metrics = MetricReader()
         self._frozen = FrozenVariables()
 
@@ -299,7 +299,7 @@ class SnapshotWriter:
 
         unchanged = self._frozen.unchanged(tensors)
         values = rounded(tensors, version.precision)
-        version = self._store.commit(version, values, unchanged=unchanged, finite=self._finite, copied=let_go)
+        version = self._store.commit(version, values, unchanged=unchanged, copied=let_go, **self._how)
         self._frozen.note_published(snapshot, tensors, self._store.unchanged)
         return version
 

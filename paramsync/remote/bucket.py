@@ -134,7 +134,9 @@ class Bucket:
         if found.meta["size"] > states.LIMIT:
             raise states.foreign(f"{found.meta['size']} bytes")
         content = self._call(lambda: bytes(found.bytes()))
-        return content if isinstance(content, Answer) else Found(content, _tag(found.meta))
+        if isinstance(content, Answer):
+            return content
+        return Found(content, _tag(found.meta), _stored(found.meta).written_at)
 
     def state(self) -> State:
         """The state. Raises RemoteError if there is no state, no readable state, or no answer."""

@@ -60,6 +60,7 @@ class BucketStatus:
     behind         number of versions that wait to be copied
     waiting_since  when the oldest of them was published, or when the last copy was made, in seconds since the epoch
     failures       failed attempts to look for a version or to copy it
+    clock          how the clock of a follower's host differs from the bucket's; "" if it does not differ much
     """
 
     address: str
@@ -73,6 +74,7 @@ class BucketStatus:
     whole_bytes: int = 0
     delta_bytes: int = 0
     failures: int = 0
+    clock: str = ""
 
     def ageless(self) -> BucketStatus:
         """This status without `answered_at` and `served_at`, for comparing two statuses."""

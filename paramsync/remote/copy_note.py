@@ -9,8 +9,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from paramsync import moments
 from paramsync.errors import CorruptCheckpointError
 from paramsync.host import files
+from paramsync.moments import Move
 from paramsync.remote import bucket_status
 from paramsync.remote.bucket_status import BucketStatus
 
@@ -23,8 +25,8 @@ class CopyNote:
     """The content of the note.
 
     `reason` says why no version comes; it is "" while the bucket answers. `pinned` and `labels` are operators' choices
-    for all followers of the bucket. `run`, `epoch` and `sequence` are from the last state that the mirror followed. A
-    restarted mirror follows no other run and no older state.
+    for all followers of the bucket; `move` is set if the pin changes at one moment. `run`, `epoch` and `sequence` are
+    from the last state that the mirror followed. A restarted mirror follows no other run and no older state.
     """
 
     address: str
@@ -35,14 +37,18 @@ class CopyNote:
     epoch: int = 0
     sequence: int = 0
     status: BucketStatus | None = None
+    move: Move | None = None
 
     def write(self, store: Path, answered_at: float | None = None) -> None:
         """Write the note into a local copy, with `answered_at` as the time of the file.
 
         Errors are ignored, because a copy also works without a note.
         """
+        values = asdict(self)
+        if self.move is None:
+            del values["move"]  # earlier releases refuse a note with a key that they do not know
         with suppress(OSError), files.aside(store / NAME) as file:
-            file.write(json.dumps(asdict(self)).encode())
+            file.write(json.dumps(values).encode())
             file.flush()
             os.utime(file.fileno(), (answered_at or 0.0, answered_at or 0.0))
 
@@ -65,8 +71,10 @@ def read(store: Path) -> CopyNote | None:
     """The note in a local copy; None if the store has no readable note."""
     with suppress(OSError, ValueError, TypeError, CorruptCheckpointError):
         values = json.loads(files.content(store / NAME, limit=_LIMIT))
-        status = values.pop("status", None)
-        note = CopyNote(**values, status=None if status is None else bucket_status.from_values(status))
+        values = {name: values[name] for name in CopyNote.__slots__ if name in values}  # a newer release has more keys
+        status, move = values.pop("status", None), values.pop("move", None)
+        status = None if status is None else bucket_status.from_values(status)
+        note = CopyNote(**values, status=status, move=None if move is None else moments.from_values(move))
         numbers = [*note.labels.values(), note.epoch, note.sequence, *([] if note.pinned is None else [note.pinned])]
         texts = (note.address, note.run)
         if all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers):

@@ -26,6 +26,7 @@ from paramsync.errors import (
     StoreLockedError,
 )
 from paramsync.host import files
+from paramsync.moments import wrong_clock
 from paramsync.remote import copy_note, protocol, tensors
 from paramsync.remote import manifest as manifests
 from paramsync.remote import state as states
@@ -78,6 +79,9 @@ class Download:
         self._bad: set[str] = set()  # names of deltas that arrived damaged
         self._refused: tuple[int, float, float] | None = None  # number of a damaged version, when to retry, and pause
         self._gone = 0  # number of the last version with a missing object
+        self._looked_at: float | None = None  # when the last look began that read the state or found it unchanged
+        self.clock = ""
+        """How this host's clock differs from the bucket's; "" if it does not differ much."""
 
     def close(self) -> None:
         self._base = None
@@ -109,6 +113,7 @@ class Download:
         Raises RemoteError for an unusable state or version, ConnectionError if the bucket does not answer, EmptiedError
         if the state is gone, and errors of the local store. A later call tries again.
         """
+        began = time.time()
         found = self._bucket.read(self._tag)
         if found is Answer.UNKNOWN:
             raise ConnectionError(f"{self._bucket.address}: {self._bucket.last_error}")
@@ -117,8 +122,11 @@ class Download:
                 raise EmptiedError
             return None
         if found is not None:
+            if found.written_at is not None and self._looked_at is not None and found.tag != self._tag:
+                self.clock = wrong_clock(found.written_at, self._looked_at, time.time())
             self._look(states.from_json(found.content))
             self._tag = found.tag
+        self._looked_at = began
         listed = None if self._seen is None else self._seen.wanted
         if listed is None or self._waits(listed):
             return None
@@ -161,7 +169,7 @@ class Download:
         """Write the note in the copy: the status, operators' choices, and the last state that this mirror followed."""
         self._note = replace(self._note, reason=status.reason, status=status.ageless())
         if (state := self._seen) is not None:
-            self._note = replace(self._note, pinned=state.pinned, labels=dict(state.labels))
+            self._note = replace(self._note, pinned=state.pinned, labels=dict(state.labels), move=state.move)
         self._write_note()
 
     def _write_note(self) -> None:

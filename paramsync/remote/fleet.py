@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from paramsync.errors import EmptiedError, FencedError, RemoteError, UnknownLabelError, UnknownVersionError
+from paramsync.moments import Move
 from paramsync.remote import protocol
 from paramsync.remote.bucket import Bucket, naming
 from paramsync.remote.protocol import Steps
@@ -47,18 +50,18 @@ def perform(bucket: Bucket, steps: Steps[T]) -> T:
         timer.cancel()
 
 
-def pin(address: str, number: int | None) -> Choice:
-    """Serve this version; None means the newest."""
+def pin(address: str, number: int | None, at: float | None = None) -> Choice:
+    """Serve this version; None means the newest. With `at`, all followers change at this moment."""
 
     def choice(state: State) -> Mapping[str, Any]:
         if number is not None:
             _check(address, state, number)
-        return {**state.choices, "pinned": number}
+        return _moved(state, number, at)
 
     return choice
 
 
-def roll_back(address: str) -> Choice:
+def roll_back(address: str, at: float | None = None) -> Choice:
     """Serve the version before the pinned version, or before the newest if none is pinned."""
 
     def choice(state: State) -> Mapping[str, Any]:
@@ -66,9 +69,29 @@ def roll_back(address: str) -> Choice:
         before = [version.number for version in state.versions if wanted and version.number < wanted.number]
         if not before:
             raise RemoteError(f"{address}: there is no version to go back to")
-        return {**state.choices, "pinned": before[-1]}
+        return _moved(state, before[-1], at)
 
     return choice
+
+
+def sync(address: str, at: float) -> Choice:
+    """Serve the version that is the newest now from this moment on, even if its own moment is later."""
+
+    def choice(state: State) -> Mapping[str, Any]:
+        if state.pinned is not None:
+            raise RemoteError(f"{address}: all followers are pinned to version {state.pinned}: unpin them instead")
+        return _moved(state, None, at, sync=True)
+
+    return choice
+
+
+def _moved(state: State, pinned: int | None, at: float | None, *, sync: bool = False) -> Mapping[str, Any]:
+    """The choices with this pin, from a moment on or at once."""
+    choices = {name: value for name, value in state.choices.items() if name != "move"} | {"pinned": pinned}
+    if at is None:
+        return choices
+    newest = 0 if state.newest is None else state.newest.number
+    return {**choices, "move": asdict(Move(at=at, before=state.pinned_at(time.time()), newest=newest, sync=sync))}
 
 
 def label(address: str, name: str, number: int | None) -> Choice:

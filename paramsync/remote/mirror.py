@@ -126,6 +126,7 @@ class Mirror:
             behind=len(waiting),
             waiting_since=min((listed.at for listed in waiting if listed.at), default=None),
             failures=before.failures + bool(reason),
+            clock="" if self._down is None else self._down.clock,
         )
         if done is not None:
             ways = {f"{done.way}_bytes": getattr(before, f"{done.way}_bytes") + done.bytes}

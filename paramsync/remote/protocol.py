@@ -16,7 +16,7 @@ later. The protocol needs no clock and no lease.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, TypeAlias, TypeVar
 
@@ -61,10 +61,11 @@ class Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The content of the state object."""
+    """The content of the state object, and when it was written by the server's clock, to the second."""
 
     content: bytes
     tag: str
+    written_at: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +253,7 @@ def listing(
     names = tuple(needed)
 
     def change(state: State) -> State:
-        chosen = {state.pinned, *state.labels.values()}
+        chosen = state.chosen
         before = (*[old for old in state.versions if old.number < version.number], version)
         versions = (*[old for old in before[:-keep] if old.number in chosen], *before[-keep:])
         needs = {name: (state.objects.get(name, (version.number, 0))[0], version.number) for name in names}

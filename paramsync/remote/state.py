@@ -14,7 +14,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from paramsync import moments
 from paramsync.errors import RemoteError
+from paramsync.moments import Move
 
 NAME = "state.json"
 FORMAT = 1
@@ -90,6 +92,16 @@ class State:
         return labels
 
     @property
+    def move(self) -> Move | None:
+        """How followers come to the pin at one moment; None if they do at once."""
+        return None if self.choices.get("move") is None else moments.from_values(self.choices["move"])
+
+    def pinned_at(self, now: float) -> int | None:
+        """The version that is pinned at a time, before or after the moment of `move`."""
+        move = self.move
+        return self.pinned if move is None or move.at <= now else move.before
+
+    @property
     def wanted(self) -> Listed | None:
         """The version that followers should fetch: the pinned version, or else the newest."""
         if self.pinned is None:
@@ -112,17 +124,19 @@ class State:
         """
         after = replace(self, sequence=self.sequence + 1, nonce=nonce, choices=choices)
         if after._kept() > max(_CHOSEN, self._kept()):
-            numbers = ", ".join(map(str, sorted(after._chosen)))
+            numbers = ", ".join(map(str, sorted(after.chosen)))
             raise RemoteError(f"{NAME}: has no room to keep one more version: unpin or unlabel one of {numbers}")
         return after
 
     @property
-    def _chosen(self) -> set[int]:
-        return {*self.labels.values(), *([] if self.pinned is None else [self.pinned])}
+    def chosen(self) -> set[int]:
+        """The versions that operators chose, which publishers keep."""
+        pins = (self.pinned, None if self.move is None else self.move.before)
+        return {*self.labels.values(), *(number for number in pins if number is not None)}
 
     def _kept(self) -> int:
         """How many objects are needed by versions that operators chose."""
-        chosen = self._chosen
+        chosen = self.chosen
         return sum(any(first <= number <= last for number in chosen) for first, last in self.objects.values())
 
     def to_json(self) -> bytes:
@@ -209,6 +223,10 @@ def _objects(value: Any) -> dict[str, tuple[int, int]]:
 
 def _choices(values: dict[str, Any]) -> dict[str, Any]:
     """Check the choices of operators. Keys of a newer paramsync are kept."""
+    try:
+        _ = None if values.get("move") is None else moments.from_values(values["move"])
+    except ValueError as error:
+        raise RemoteError(f"{NAME}: {error}") from error
     if values.get("pinned") is not None:
         _number(values, "pinned")
     labels = _mapping(values.get("labels", {}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -194,6 +195,7 @@ class Inferencer(_Client):
         *,
         version: int | None = None,
         fresh: bool = False,
+        serve_at: float | None = None,
         seconds: float = CHANGING_SECONDS,
         progress: Callable[[pb.SyncProgress], None] = lambda _: None,
     ) -> pb.ModelStatus:
@@ -202,9 +204,9 @@ class Inferencer(_Client):
         With `fresh` the trainer publishes first, and the inferencer syncs to that version. Raises SyncError if the
         version cannot be served in time, RequestError for an unknown model or version.
         """
-        request = pb.SyncRequest(model=model, version=version, fresh=fresh)
+        request = pb.SyncRequest(model=model, version=version, fresh=fresh, serve_at=serve_at)
         last = pb.SyncProgress()
-        for last in self._steps("Sync", request, pb.SyncProgress, seconds):
+        for last in self._steps("Sync", request, pb.SyncProgress, _until(serve_at) + seconds):
             progress(last)
         if last.phase != pb.SyncProgress.DONE:
             raise errors.SyncError(f"inferencer at {self.address} ended the sync without saying that it is done")
@@ -214,17 +216,28 @@ class Inferencer(_Client):
         """Every event from now on, until the stream is closed."""
         return self._open("/paramsync.v1.Sync/Watch", pb.WatchRequest(model=model), pb.Event)
 
-    def pin(self, model: str, version: int, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
+    def pin(
+        self, model: str, version: int, *, serve_at: float | None = None, seconds: float = CHANGING_SECONDS
+    ) -> pb.ModelStatus:
         """Serve this version until it is unpinned."""
-        return self._change("Pin", pb.PinRequest(model=model, version=version), seconds)
+        request = pb.PinRequest(model=model, version=version, serve_at=serve_at)
+        return self._change("Pin", request, _until(serve_at) + seconds)
 
-    def unpin(self, model: str, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
+    def unpin(self, model: str, *, serve_at: float | None = None, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
         """Follow the newest version again."""
-        return self._change("Unpin", pb.UnpinRequest(model=model), seconds)
+        return self._change("Unpin", pb.UnpinRequest(model=model, serve_at=serve_at), _until(serve_at) + seconds)
 
-    def rollback(self, model: str, version: int | None = None, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
+    def rollback(
+        self,
+        model: str,
+        version: int | None = None,
+        *,
+        serve_at: float | None = None,
+        seconds: float = CHANGING_SECONDS,
+    ) -> pb.ModelStatus:
         """Serve the version that served before, or `version`, until it is unpinned."""
-        return self._change("Rollback", pb.RollbackRequest(model=model, version=version), seconds)
+        request = pb.RollbackRequest(model=model, version=version, serve_at=serve_at)
+        return self._change("Rollback", request, _until(serve_at) + seconds)
 
     def label(self, model: str, label: str, version: int, *, seconds: float = CHANGING_SECONDS) -> pb.ModelStatus:
         """Give this version a label. Another version with the label loses it."""
@@ -284,6 +297,11 @@ class Predictor(_Client):
         except errors.InputError as error:  # a wrong tensor in an answer is the server's fault
             raise errors.CallError(f"{self.program} at {self.address} answered {error}", "INTERNAL") from error
         return Prediction(outputs, answer.model_spec.version.value)
+
+
+def _until(serve_at: float | None) -> float:
+    """Seconds until a moment; 0 if there is none."""
+    return 0.0 if serve_at is None else max(0.0, serve_at - time.time())
 
 
 def _serialize(message: Message) -> bytes:

@@ -130,18 +130,20 @@ class StoreWriter:
         *,
         unchanged: Collection[str] = (),
         finite: bool = False,
+        serve_after: float | None = None,
         copied: Callable[[str], object] | None = None,
     ) -> Version:
         """Publish a version, then remove old versions. Returns the version as followers see it.
 
-        Completes the record with prefix, committed_at, bytes, bytes_written, checksum, finite and seal, and signs it if
-        there is a key. `Arriving` tensors belong to a version of another store: this version's record stays as it is,
-        and the tensors must have the record's checksum.
+        Completes the record with prefix, committed_at, serve_at, bytes, bytes_written, checksum, finite and seal, and
+        signs it if there is a key. `Arriving` tensors belong to a version of another store: this version's record stays
+        as it is, and the tensors must have the record's checksum.
 
         Args:
             unchanged: Names of parameters that have the same values as in this writer's last successful commit. All
                 other parameters are compared.
             finite: Whether to refuse NaN and infinity.
+            serve_after: Seconds from the commit until followers serve the version; None: they do not wait.
             copied: Called on any thread with the name of each parameter that changed, once this writer no longer refers
                 to its value.
 
@@ -164,7 +166,7 @@ class StoreWriter:
                     self._mark(dropped, self._state.graph(dropped) or "")
                 written = self._checkpoints.write(self.path / name, tensors, unchanged, finite=finite, copied=copied)
                 if not isinstance(tensors, Arriving):
-                    version = self._record(version, name, written)
+                    version = self._record(version, name, written, serve_after)
                 elif written.checksum() != version.checksum:
                     expected = f"the tensors that were published as version {version.number}"
                     raise CorruptCheckpointError(self.path / name, expected=expected, found="others")
@@ -270,8 +272,9 @@ class StoreWriter:
         if version.graph and not self._store.graph_file(version.graph).exists():
             raise StoreError(self.path, f"expected graph {version.graph} to be added before version {version.number}")
 
-    def _record(self, version: Version, name: str, written: Written) -> Version:
+    def _record(self, version: Version, name: str, written: Written, serve_after: float | None) -> Version:
         """Return the record of a version that was written, signed if there is a key."""
+        now = time.time()
         version = replace(
             version,
             prefix=name,
@@ -281,7 +284,8 @@ class StoreWriter:
             finite=written.finite,
             seal=written.seal,
             publications=self._publications + 1,
-            committed_at=time.time(),
+            committed_at=now,
+            serve_at=None if serve_after is None else now + serve_after,
         )
         if self._signer is None:
             return version

@@ -11,7 +11,7 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from pathlib import Path
@@ -157,7 +157,9 @@ def _create(path: Path, content: bytes, *, mode: int) -> None:
 
 def _statement(version: Version) -> bytes:
     """Return the bytes that a signature covers."""
-    values: Mapping[str, Any] = {name: getattr(version, name) for name in SIGNED} | {"metrics": dict(version.metrics)}
+    values: dict[str, Any] = {name: getattr(version, name) for name in SIGNED} | {"metrics": dict(version.metrics)}
+    if version.serve_at is None:  # records of earlier releases lack the field, and their signatures stay valid
+        del values["serve_at"]
     return _STATEMENT + json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
 
 

@@ -276,7 +276,7 @@ def problem(record: Version) -> tuple[str, str] | None:
     counts = (record.step, record.bytes, record.publications)
     if not all(0 <= count < _INT64 for count in counts):
         return "step, bytes and publications of 63 bits", files.shown(counts)
-    times = [record.step_done_at, record.snapshot_at, record.committed_at or 0.0]
+    times = [record.step_done_at, record.snapshot_at, record.committed_at or 0.0, record.serve_at or 0.0]
     if not all(abs(time) < _YEAR_10000 for time in times):  # the comparison is false for NaN, too
         return "times in seconds since the epoch", files.shown(times)
     if not all(isinstance(name, str) and name.isprintable() for name in record.metrics):

@@ -8,7 +8,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Version(_message.Message):
-    __slots__ = ("number", "step", "prefix", "graph", "step_done_at", "snapshot_at", "committed_at", "bytes", "metrics", "bytes_written", "checksum", "finite", "precision")
+    __slots__ = ("number", "step", "prefix", "graph", "step_done_at", "snapshot_at", "committed_at", "bytes", "metrics", "bytes_written", "checksum", "finite", "precision", "serve_at")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -29,6 +29,7 @@ class Version(_message.Message):
     CHECKSUM_FIELD_NUMBER: _ClassVar[int]
     FINITE_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
+    SERVE_AT_FIELD_NUMBER: _ClassVar[int]
     number: int
     step: int
     prefix: str
@@ -42,7 +43,8 @@ class Version(_message.Message):
     checksum: str
     finite: bool
     precision: str
-    def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., prefix: _Optional[str] = ..., graph: _Optional[str] = ..., step_done_at: _Optional[float] = ..., snapshot_at: _Optional[float] = ..., committed_at: _Optional[float] = ..., bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_written: _Optional[int] = ..., checksum: _Optional[str] = ..., finite: bool = ..., precision: _Optional[str] = ...) -> None: ...
+    serve_at: float
+    def __init__(self, number: _Optional[int] = ..., step: _Optional[int] = ..., prefix: _Optional[str] = ..., graph: _Optional[str] = ..., step_done_at: _Optional[float] = ..., snapshot_at: _Optional[float] = ..., committed_at: _Optional[float] = ..., bytes: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., bytes_written: _Optional[int] = ..., checksum: _Optional[str] = ..., finite: bool = ..., precision: _Optional[str] = ..., serve_at: _Optional[float] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
     __slots__ = ("model", "load")
@@ -111,7 +113,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, number: _Optional[int] = ..., state: _Optional[_Union[WorkerStatus.State, str]] = ..., since: _Optional[float] = ..., pid: _Optional[int] = ..., resident_bytes: _Optional[int] = ..., private_bytes: _Optional[int] = ..., restarts: _Optional[int] = ...) -> None: ...
 
 class ModelStatus(_message.Message):
-    __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "reason", "swaps", "restore_seconds", "labels", "restores", "quarantines", "parts", "serving_age_seconds", "since_publication_seconds", "not_served", "signed_by", "lag_versions", "publisher", "publisher_since", "rollback_to", "rollback_served", "bucket")
+    __slots__ = ("model", "store", "state", "published", "serving", "resident", "quarantined", "lag_seconds", "lag_steps", "pinned", "reason", "swaps", "restore_seconds", "labels", "restores", "quarantines", "parts", "serving_age_seconds", "since_publication_seconds", "not_served", "signed_by", "lag_versions", "publisher", "publisher_since", "rollback_to", "rollback_served", "bucket", "next", "next_at", "swap_skew_seconds")
     class State(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         STATE_UNSPECIFIED: _ClassVar[ModelStatus.State]
@@ -175,6 +177,9 @@ class ModelStatus(_message.Message):
     ROLLBACK_TO_FIELD_NUMBER: _ClassVar[int]
     ROLLBACK_SERVED_FIELD_NUMBER: _ClassVar[int]
     BUCKET_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    NEXT_AT_FIELD_NUMBER: _ClassVar[int]
+    SWAP_SKEW_SECONDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     store: str
     state: ModelStatus.State
@@ -202,7 +207,10 @@ class ModelStatus(_message.Message):
     rollback_to: int
     rollback_served: bool
     bucket: Bucket
-    def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., reason: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., labels: _Optional[_Mapping[str, int]] = ..., restores: _Optional[int] = ..., quarantines: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., serving_age_seconds: _Optional[float] = ..., since_publication_seconds: _Optional[float] = ..., not_served: _Optional[_Mapping[str, str]] = ..., signed_by: _Optional[str] = ..., lag_versions: _Optional[int] = ..., publisher: _Optional[_Union[ModelStatus.Publisher, str]] = ..., publisher_since: _Optional[float] = ..., rollback_to: _Optional[int] = ..., rollback_served: bool = ..., bucket: _Optional[_Union[Bucket, _Mapping]] = ...) -> None: ...
+    next: int
+    next_at: float
+    swap_skew_seconds: float
+    def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., reason: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., labels: _Optional[_Mapping[str, int]] = ..., restores: _Optional[int] = ..., quarantines: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., serving_age_seconds: _Optional[float] = ..., since_publication_seconds: _Optional[float] = ..., not_served: _Optional[_Mapping[str, str]] = ..., signed_by: _Optional[str] = ..., lag_versions: _Optional[int] = ..., publisher: _Optional[_Union[ModelStatus.Publisher, str]] = ..., publisher_since: _Optional[float] = ..., rollback_to: _Optional[int] = ..., rollback_served: bool = ..., bucket: _Optional[_Union[Bucket, _Mapping]] = ..., next: _Optional[int] = ..., next_at: _Optional[float] = ..., swap_skew_seconds: _Optional[float] = ...) -> None: ...
 
 class Bucket(_message.Message):
     __slots__ = ("address", "reason", "over", "answered_at", "newest", "behind", "waiting_since", "copied", "whole_bytes", "delta_bytes", "failures")
@@ -275,14 +283,16 @@ class Quarantine(_message.Message):
     def __init__(self, number: _Optional[int] = ..., reason: _Optional[str] = ..., since: _Optional[float] = ...) -> None: ...
 
 class SyncRequest(_message.Message):
-    __slots__ = ("model", "version", "fresh")
+    __slots__ = ("model", "version", "fresh", "serve_at")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     FRESH_FIELD_NUMBER: _ClassVar[int]
+    SERVE_AT_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: int
     fresh: bool
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., fresh: bool = ...) -> None: ...
+    serve_at: float
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., fresh: bool = ..., serve_at: _Optional[float] = ...) -> None: ...
 
 class SyncProgress(_message.Message):
     __slots__ = ("phase", "version", "status", "bytes_done", "bytes_total", "variables_done", "variables_total")
@@ -353,26 +363,32 @@ class Event(_message.Message):
     def __init__(self, kind: _Optional[_Union[Event.Kind, str]] = ..., model: _Optional[str] = ..., version: _Optional[_Union[Version, _Mapping]] = ..., reason: _Optional[str] = ..., at: _Optional[float] = ..., restore_seconds: _Optional[float] = ...) -> None: ...
 
 class PinRequest(_message.Message):
-    __slots__ = ("model", "version")
+    __slots__ = ("model", "version", "serve_at")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    SERVE_AT_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: int
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+    serve_at: float
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., serve_at: _Optional[float] = ...) -> None: ...
 
 class UnpinRequest(_message.Message):
-    __slots__ = ("model",)
+    __slots__ = ("model", "serve_at")
     MODEL_FIELD_NUMBER: _ClassVar[int]
+    SERVE_AT_FIELD_NUMBER: _ClassVar[int]
     model: str
-    def __init__(self, model: _Optional[str] = ...) -> None: ...
+    serve_at: float
+    def __init__(self, model: _Optional[str] = ..., serve_at: _Optional[float] = ...) -> None: ...
 
 class RollbackRequest(_message.Message):
-    __slots__ = ("model", "version")
+    __slots__ = ("model", "version", "serve_at")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    SERVE_AT_FIELD_NUMBER: _ClassVar[int]
     model: str
     version: int
-    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ...) -> None: ...
+    serve_at: float
+    def __init__(self, model: _Optional[str] = ..., version: _Optional[int] = ..., serve_at: _Optional[float] = ...) -> None: ...
 
 class LabelRequest(_message.Message):
     __slots__ = ("model", "label", "version")

@@ -9,8 +9,10 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -277,3 +279,24 @@ def test_a_terminal_shows_how_far_it_is_and_then_why_it_failed(columns: int, ser
     assert plain.rstrip().endswith(
         "version 2 was refused: not finite; what served goes on serving, see `paramsync status`"
     )
+
+
+@pytest.mark.parametrize("command", ["sync", "pin", "unpin", "rollback"])
+def test_a_moment_is_given_as_a_time_or_as_seconds_from_now(command: str) -> None:
+    words = [command, *WORDS[command]]
+    soon = datetime.fromtimestamp(int(time.time()) + 600).astimezone()
+    for text in (f"{soon:%Y-%m-%d %H:%M:%S}", soon.isoformat()):
+        assert parser().parse_args([*words, "--at", text]).at == soon.timestamp()
+    assert 500 < parser().parse_args([*words, "--in", "600"]).at - time.time() <= 600
+    assert parser().parse_args(words).at is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [["--at", "noon"], ["--at", "2020-01-01 12:00"], ["--in", "3601"], ["--in", "0"], ["--in", "5", "--at", "1"]],
+)
+def test_a_moment_that_cannot_be_waited_for_is_refused(given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["pin", "digits", "420", *given])
+    assert ended.value.code == 2
+    assert "expected" in only_line(capsys.readouterr().err) or "not allowed with" in given

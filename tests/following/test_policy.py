@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from paramsync.following.policy import newest, next_restore, served_before, stand_in
+from paramsync.following.policy import newest, next_restore, served_before, stand_in, upcoming
 from paramsync.status import Back, Quarantined, Status
 from paramsync.version import Candidate
 from tests.support.written import version
@@ -61,12 +61,40 @@ CASES = [
     case("if the pinned version is bad, the nearest older one", [V1, V2, one(4)], V2, None, {3: BAD}, pinned=3),
     case("the pinned version comes before newer and older ones", [V1, V2, V3], V2, pinned=2),
     case("number 0 is a version like any other", [one(0), V1], one(0), V1, pinned=0),
+    case("a waiting version is skipped", [V1, V2, V3], V2, V1, waiting=[3]),
+    case("if all newer versions wait, the serving one stays", [V1, V2, V3], None, V1, waiting=[2, 3]),
+    case("a waiting version does not serve, even if nothing else can", [V1], None, waiting=[1]),
+    case("the serving version stays, even if its moment is to come again", [V1, V2], None, V2, waiting=[2]),
+    case("a pinned version does not wait", [V1, V2], V2, V1, pinned=2, waiting=[2]),
+    case("what stands in for a pinned version waits", [V1, V2], V1, None, pinned=7, waiting=[2]),
+    case("a store did not start over if its newest version waits", [V1, one(10)], None, V9, waiting=[10]),
 ]
 
 
 @pytest.mark.parametrize(("published", "given", "expected"), CASES)
 def test_next_restore(published: Sequence[Candidate], given: dict[str, Any], expected: Candidate | None) -> None:
     assert next_restore(published, **given) == expected
+
+
+@pytest.mark.parametrize(
+    ("coming", "given", "expected"),
+    [
+        pytest.param({}, {}, [], id="nothing waits"),
+        pytest.param({2: 5.0, 3: 6.0}, {}, [V2, V3], id="each at its moment"),
+        pytest.param({2: 6.0, 3: 5.0}, {}, [V3], id="a newer version that comes earlier is in the way"),
+        pytest.param({2: 5.0, 3: 5.0}, {}, [V3], id="of two with one moment the newer"),
+        pytest.param({2: 5.0, 3: 6.0}, {"quarantined": {2: BAD}}, [V3], id="none that is quarantined"),
+        pytest.param({2: 5.0, 3: 6.0}, {"pinned": 1, "pinned_next": 1}, [], id="none while another version is pinned"),
+        pytest.param({None: 5.0}, {"pinned": 1}, [V3], id="an unpin to come: the newest"),
+        pytest.param({None: 5.0, 3: 6.0}, {"pinned": 1}, [V2, V3], id="an unpin to come: what is newest then"),
+        pytest.param(
+            {None: 6.0, 3: 5.0}, {"pinned_next": 2}, [V3, V2], id="a pin to come: first the newest, then the pin"
+        ),
+    ],
+)
+def test_upcoming(coming: Mapping[int | None, float], given: dict[str, Any], expected: list[Candidate]) -> None:
+    defaults: dict[str, Any] = {"serving": V1, "quarantined": {}, "pinned": None, "pinned_next": None}
+    assert upcoming([V1, V2, V3], coming=coming, **{**defaults, **given}) == expected
 
 
 @pytest.mark.parametrize(

@@ -212,3 +212,19 @@ def test_leaving_the_block_publishes_values_that_changed_after_their_step_was_pu
         model.train()
     assert (publisher.status().publishes, step_of_latest(tmp_path)) == (2, 1)
     assert tf.train.load_checkpoint(str(tmp_path)).get_tensor("step/.ATTRIBUTES/VARIABLE_VALUE") == 1
+
+
+def test_a_version_names_the_moment_at_which_followers_are_to_serve_it(tmp_path: Path) -> None:
+    with Publisher(tmp_path, Counters(), schedule=ON_REQUEST, serve_after=2.0) as publisher:
+        version = publisher.publish(1, wait=True)
+    assert version.committed_at is not None
+    assert version.serve_at == version.committed_at + 2.0
+    assert Store(tmp_path).find(1) == version
+    with Publisher(tmp_path, Counters(), schedule=ON_REQUEST) as publisher:
+        assert publisher.publish(2, wait=True).serve_at is None
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 3601.0, float("nan")])
+def test_a_moment_that_followers_would_not_wait_for_is_refused(tmp_path: Path, seconds: float) -> None:
+    with pytest.raises(SettingsError, match=r"serve_after: expected from 0 to 3600 seconds, found"):
+        Publisher(tmp_path, Counters(), serve_after=seconds)

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import grpc
@@ -279,7 +280,21 @@ def test_the_command_copies_the_newest_version_for_stock_tensorflow(
     assert main(["pin", address, "30"]) == 0
     assert capsys.readouterr().out == f"{address}: all followers serve version 30; no labels\n"
     assert main(["label", address, "stable", "30", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"address": address, "pinned": 30, "labels": {"stable": 30}}
+    assert json.loads(capsys.readouterr().out) == {
+        "address": address,
+        "pinned": 30,
+        "serve_at": None,
+        "labels": {"stable": 30},
+    }
+    assert main(["unpin", address, "--in", "600"]) == 0
+    text = rf"{address}: all followers follow the newest version from \d\d:\d\d:\d\d on; stable is version 30\n"
+    assert re.fullmatch(text, capsys.readouterr().out)
+    assert main(["status", address, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["serve_at"] > time.time()
+    assert main(["sync", address, "--in", "600", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["pinned"] is None
+    assert main(["sync", address]) == 2
+    assert "expected --at TIME or --in S" in capsys.readouterr().err
     found = {name for name, _ in tf.train.list_variables(str(target))}
     assert found == {*NAMES}
     assert main(["verify", str(target)]) == 0

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,13 +16,16 @@ from paramsync.errors import (
     UnknownVersionError,
 )
 from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
+from paramsync.moments import Move
 from paramsync.remote import fleet, protocol
-from paramsync.remote.copy_note import CopyNote
+from paramsync.remote.bucket_status import BucketStatus
+from paramsync.remote.copy_note import CopyNote, read
 from paramsync.remote.state import State
 from paramsync.sources.diagnosis import absence
 from paramsync.store.store import Store
-from tests.support.mirrors import Pair, same
+from tests.support.mirrors import Pair, current_state, same
 from tests.support.programs import eventually
 from tests.support.published import Publisher
 
@@ -109,3 +116,145 @@ def test_a_local_copy_says_what_it_copies_and_why_no_version_comes(tmp_path: Pat
     assert absence(tmp_path) == f"{tmp_path}: copies s3://bucket/m: nothing is published there yet"
     (tmp_path / "mirror.json").write_text('{"other": 1}')
     assert "copies" not in absence(tmp_path)
+
+
+class Ordered:
+    """A follower of a local copy of a bucket that serves version 2 of two, with a clock that stands still."""
+
+    def __init__(self, path: Path) -> None:
+        self.publisher = Publisher(path)
+        for step in (1, 2):
+            self.publisher.publish(step)
+        self.now = time.time()
+        self.follower = self.started()
+
+    def order(self, pinned: int | None, **move: Any) -> float:
+        """Write operators' choices for a moment in ten minutes, and look. Returns the moment."""
+        at = self.now + 600
+        CopyNote("s3://bucket/m", pinned=pinned, move=Move(at=at, newest=2, **move)).write(self.publisher.path)
+        self.follower.run_once()
+        return at
+
+    def started(self) -> Follower:
+        follower = Follower(Replica("m", self.publisher.path), poll_seconds=60.0, clock=lambda: self.now)
+        follower.run_once()
+        return follower
+
+    def serving_at(self, moment: float | None) -> int | None:
+        """Set the clock, and return which version serves then."""
+        assert moment is not None
+        self.now = moment
+        self.follower.run_once()
+        return serving(self.follower)
+
+
+@pytest.fixture
+def ordered(tmp_path: Path) -> Iterator[Ordered]:
+    made = Ordered(tmp_path)
+    yield made
+    made.publisher.close()
+
+
+def test_all_followers_go_to_a_pin_at_one_moment_and_back(ordered: Ordered) -> None:
+    moment = ordered.order(1, before=None)
+    status = ordered.follower.status()
+    assert (serving(ordered.follower), status.pinned, status.next, status.next_at) == (2, None, 1, moment)
+    again = ordered.started()
+    assert (serving(again), again.status().next) == (2, 1)
+    assert ordered.serving_at(moment + 0.5) == 1
+    assert ordered.follower.status().pinned == 1
+    assert ordered.follower.status().swap_skew_seconds == pytest.approx(0.5)
+    again.run_once()
+    assert serving(again) == 1
+    moment = ordered.order(None, before=1)
+    assert (serving(ordered.follower), ordered.follower.status().next) == (1, 2)
+    assert ordered.serving_at(moment) == 2
+    assert (ordered.follower.status().pinned, ordered.follower.status().swap_skew_seconds) == (None, 0.0)
+
+
+def test_a_pin_of_a_follower_comes_before_an_order_to_all(ordered: Ordered) -> None:
+    moment = ordered.order(1, before=None)
+    pinned = ordered.follower.ask(Action.PIN, 2)
+    ordered.follower.run_once()
+    assert pinned.result(0).next is None
+    assert ordered.serving_at(moment) == 2
+
+
+def test_a_version_published_after_an_order_does_not_come_before_it_unless_its_moment_does(ordered: Ordered) -> None:
+    moment = ordered.order(None, before=None, sync=True)
+    ordered.publisher.publish(3)
+    ordered.follower.run_once()
+    assert (serving(ordered.follower), ordered.follower.status().next_at) == (2, moment)
+    sooner = ordered.publisher.publish(4, serve_after=300)
+    ordered.follower.run_once()
+    assert (serving(ordered.follower), ordered.follower.status().next_at) == (2, sooner.serve_at)
+    assert ordered.serving_at(sooner.serve_at) == 4
+
+
+def test_a_sync_brings_the_newest_version_before_its_own_moment(ordered: Ordered) -> None:
+    ordered.publisher.publish(3, serve_after=1800)
+    ordered.follower.run_once()
+    at = ordered.now + 60
+    CopyNote("s3://bucket/m", move=Move(at=at, newest=3, sync=True)).write(ordered.publisher.path)
+    ordered.follower.run_once()
+    assert (serving(ordered.follower), ordered.follower.status().next_at) == (2, at)
+    assert ordered.serving_at(at) == 3
+
+
+def test_an_order_that_is_over_an_hour_ahead_is_not_waited_for(ordered: Ordered) -> None:
+    ordered.now -= 3600
+    CopyNote("s3://bucket/m", pinned=1, move=Move(at=ordered.now + 4000, newest=2)).write(ordered.publisher.path)
+    ordered.follower.run_once()
+    assert serving(ordered.follower) == 1
+
+
+def test_the_note_of_a_copy_has_the_order(pair: Pair) -> None:
+    for step in (1, 2):
+        pair.publish(step)
+        pair.upload.run_once()
+    moment = time.time() + 600
+    state = choose(pair, fleet.pin("s3://bucket/m", 1, moment))
+    assert (state.pinned, state.pinned_at(moment - 1), state.pinned_at(moment)) == (1, None, 1)
+    pair.download.run_once()
+    pair.download.note(BucketStatus(address=pair.bucket.address))
+    note = read(pair.target.path)
+    assert note is not None
+    assert (note.pinned, note.move) == (1, Move(at=moment, before=None, newest=2))
+
+
+def test_a_later_order_takes_the_place_of_one_that_waits(pair: Pair) -> None:
+    for step in (1, 2):
+        pair.publish(step)
+        pair.upload.run_once()
+    moment = time.time() + 600
+    choose(pair, fleet.pin("s3://bucket/m", 1, moment))
+    state = choose(pair, fleet.pin("s3://bucket/m", 2, moment + 60))
+    assert state.move == Move(at=moment + 60, before=None, newest=2)
+    assert state.chosen == {2}
+    state = choose(pair, fleet.label("s3://bucket/m", "stable", 1))
+    assert state.move is not None
+    assert choose(pair, fleet.roll_back("s3://bucket/m")).move is None
+    with pytest.raises(RemoteError, match="pinned to version 1: unpin them instead"):
+        choose(pair, fleet.sync("s3://bucket/m", moment))
+
+
+def test_the_version_that_is_pinned_until_a_moment_stays_in_the_bucket(pair: Pair) -> None:
+    for step in (1, 2):
+        pair.publish(step)
+        pair.upload.run_once()
+    choose(pair, fleet.pin("s3://bucket/m", 1))
+    choose(pair, fleet.pin("s3://bucket/m", None, time.time() + 600))
+    for step in range(3, 8):
+        pair.publish(step)
+        pair.upload.run_once()
+    assert [version.number for version in current_state(pair).versions] == [1, 5, 6, 7]
+
+
+def test_a_note_of_a_newer_release_is_read_without_what_is_unknown(tmp_path: Path) -> None:
+    note = CopyNote("s3://bucket/m", pinned=1, move=Move(at=5.0, before=None, newest=3))
+    note.write(tmp_path)
+    path = tmp_path / "mirror.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"of a newer release": 1}))
+    assert read(tmp_path) == note
+    CopyNote("s3://bucket/m").write(tmp_path)
+    assert "move" not in json.loads(path.read_text())  # earlier releases refuse keys that they do not know

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -384,6 +386,12 @@ def test_a_watched_address_is_told_again_when_it_changes_is_lost_or_comes_back(p
     assert told() == ["s3://bucket/m: version 1 is the newest"]
     assert told() == []
     pair.bucket.perform(protocol.choose(fleet.pin("s3://bucket/m", 1), "c" * 32), pair.stop)
+    assert told() == ["s3://bucket/m: version 1 is the newest; all followers serve version 1, pinned"]
+    later = fleet.pin("s3://bucket/m", None, time.time() + 600)
+    pair.bucket.perform(protocol.choose(later, "d" * 32), pair.stop)
+    text = r"s3://bucket/m: version 1 is the newest; all followers follow the newest version from \d\d:\d\d:\d\d on"
+    assert re.fullmatch(text, "".join(told()))
+    pair.bucket.perform(protocol.choose(fleet.pin("s3://bucket/m", 1), "e" * 32), pair.stop)
     assert told() == ["s3://bucket/m: version 1 is the newest; all followers serve version 1, pinned"]
     content = pair.bucket.get("state.json", 1 << 16)
     pair.bucket.answer(Delete("state.json"))

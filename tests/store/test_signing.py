@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import stat
 from collections.abc import Callable
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.tensor_bytes import PORTION
@@ -36,11 +39,15 @@ def pair(tmp_path: Path) -> Keys:
 
 
 def signed(
-    path: Path, key: Path | None, *numbers: int, of: Callable[[float], dict[str, Array]] = tensors
+    path: Path,
+    key: Path | None,
+    *numbers: int,
+    of: Callable[[float], dict[str, Array]] = tensors,
+    serve_after: float | None = None,
 ) -> list[Version]:
     with StoreWriter(path, signing_key=key) as writer:
         writer.add_graph(GRAPH, b"graph")
-        return [writer.commit(version(number, graph=GRAPH), of(number)) for number in numbers]
+        return [writer.commit(version(number, graph=GRAPH), of(number), serve_after=serve_after) for number in numbers]
 
 
 def check(trust: TrustedKeys, path: Path, number: int) -> Version:
@@ -66,7 +73,7 @@ def test_the_signed_fields_change_only_on_purpose() -> None:
     # another signed field makes the signatures of every earlier release invalid
     signed_fields = """
         number step prefix graph step_done_at snapshot_at committed_at bytes bytes_written checksum finite precision
-        seal digest graph_file signed_by metrics
+        seal digest graph_file signed_by metrics serve_at
     """
     assert {*SIGNED} == {*signed_fields.split()}
     assert {field.name for field in fields(Version)} - {*SIGNED} == {"signature", "publications", "traceparent"}
@@ -74,11 +81,22 @@ def test_the_signed_fields_change_only_on_purpose() -> None:
 
 @pytest.mark.parametrize("name", sorted({*SIGNED} - {"signed_by"}))
 def test_a_record_with_another_value_is_not_trusted(tmp_path: Path, pair: Keys, name: str) -> None:
-    (found,) = signed(tmp_path / "store", pair.private, 1)
+    (found,) = signed(tmp_path / "store", pair.private, 1, serve_after=2.0)
     value = getattr(found, name)
     other: Any = {"loss": 1.0} if name == "metrics" else not value if name == "finite" else value + type(value)("1")
     with pytest.raises(UntrustedError, match=f"the record that key {pair.id} signed, found another"):
         TrustedKeys([pair.public]).check_record(replace(found, **{name: other}))
+
+
+def test_a_record_without_a_moment_is_signed_as_by_earlier_releases(tmp_path: Path, pair: Keys) -> None:
+    (found,) = signed(tmp_path / "store", pair.private, 1)
+    values = {name: getattr(found, name) for name in SIGNED if name != "serve_at"} | {"metrics": dict(found.metrics)}
+    statement = json.dumps(values, sort_keys=True, separators=(",", ":")).encode()
+    key = serialization.load_pem_public_key(pair.public.read_bytes())
+    assert isinstance(key, Ed25519PublicKey)
+    key.verify(base64.b64decode(found.signature), b"paramsync: the record of a version, 1\n" + statement)
+    with pytest.raises(UntrustedError, match="changed, or forged"):
+        TrustedKeys([pair.public]).check_record(replace(found, serve_at=5.0))
 
 
 @pytest.mark.parametrize("signature", ["", "AAAA", "no base64!", "A" * 86 + "=="])

@@ -120,6 +120,7 @@ class Publisher:
         kind: type[Witness] = Witness,
         tensors: Mapping[str, np.ndarray[Any, Any]] | None = None,
         finite: bool = False,
+        serve_after: float | None = None,
     ) -> Version:
         """Publish a version whose parameters are its number, unless `tensors` are given. With `finite`, its record says
         that all values were checked."""
@@ -135,7 +136,8 @@ class Publisher:
             step_done_at=now,
             snapshot_at=now,
         )
-        return self._writer.commit(version, values(number, found) if tensors is None else tensors, finite=finite)
+        tensors = values(number, found) if tensors is None else tensors
+        return self._writer.commit(version, tensors, finite=finite, serve_after=serve_after)
 
     def publish_believed(self, step: int, tensors: Mapping[str, np.ndarray[Any, Any]]) -> Version:
         """Publish a version whose record says that its values are finite, although they were not checked."""
@@ -143,9 +145,9 @@ class Publisher:
         record_file(self.path, version.prefix).write_text(version.to_json())
         return version
 
-    def publish_corrupt(self, step: int = 0) -> Version:
+    def publish_corrupt(self, step: int = 0, *, serve_after: float | None = None) -> Version:
         """Commit a version, then flip a byte of its data. Only for followers that do not look in between."""
-        version = self.publish(step)
+        version = self.publish(step, serve_after=serve_after)
         self.flip(version)
         return version
 

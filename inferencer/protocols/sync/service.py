@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from paramsync.errors import InputError, SyncError
 from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.pins_file import check_label
+from paramsync.moments import LATEST_MOMENT
 from paramsync.status import Event, EventKind, Status
 from paramsync.v1 import sync_pb2 as pb
 
@@ -74,7 +76,7 @@ class SyncService:
             )
         yield pb.SyncProgress(phase=pb.SyncProgress.LOOKING, version=number or 0)
         with Feed([follower]) as feed:
-            done = asyncio.ensure_future(wait(follower, Action.SYNC, context, number))
+            done = asyncio.ensure_future(wait(follower, Action.SYNC, context, number, serve_at=_moment(request)))
             news = asyncio.ensure_future(feed.next())
             try:
                 while not done.done():
@@ -115,15 +117,14 @@ class SyncService:
                     waiting.cancel()
 
     async def Pin(self, request: pb.PinRequest, context: Any) -> pb.ModelStatus:
-        return await self._change(request, Action.PIN, context, _number(request))
+        return await self._change(request, Action.PIN, context, _number(request), serve_at=_moment(request))
 
     async def Unpin(self, request: pb.UnpinRequest, context: Any) -> pb.ModelStatus:
-        return await self._change(request, Action.UNPIN, context)
+        return await self._change(request, Action.UNPIN, context, serve_at=_moment(request))
 
     async def Rollback(self, request: pb.RollbackRequest, context: Any) -> pb.ModelStatus:
-        return await self._change(
-            request, Action.ROLLBACK, context, request.version if request.HasField("version") else None
-        )
+        number = request.version if request.HasField("version") else None
+        return await self._change(request, Action.ROLLBACK, context, number, serve_at=_moment(request))
 
     async def Label(self, request: pb.LabelRequest, context: Any) -> pb.ModelStatus:
         return await self._change(request, Action.LABEL, context, _number(request), _label(request))
@@ -142,11 +143,17 @@ class SyncService:
             self._replacing = False
 
     async def _change(
-        self, request: Any, action: Action, context: Any, number: int | None = None, label: str = ""
+        self,
+        request: Any,
+        action: Action,
+        context: Any,
+        number: int | None = None,
+        label: str = "",
+        serve_at: float | None = None,
     ) -> pb.ModelStatus:
         follower = follower_of(self._models, request.model)
         try:
-            return of_status(await wait(follower, action, context, number, label))
+            return of_status(await wait(follower, action, context, number, label, serve_at))
         finally:
             await self._told()
 
@@ -165,6 +172,14 @@ def _number(request: pb.PinRequest | pb.LabelRequest) -> int:
     return request.version
 
 
+def _moment(request: pb.SyncRequest | pb.PinRequest | pb.UnpinRequest | pb.RollbackRequest) -> float | None:
+    if not request.HasField("serve_at"):
+        return None
+    if not request.serve_at - time.time() <= LATEST_MOMENT:  # false for NaN
+        raise InputError("serve_at", expected="a time at most an hour ahead", found=request.serve_at)
+    return request.serve_at
+
+
 def _label(request: pb.LabelRequest | pb.UnlabelRequest) -> str:
     return check_label("label", request.label)
 
@@ -181,13 +196,20 @@ def seconds_to_wait(left: float | None) -> float | None:
     return None if left is None else max(0.0, left - min(_MARGIN, left / 5))
 
 
-async def wait(follower: Follower, action: Action, context: Any, number: int | None = None, label: str = "") -> Status:
+async def wait(
+    follower: Follower,
+    action: Action,
+    context: Any,
+    number: int | None = None,
+    label: str = "",
+    serve_at: float | None = None,
+) -> Status:
     """Ask a follower for an action, and return its status afterwards.
 
     Raises the errors of Follower.sync, and shortly before the deadline a TimeoutError with the reason for the delay.
     """
     left: float | None = context.time_remaining()
-    answer = asyncio.wrap_future(follower.ask(action, number, label))
+    answer = asyncio.wrap_future(follower.ask(action, number, label, None, serve_at))
     try:
         return await asyncio.wait_for(answer, seconds_to_wait(left))
     except asyncio.TimeoutError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import grpc
@@ -69,6 +70,26 @@ def test_pin_and_unpin(served: Running, publisher: Publisher) -> None:
     assert refused(served.sync.Pin, pb.PinRequest(model="m", version=3))[0] is Code.NOT_FOUND
     code, text = refused(served.sync.Pin, pb.PinRequest(model="m"))
     assert (code, text) == (Code.INVALID_ARGUMENT, "version: expected the number of a version, found none")
+
+
+def test_a_change_with_a_moment_is_answered_once_it_is_made(served: Running, publisher: Publisher) -> None:
+    publisher.publish(8)
+    synced(served)
+    moment = time.time() + 0.3
+    status = served.sync.Pin(pb.PinRequest(version=7, serve_at=moment), timeout=LONG)
+    assert time.time() >= moment
+    assert (status.pinned, status.serving.number, status.HasField("next")) == (7, 7, False)
+    assert status.swap_skew_seconds >= 0.0
+    assert served.sync.Unpin(pb.UnpinRequest(serve_at=time.time() + 0.1), timeout=LONG).serving.number == 8
+    back = served.sync.Rollback(pb.RollbackRequest(version=7, serve_at=time.time() + 0.1), timeout=LONG)
+    assert (back.serving.number, back.pinned) == (7, 7)
+
+
+@pytest.mark.parametrize("seconds", [4000.0, float("nan"), float("inf")])
+def test_a_moment_that_is_too_far_ahead_is_refused(served: Running, seconds: float) -> None:
+    code, text = refused(served.sync.Pin, pb.PinRequest(version=7, serve_at=time.time() + seconds))
+    assert code is Code.INVALID_ARGUMENT
+    assert "serve_at: expected a time at most an hour ahead" in text
 
 
 def test_watch_tells_every_event_until_the_server_drains(served: Running, publisher: Publisher) -> None:

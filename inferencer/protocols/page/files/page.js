@@ -232,6 +232,7 @@ function behind(model) {
   const words = [`${duration(lag(model))} behind`];
   if (status.lag_steps) words.push(many(status.lag_steps, "step"));
   if (status.lag_versions) words.push(many(status.lag_versions, "version"));
+  if (status.next != null) words.push(`version ${figure(status.next)} serves at ${time(status.next_at)}`);
   return words.join(", ");
 }
 

@@ -1,0 +1,112 @@
+"""When versions are to serve: the moments in their records, and operators' moves of all followers. Pure: no clock."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paramsync.version import Version
+
+LATEST_MOMENT = 3600.0
+"""Followers wait at most so many seconds for a moment. A moment further ahead means that a clock is wrong."""
+
+_LIMIT = 1 << 63
+_CLOCK_SECONDS = 2.0  # how far two clocks may differ before somebody is told
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """An operator's order to all followers to change their version at one moment.
+
+    at        the moment, in seconds since the epoch
+    before    the version that is pinned until then; None: the newest is followed
+    newest    the newest version when the order was given
+    sync      whether the newest version serves at the moment of this order, even if its own moment is later
+    """
+
+    at: float
+    before: int | None = None
+    newest: int
+    sync: bool = False
+
+    def moment_of(self, version: Version) -> float | None:
+        """When the version is to serve. A version that was published after the order does not come before its moment,
+        unless the version's own moment is earlier."""
+        own = version.serve_at
+        if version.number > self.newest:
+            return self.at if own is None else own
+        if self.sync and version.number == self.newest:
+            return self.at if own is None else min(own, self.at)
+        return own
+
+
+def from_values(values: Any) -> Move:
+    """Read a move from the values that `asdict` made. Raises ValueError."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"move: expected fields by name, found {type(values).__name__}")
+    at, before, newest, sync = (values.get(name) for name in ("at", "before", "newest", "sync"))
+    numbers = [number for number in (newest, before) if isinstance(number, int) and 0 <= number < _LIMIT]
+    are_numbers = len(numbers) == 2 - (before is None)
+    if not (are_numbers and isinstance(at, int | float) and 0 <= at < _LIMIT and isinstance(sync, bool)):
+        raise ValueError(f"move: expected at, before, newest and sync, found {dict(values)!r:.200}")
+    return Move(at=float(at), before=before, newest=numbers[0], sync=sync)
+
+
+def wrong_clock(written_at: float, after: float, before: float) -> str:
+    """Say that this host's clock is wrong; "" if it is not known to be.
+
+    A server's clock said `written_at`, cut to the second, when an object was written. This host's clock then said a
+    time between `after` and `before`.
+    """
+    ahead = min(0.0, before - written_at) or max(0.0, after - written_at - 1.0)
+    if abs(ahead) <= _CLOCK_SECONDS:
+        return ""
+    where = "ahead of" if ahead > 0 else "behind"
+    return f"the clock of this host is {abs(ahead):.0f} s or more {where} the bucket's: set it"
+
+
+def too_far(version: Version, now: float) -> str:
+    """Say that the moment of a version is too far ahead to be waited for; "" if it is not."""
+    if version.serve_at is None or version.serve_at - now <= LATEST_MOMENT:
+        return ""
+    wrong = "so the clock of this machine or of its publisher is wrong"
+    return f"version {version.number} serves at once: its moment is more than an hour ahead, {wrong}"
+
+
+class Moments:
+    """The moments of one model that are still to come. Belongs to one thread.
+
+    Each method that needs the time gets it twice: `now` is in seconds since the epoch, `monotonic` of the monotonic
+    clock. A wait never grows: if the clock is set back, the wait ends when it would have ended without that.
+    """
+
+    def __init__(self) -> None:
+        self.move: Move | None = None
+        """The last move of all followers."""
+        self.coming: Mapping[int | None, float] = {}
+        """The moments at the last `update`, by the numbers of their versions. That of the move has the number None."""
+        self._ends: dict[float, float] = {}  # by moment: the end of its wait on the monotonic clock
+
+    def of(self, version: Version) -> float | None:
+        """When the version is to serve; None if it need not wait."""
+        return version.serve_at if self.move is None else self.move.moment_of(version)
+
+    def update(self, versions: Iterable[Version], now: float, monotonic: float) -> None:
+        """Note which moments of these versions, and of the move, are to come. Later versions of a number count."""
+        moments = {version.number: self.of(version) for version in versions}
+        known: dict[int | None, float] = {number: at for number, at in moments.items() if at is not None}
+        if self.move is not None:
+            known[None] = self.move.at
+        self._ends = {at: self._ends.get(at, monotonic + at - now) for at in known.values()}
+        self.coming = {number: at for number, at in known.items() if self._left(at, now, monotonic)}
+
+    def left(self, now: float, monotonic: float, *, only: Container[int | None] | None = None) -> float | None:
+        """Seconds until the first moment to come; None if there is none. `only` selects numbers."""
+        moments = [at for number, at in self.coming.items() if only is None or number in only]
+        return min((self._left(at, now, monotonic) for at in moments), default=None)
+
+    def _left(self, moment: float, now: float, monotonic: float) -> float:
+        if moment - now > LATEST_MOMENT:
+            return 0.0
+        return max(0.0, min(moment - now, self._ends[moment] - monotonic))

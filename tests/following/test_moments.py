@@ -1,0 +1,493 @@
+"""Versions that are to serve at a moment: prepared beside the serving version, and swapped to at that moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from paramsync.errors import NotServingError, UnknownVersionError
+from paramsync.following.follower import Follower
+from paramsync.following.operator_requests import Action
+from paramsync.following.replica import Replica
+from paramsync.moments import LATEST_MOMENT, Moments, Move, from_values, wrong_clock
+from paramsync.status import EventKind, State, Status
+from paramsync.version import Version
+from tests.support.followers import LONG, SILENT, milestones, quarantined, serving
+from tests.support.published import Publisher, ask, proven
+from tests.support.written import version
+
+
+class Clock:
+    """The time of day, which stands still until a test sets it."""
+
+    def __init__(self) -> None:
+        self.now = time.time()
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def timed(publisher: Publisher, clock: Clock) -> Follower:
+    """A follower with this clock, which serves version 1."""
+    publisher.publish(1)
+    return started(publisher.path, clock)
+
+
+def started(path: Path, clock: Callable[[], float], *, model: str = "m") -> Follower:
+    follower = Follower(Replica(model, path), poll_seconds=60.0, clock=clock)
+    follower.run_once()
+    return follower
+
+
+def come(clock: Clock, moment: Version, *, late: float = 0.0) -> None:
+    """Set the clock to the moment of a version."""
+    assert moment.serve_at is not None
+    clock.now = moment.serve_at + late
+
+
+def answer(follower: Follower, action: Action, number: int | None = None) -> int | None:
+    """Make a request, and return which version serves then."""
+    future = follower.ask(action, number)
+    follower.run_once()
+    future.result(0)
+    return serving(follower)
+
+
+def test_a_version_is_prepared_at_once_and_serves_at_its_moment(
+    timed: Follower, publisher: Publisher, clock: Clock
+) -> None:
+    events = timed.subscribe(lambda: None)
+    second = publisher.publish(2, serve_after=600)
+    timed.run_once()
+    status = timed.status()
+    assert (serving(timed), status.resident, status.next, status.next_at) == (1, (1, 2), 2, second.serve_at)
+    assert (status.state, status.reason) == (State.SERVING, "")
+    assert [event.kind for event in milestones(events)] == [EventKind.FOUND, EventKind.RESTORING, EventKind.RESTORED]
+    assert proven(*ask(timed, 2))  # a request may name it
+    come(clock, second, late=0.25)
+    timed.run_once()
+    status = timed.status()
+    assert (serving(timed), status.next, status.next_at) == (2, None, None)
+    assert status.swap_skew_seconds == pytest.approx(0.25)
+    assert [event.kind for event in milestones(events)] == [EventKind.SWAPPED]
+    assert proven(*ask(timed))
+
+
+def test_a_version_comes_to_serve_without_a_look_at_its_store(
+    timed: Follower, publisher: Publisher, clock: Clock
+) -> None:
+    second = publisher.publish(2, serve_after=600)
+    timed.run_once()
+    (publisher.path / "checkpoint").write_text("damaged")
+    come(clock, second)
+    timed.run_once()
+    assert serving(timed) == 2
+    assert "checkpoint" in timed.status().reason
+
+
+def test_versions_serve_one_after_the_other_each_at_its_moment(
+    timed: Follower, publisher: Publisher, clock: Clock
+) -> None:
+    versions = [publisher.publish(step, serve_after=100 * step) for step in (2, 3, 4)]
+    timed.run_once()
+    assert timed.status().resident == (1, 2, 3, 4)
+    for waiting in versions:
+        assert timed.status().next == waiting.number
+        come(clock, waiting)
+        timed.run_once()
+        assert serving(timed) == waiting.number
+    assert timed.status().resident == (4, 3)
+
+
+def test_few_versions_wait_in_memory_and_others_follow(timed: Follower, publisher: Publisher, clock: Clock) -> None:
+    versions = [publisher.publish(step, serve_after=100 * step) for step in range(2, 7)]
+    timed.run_once()
+    assert timed.status().resident == (1, 2, 3, 4, 5)
+    come(clock, versions[0])
+    timed.run_once()
+    assert timed.status().resident == (2, 1, 3, 4, 5, 6)
+
+
+@pytest.mark.parametrize("after", [0.0, -600.0])
+def test_a_moment_that_is_over_is_not_waited_for(
+    timed: Follower, publisher: Publisher, clock: Clock, after: float
+) -> None:
+    publisher.publish(2, serve_after=after)
+    clock.now = time.time()
+    timed.run_once()
+    assert serving(timed) == 2
+
+
+def test_a_moment_far_ahead_is_told_and_not_waited_for(timed: Follower, publisher: Publisher) -> None:
+    publisher.publish(2, serve_after=LATEST_MOMENT + 600)
+    timed.run_once()
+    timed.run_once()
+    assert serving(timed) == 2
+    assert timed.status().reason == (
+        "version 2 serves at once: its moment is more than an hour ahead, so the clock of this machine or of its"
+        " publisher is wrong"
+    )
+    publisher.publish(3)
+    timed.run_once()
+    assert (serving(timed), timed.status().reason) == (3, "")
+
+
+def test_a_newer_version_without_a_moment_serves_at_once_and_the_waiting_one_never(
+    timed: Follower, publisher: Publisher, clock: Clock
+) -> None:
+    second = publisher.publish(2, serve_after=600)
+    timed.run_once()
+    publisher.publish(3)
+    timed.run_once()
+    assert (serving(timed), timed.status().resident, timed.status().next) == (3, (3, 1), None)
+    come(clock, second)
+    timed.run_once()
+    assert serving(timed) == 3
+
+
+def test_a_newer_version_with_an_earlier_moment_takes_the_place_of_the_waiting_one(
+    timed: Follower, publisher: Publisher, clock: Clock
+) -> None:
+    second, third = publisher.publish(2, serve_after=600), publisher.publish(3, serve_after=300)
+    timed.run_once()
+    assert (timed.status().resident, timed.status().next) == ((1, 3), 3)
+    for moment in (third, second):
+        come(clock, moment)
+        timed.run_once()
+        assert serving(timed) == 3
+
+
+def test_after_a_rollback_the_waiting_version_does_not_come_until_unpinned(
+    timed: Follower, publisher: Publisher, clock: Clock
+) -> None:
+    publisher.publish(2)
+    timed.run_once()
+    third = publisher.publish(3, serve_after=600)
+    timed.run_once()
+    assert answer(timed, Action.ROLLBACK) == 1
+    assert (timed.status().resident, timed.status().next) == ((1, 2), None)
+    come(clock, third, late=5.0)
+    timed.run_once()
+    assert serving(timed) == 1
+    assert answer(timed, Action.UNPIN) == 3
+    assert timed.status().swap_skew_seconds is None  # the pin kept it away, not this machine
+
+
+def test_after_an_unpin_the_waiting_version_still_waits(timed: Follower, publisher: Publisher, clock: Clock) -> None:
+    answer(timed, Action.PIN, 1)
+    second = publisher.publish(2, serve_after=600)
+    assert answer(timed, Action.UNPIN) == 1
+    assert timed.status().next == 2
+    come(clock, second)
+    timed.run_once()
+    assert serving(timed) == 2
+
+
+def test_a_pin_does_not_wait_for_the_moment_of_its_version(timed: Follower, publisher: Publisher) -> None:
+    publisher.publish(2, serve_after=600)
+    timed.run_once()
+    assert answer(timed, Action.PIN, 2) == 2
+
+
+def test_a_sync_waits_for_the_moment_and_says_so(timed: Follower, publisher: Publisher, clock: Clock) -> None:
+    second = publisher.publish(2, serve_after=600)
+    synced = timed.ask(Action.SYNC)
+    timed.run_once()
+    assert not synced.done()
+    assert "version 2 waits for its moment, " in timed.late(None, 1.0)
+    come(clock, second)
+    timed.run_once()
+    assert synced.result(0).serving == second
+
+
+def test_after_a_restart_the_older_version_serves_until_the_moment(
+    timed: Follower, publisher: Publisher, clock: Clock
+) -> None:
+    second = publisher.publish(2, serve_after=600)
+    timed.run_once()
+    again = started(publisher.path, clock)
+    assert (serving(again), again.status().next) == (1, 2)
+    come(clock, second)
+    again.run_once()
+    assert serving(again) == 2
+    come(clock, second, late=30.0)
+    late = started(publisher.path, clock)
+    assert (serving(late), late.status().swap_skew_seconds) == (2, None)
+
+
+def test_a_store_whose_only_version_waits_serves_nothing_and_says_why(publisher: Publisher, clock: Clock) -> None:
+    first = publisher.publish(1, serve_after=600)
+    follower = started(publisher.path, clock)
+    assert (follower.status().state, follower.status().resident) == (State.WAITING, (1,))
+    assert follower.status().reason.startswith("version 1 waits for its moment, ")
+    with pytest.raises(NotServingError, match="version 1 waits for its moment"):
+        ask(follower)
+    come(clock, first)
+    follower.run_once()
+    assert (serving(follower), follower.status().reason) == (1, "")
+
+
+def test_a_waiting_version_that_its_store_dropped_serves_all_the_same(
+    timed: Follower, publisher: Publisher, clock: Clock
+) -> None:
+    second = publisher.publish(2, serve_after=600)
+    timed.run_once()
+    for step in range(3, 8):
+        publisher.publish(step, serve_after=600 + step)
+    timed.run_once()
+    assert 2 not in timed.status().in_store
+    come(clock, second)
+    timed.run_once()
+    assert serving(timed) == 2
+    assert proven(*ask(timed))
+
+
+def test_a_damaged_version_is_quarantined_before_its_moment(
+    timed: Follower, publisher: Publisher, clock: Clock
+) -> None:
+    second = publisher.publish_corrupt(2, serve_after=600)
+    timed.run_once()
+    assert (quarantined(timed), timed.status().next, serving(timed)) == ([2], None, 1)
+    come(clock, second)
+    timed.run_once()
+    assert serving(timed) == 1
+
+
+def test_a_version_that_is_damaged_while_it_waits_does_not_come_to_serve(
+    timed: Follower, publisher: Publisher, clock: Clock
+) -> None:
+    second = publisher.publish(2, serve_after=600)
+    timed.run_once()
+    publisher.overwrite(2)
+    timed.replica.suspects.update(timed.replica.residents)
+    come(clock, second)
+    timed.run_once()
+    assert (quarantined(timed), serving(timed)) == ([2], 1)
+
+
+def test_a_waiting_version_does_not_stand_in_for_a_damaged_one_if_another_can(
+    publisher: Publisher, clock: Clock
+) -> None:
+    publisher.publish(1)
+    follower = started(publisher.path, clock)
+    publisher.publish(2)
+    follower.run_once()
+    publisher.publish(3, serve_after=600)
+    follower.run_once()
+    publisher.overwrite(2)
+    follower.replica.suspects.update(follower.replica.residents)
+    follower.run_once()
+    assert (quarantined(follower), serving(follower), follower.status().next) == ([2], 1, 3)
+
+
+def test_a_moment_ends_the_restore_of_a_later_version(timed: Follower, publisher: Publisher, clock: Clock) -> None:
+    second = publisher.publish(2, serve_after=600)
+    timed.run_once()
+
+    def hear() -> None:  # the moment of version 2 comes while version 3 is restored
+        if any((event.kind, event.version.number) == (EventKind.RESTORING, 3) for event in events.take()):
+            come(clock, second)
+
+    events = timed.subscribe(hear)
+    publisher.publish(3, serve_after=900)
+    timed.run_once()
+    assert (serving(timed), timed.status().resident) == (1, (1, 2))
+    timed.run_once()
+    assert (serving(timed), timed.status().resident) == (2, (2, 1, 3))
+
+
+def test_models_with_the_same_moment_swap_at_the_same_tick_of_the_clock(tmp_path: Path, clock: Clock) -> None:
+    publishers = [Publisher(tmp_path / name) for name in ("a", "b")]
+    for publisher in publishers:
+        publisher.publish(1)
+    followers = [started(publisher.path, clock, model=publisher.path.name) for publisher in publishers]
+    waiting = [publisher.publish(2, serve_after=600) for publisher in publishers]
+    for follower in followers:
+        follower.run_once()
+    assert [serving(follower) for follower in followers] == [1, 1]
+    come(clock, waiting[-1])
+    for follower in followers:
+        follower.run_once()
+    assert [serving(follower) for follower in followers] == [2, 2]
+    for publisher in publishers:
+        publisher.close()
+
+
+def test_a_started_follower_swaps_by_its_own_timer(publisher: Publisher) -> None:
+    publisher.publish(1)
+    follower = Follower(Replica("m", publisher.path), poll_seconds=3600.0)
+    follower.start(SILENT)
+    follower.sync(timeout=LONG)
+    second = publisher.publish(2, serve_after=0.3)
+    assert second.serve_at is not None
+    with follower:
+        status = follower.sync(timeout=LONG)
+        now = time.time()
+    assert (status.serving, now >= second.serve_at) == (second, True)
+    assert status.swap_skew_seconds is not None
+    assert status.swap_skew_seconds >= 0.0
+
+
+# Requests with a moment -----------------------------------------------------------------------------------------------
+
+
+def ordered(follower: Follower, action: Action, number: int | None, clock: Clock) -> tuple[Future[Status], float]:
+    """Make a request for a moment in ten minutes, and let the follower see it."""
+    moment = clock.now + 600
+    future = follower.ask(action, number, serve_at=moment)
+    follower.run_once()
+    assert not future.done()
+    return future, moment
+
+
+def met(follower: Follower, clock: Clock, moment: float) -> int | None:
+    """Set the clock, and return which version serves then."""
+    clock.now = moment
+    follower.run_once()
+    return serving(follower)
+
+
+def test_a_pin_and_an_unpin_are_prepared_and_made_at_their_moments(
+    timed: Follower, publisher: Publisher, clock: Clock
+) -> None:
+    for step in (2, 3, 4):
+        publisher.publish(step)
+    timed.run_once()
+    pinned, moment = ordered(timed, Action.PIN, 2, clock)
+    status = timed.status()
+    assert (serving(timed), status.pinned, status.next, status.next_at) == (4, None, 2, moment)
+    assert met(timed, clock, moment + 0.5) == 2
+    assert pinned.result(0).pinned == 2
+    assert pinned.result(0).swap_skew_seconds == pytest.approx(0.5)
+    unpinned, moment = ordered(timed, Action.UNPIN, None, clock)
+    assert (serving(timed), timed.status().pinned, timed.status().next) == (2, 2, 4)
+    assert met(timed, clock, moment) == 4
+    assert (unpinned.result(0).pinned, unpinned.result(0).swap_skew_seconds) == (None, 0.0)
+
+
+def test_a_rollback_at_a_moment_goes_back_from_what_serves_then(
+    timed: Follower, publisher: Publisher, clock: Clock
+) -> None:
+    publisher.publish(2)
+    timed.run_once()
+    back, moment = ordered(timed, Action.ROLLBACK, 1, clock)
+    publisher.publish(3)
+    timed.run_once()
+    assert serving(timed) == 2  # a version that was published after the order waits
+    assert met(timed, clock, moment) == 1
+    assert back.result(0).before == ()
+
+
+def test_a_sync_at_a_moment_comes_before_the_moment_of_its_version_and_no_later_one_jumps_the_queue(
+    timed: Follower, publisher: Publisher, clock: Clock
+) -> None:
+    publisher.publish(2, serve_after=1800)
+    timed.run_once()
+    synced, moment = ordered(timed, Action.SYNC, None, clock)
+    publisher.publish(3, serve_after=3000)
+    timed.run_once()
+    assert (serving(timed), timed.status().next, timed.status().next_at) == (1, 2, moment)
+    assert met(timed, clock, moment) == 2
+    assert synced.result(0).next == 3
+
+
+def test_a_request_whose_version_is_nowhere_fails_before_its_moment(timed: Follower, clock: Clock) -> None:
+    refused = timed.ask(Action.PIN, 7, serve_at=clock.now + 600)
+    timed.run_once()
+    with pytest.raises(UnknownVersionError, match="there are: 1"):
+        refused.result(0)
+
+
+def test_a_request_that_is_given_up_before_its_moment_changes_nothing(
+    timed: Follower, publisher: Publisher, clock: Clock
+) -> None:
+    publisher.publish(2)
+    timed.run_once()
+    pinned, moment = ordered(timed, Action.PIN, 1, clock)
+    pinned.cancel()
+    timed.run_once()
+    assert timed.status().next is None
+    assert met(timed, clock, moment) == 2
+
+
+# Moments, without a follower ------------------------------------------------------------------------------------------
+
+
+def at(number: int, serve_at: float | None) -> Version:
+    return replace(version(number), serve_at=serve_at)
+
+
+def test_a_wait_never_grows_if_the_clock_is_set_back() -> None:
+    moments = Moments()
+    moments.update([at(1, 110.0)], 100.0, 5.0)
+    assert moments.left(100.0, 5.0) == 10.0
+    moments.update([at(1, 110.0)], 50.0, 6.0)
+    assert moments.left(50.0, 6.0) == 9.0
+    moments.update([at(1, 110.0)], 50.0, 15.0)
+    assert (dict(moments.coming), moments.left(50.0, 15.0)) == ({}, None)
+
+
+def test_a_wait_ends_if_the_clock_is_set_forward() -> None:
+    moments = Moments()
+    moments.update([at(1, 110.0)], 100.0, 5.0)
+    assert moments.left(110.0, 5.5) == 0.0
+    moments.update([at(1, 110.0)], 110.0, 5.5)
+    assert dict(moments.coming) == {}
+
+
+@pytest.mark.parametrize(
+    ("number", "own", "sync", "expected"),
+    [
+        pytest.param(7, None, False, None, id="a version from before the order need not wait"),
+        pytest.param(7, 50.0, False, 50.0, id="a version from before the order keeps its moment"),
+        pytest.param(8, None, False, 100.0, id="a version from after the order does not jump the queue"),
+        pytest.param(8, 50.0, False, 50.0, id="unless its own moment is earlier"),
+        pytest.param(8, 150.0, False, 150.0, id="a later moment stays"),
+        pytest.param(7, None, True, 100.0, id="a sync holds back the version that is not served yet"),
+        pytest.param(7, 150.0, True, 100.0, id="a sync comes before the version's own moment"),
+        pytest.param(7, 50.0, True, 50.0, id="a sync delays nothing"),
+        pytest.param(6, None, True, None, id="a sync is about the newest version"),
+        pytest.param(8, 150.0, True, 150.0, id="a sync is not about later versions"),
+    ],
+)
+def test_the_moment_of_a_version_with_a_move(
+    number: int, own: float | None, sync: bool, expected: float | None
+) -> None:
+    assert Move(at=100.0, newest=7, sync=sync).moment_of(at(number, own)) == expected
+
+
+@pytest.mark.parametrize(
+    ("after", "before", "expected"),
+    [
+        pytest.param(100.2, 100.4, "", id="the same"),
+        pytest.param(103.0, 103.2, "", id="two seconds, and one that the server cuts off"),
+        pytest.param(90.0, 110.0, "", id="whatever is possible between two looks"),
+        pytest.param(105.0, 105.2, "4 s or more ahead of", id="ahead"),
+        pytest.param(95.0, 95.4, "5 s or more behind", id="behind"),
+    ],
+)
+def test_a_clock_that_differs_from_the_buckets_is_told(after: float, before: float, expected: str) -> None:
+    told = wrong_clock(100.0, after, before)
+    assert told == (f"the clock of this host is {expected} the bucket's: set it" if expected else "")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"at": "soon"}, {"at": -1}, {"at": float("inf")}, {"before": "1"}, {"before": -1}, {"newest": None}, {"sync": 1}],
+)
+def test_a_move_that_cannot_be_followed_is_refused(change: dict[str, object]) -> None:
+    values: dict[str, object] = {"at": 100, "before": 3, "newest": 7, "sync": False}
+    assert from_values(values | {"another": "of a newer release"}) == Move(at=100.0, before=3, newest=7)
+    with pytest.raises(ValueError, match="move: expected at, before, newest and sync"):
+        from_values(values | change)
