@@ -108,7 +108,7 @@ class Download:
         return None if newest is None else newest.number
 
     def run_once(self) -> Transfer | None:
-        """Read the state, and fetch the version that followers should serve, if it is newer than the local store.
+        """Read the state, and fetch the version that followers should serve next, if it is newer than the local store.
 
         Raises RemoteError for an unusable state or version, ConnectionError if the bucket does not answer, EmptiedError
         if the state is gone, and errors of the local store. A later call tries again.
@@ -135,6 +135,7 @@ class Download:
             self._check_newest(local)
             return None
         try:
+            listed = self._first(listed)
             return self.fetch(listed)
         except FileNotFoundError as error:  # deleted since the state was read: a newer state will name a newer version
             self._tag = None
@@ -146,6 +147,16 @@ class Download:
         except RemoteError:
             self._refuse(listed)
             raise
+
+    def _first(self, wanted: Listed) -> Listed:
+        """The version to fetch first: of versions that wait for their moments none is skipped, because each serves."""
+        first, waiting = wanted, self.waiting
+        for listed in reversed(waiting if len(waiting) > 1 else ()):
+            serve_at = read_manifest(self._bucket, listed).version().serve_at
+            if serve_at is None or serve_at <= time.time():
+                break
+            first = listed
+        return first
 
     def _check_newest(self, local: Version) -> None:
         """Raise RemoteError if the bucket's newest version is older than the local version."""

@@ -145,7 +145,7 @@ class Upload:
             raise RemoteError(f"{self._bucket.address}: expected an empty folder, {found}")
 
     def run_once(self) -> Transfer | None:
-        """Copy the newest version, unless the bucket has it or a newer version.
+        """Copy the newest version, or an older one that waits for its moment, unless the bucket has a newer version.
 
         After FencedError and EmptiedError no further call can succeed. After RemoteError, ConnectionError and errors of
         the store, the next call tries again.
@@ -166,6 +166,10 @@ class Upload:
                 found = f"version {version.number} here and version {newest.number} in the bucket"
                 raise RemoteError(f"expected a newer version than the bucket has, found {found}: numbers only rise")
             return None
+        if version.serve_at is not None:  # of versions that wait for their moments none is skipped, because each serves
+            above = -1 if newest is None else newest.number
+            waiting = [one for one in self._source.versions() if (one.serve_at or 0.0) > time.time()]
+            version = next((one for one in waiting if one.number > above), version)
         try:
             bundle = self._source.open(version)
         except UnknownVersionError:  # pruned meanwhile: a newer version is there

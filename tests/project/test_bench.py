@@ -224,7 +224,7 @@ def test_mirror_reports_bytes_requests_and_stalls(
     with SeaweedFs(tmp_path) as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        options = ("--only", "bytes,behind,requests,stall", "--seconds", "1.2", "--address")
+        options = ("--only", "bytes,behind,requests,stall,moments", "--seconds", "1.2", "--address")
         figures, text = _run(capsys, "mirror", *TINY, *options, f"s3://{server.bucket}/bench")
     rows = figures["rows"]
     assert figures["absent"] == {"transfers": "not asked for"}
@@ -242,6 +242,9 @@ def test_mirror_reports_bytes_requests_and_stalls(
     assert [row["followers"] for row in rows["followers"]] == ["1"]
     assert len(rows["stall"]) == 3
     assert "a directory with a mirror" in text
+    (moments,) = rows["moments"]
+    assert (moments["replicas"], moments["versions"], moments["at all replicas"]) == ("2", "1", "1")
+    assert (moments["early"], moments["failed"], moments["mixed"]) == ("0", "0", "0")
 
 
 def _run(capsys: pytest.CaptureFixture[str], benchmark: str, *arguments: str) -> tuple[dict[str, Any], str]:

@@ -400,3 +400,30 @@ def test_an_address_with_a_secret_or_of_no_bucket_is_refused(address: str) -> No
     with pytest.raises(Exception, match="expected") as refused:
         Bucket(address)
     assert "secret" not in str(refused.value)
+
+
+def test_no_version_is_skipped_that_waits_for_its_moment(pair: Pair) -> None:
+    for step in (1, 2):
+        pair.publish(step)
+    pair.publish(3, serve_after=-1.0)
+    waiting = [pair.publish(step, serve_after=600.0 + step) for step in (4, 5)]
+    for expected in waiting:
+        sent = pair.upload.run_once()
+        assert sent is not None
+        assert sent.version == expected
+    assert pair.upload.run_once() is None
+    for expected in waiting:
+        fetched = pair.download.run_once()
+        assert fetched is not None
+        assert fetched.version == expected
+    assert pair.download.run_once() is None
+    same(pair.source, pair.target)
+
+
+def test_versions_whose_moments_are_over_are_skipped_as_others_are(pair: Pair) -> None:
+    for step in (1, 2, 3):
+        pair.publish(step, serve_after=0.0)
+        pair.upload.run_once()
+    fetched = pair.download.run_once()
+    assert fetched is not None
+    assert fetched.version.number == 3

@@ -52,7 +52,7 @@ class Pair:
     def follower(self, name: str) -> Download:
         return Download(self.bucket, self.folder / name, keep=3, stop=self.stop)
 
-    def publish(self, step: int, changed: int = 100, *, graph: str = "") -> Version:
+    def publish(self, step: int, changed: int = 100, *, graph: str = "", serve_after: float | None = None) -> Version:
         """Publish a version in which so many elements of the kernel differ from the one before."""
         kernel = self.tensors["dense/kernel"].copy()
         kernel[np.random.default_rng(step).choice(self.size, changed, replace=False)] += 1e-3
@@ -61,7 +61,7 @@ class Pair:
         version = Version(
             number=step, step=step, prefix="", graph=graph, step_done_at=now, snapshot_at=now, metrics={"loss": 0.5}
         )
-        return self.writer.commit(version, self.tensors)
+        return self.writer.commit(version, self.tensors, serve_after=serve_after)
 
     def close(self) -> None:
         self.download.close()
