@@ -29,7 +29,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # pip where uv is not to be had, or finds no index: it reads no pip.conf
 install = $(BIN)/uv pip install --python $(BIN)/python $(1) || $(PIP) $(1)
 
-.PHONY: up fleet test test-all check lint types imports generated docs fast promises memory slow browser seaweedfs buckets schemas vendor compose-test campaign mutations bench tf-serving-test fuzz h2spec proto manifests sbom lock format clean
+.PHONY: up fleet test test-all check lint types imports generated docs fast promises memory slow browser seaweedfs buckets schemas ray vendor compose-test campaign mutations bench tf-serving-test fuzz h2spec proto manifests sbom lock format clean
 
 up: $(RUNS)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
@@ -75,7 +75,7 @@ memory: $(READY)  ## the tests of stores once more with files in memory (tmpfs)
 		folder=$$(mktemp -d /dev/shm/paramsync-XXXXXX) && trap 'rm -rf "$$folder"' EXIT && $(PYTEST) -m "stores and not slow and not docker" -n logical \
 		--basetemp "$$folder/tests" -o tmp_path_retention_policy=failed $(ARGS)
 
-slow: $(READY) browser buckets schemas  ## the long tests: a browser, Docker where there is an engine, memory, campaigns in their short form
+slow: $(READY) browser buckets schemas ray  ## the long tests: a browser, Docker where there is an engine, memory, campaigns in their short form
 	$(PYTEST) -m "(slow or docker) and not promise" -n 2 --dist loadfile $(ARGS)
 
 browser:  ## Debian's Chromium, for the tests of the page; installs it where it is not there, as root
@@ -91,6 +91,9 @@ schemas: $(READY)  ## what Gateway API, Argo Rollouts, the Prometheus operator a
 buckets: seaweedfs  ## the object stores that the tests of buckets start; Azurite comes from npm
 	@test -x $(STORES)/bin/moto_server || $(BIN)/uv pip install --quiet --python $(BIN)/python --target $(STORES) --group object-stores
 	@test -x $(STORES)/node_modules/.bin/azurite-blob || npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(STORES) azurite@$(AZURITE)
+
+ray: $(READY)  ## Ray, for the tests of paramsync.ray
+	@test -x $(BIN)/ray || $(BIN)/uv pip install --quiet --python $(BIN)/python --group ray
 
 vendor:  ## fetch from npm what others wrote for the page and its tests, by hash
 	deploy/vendor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from paramsync import dtypes
 from paramsync.errors import CorruptCheckpointError, GraphError, ParameterError, SettingsError, StoreError
 from paramsync.graphs.specs import Shape, check, listed, spec_of
 from paramsync.host import files
-from paramsync.store.store import graph_file, is_digest
+from paramsync.store.store import add_checksum, graph_file, is_digest
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.v1 import graph_pb2
 
@@ -97,6 +98,39 @@ class ExternalValues:
         called = {self._wanted[key].name: value for key, value in by_key.items()}
         check([*self._wanted.values()], called, _kind, where="the graph", extra=extra)
         return by_key
+
+
+class NamedArrays:
+    """Publishes arrays by name, with a graph that has parameters and computes nothing: followers read the arrays."""
+
+    def __init__(self, *, copy: bool = True) -> None:
+        self.digest = ""
+        self.content = b""
+        self._copy = copy
+        self._kinds: dict[str, tuple[Any, ...]] = {}
+
+    def pin(self, values: Values | None = None) -> dict[str, Any]:
+        """Return the arrays by name, as `ExternalValues.pin` does. Their names, dtypes and shapes may change."""
+        if values is None:
+            raise SettingsError("the arrays to publish are needed: publish(step, values={name: array})")
+        given = values() if callable(values) else values
+        pinned = {name: _pinned(_array_like(value), copy=self._copy) for name, value in given.items()}
+        kinds = {name: (value.dtype, tuple(value.shape)) for name, value in pinned.items()}
+        if kinds != self._kinds:
+            self._describe(kinds)
+        return pinned
+
+    def _describe(self, kinds: dict[str, tuple[Any, ...]]) -> None:
+        message = graph_pb2.Graph()
+        for name, (dtype, shape) in sorted(kinds.items()):
+            if (number := dtypes.from_numpy(dtype)) is None:
+                raise ParameterError(name, expected="a dtype of TensorFlow", found=str(dtype))
+            parameter = message.parameters.add(name=name, dtype=number)
+            for size in shape:
+                parameter.shape.dim.add(size=size)
+        self.digest = message.digest = hashlib.sha256(message.SerializeToString(deterministic=True)).hexdigest()
+        self.content = add_checksum(message.SerializeToString(deterministic=True))
+        self._kinds = kinds
 
 
 def _digests(store: Path) -> list[str]:

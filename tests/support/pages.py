@@ -22,7 +22,7 @@ from tests.support.programs import PATIENCE, ROOT
 
 RUN = ("sh", "python", "console")
 _SESSION = Path(__file__).with_name("page_session.py")
-SHOWN = ("text", "json", "toml", "ini")
+SHOWN = ("text", "json", "toml", "ini", "yaml")
 _PARTS = re.compile(
     r"(?:<!-- not run: (?P<spared>[^\n]+) -->\n)?^ *```(?P<language>\w*)\n(?P<text>.*?)^ *```$"
     r"|^(?P<stop>Stop [^\n]*Ctrl-C)",

@@ -1,0 +1,269 @@
+"""Ray: deployments of Ray Serve, and actors, that follow a store or a bucket while a model is trained.
+
+    from paramsync.ray import deployment
+
+    serve.run(deployment("s3://bucket/models/digits").options(num_replicas=4).bind())
+
+Replicas follow by themselves, so nothing is deployed again or reconfigured for a version. Of a bucket, each node has
+one copy in memory: an actor of its own on each node keeps the copy, and all replicas and actors there map it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from paramsync.dtypes import Array
+from paramsync.errors import CorruptCheckpointError, RequestError, UnknownVersionError
+from paramsync.publishing.external_values import NamedArrays
+from paramsync.publishing.publisher import Publisher
+from paramsync.publishing.schedule import PublishSchedule
+from paramsync.remote.bucket import is_address
+from paramsync.remote.child import MirrorChild, cache_of
+from paramsync.store.store import Store, state_file
+from paramsync.version import Version
+
+_NAMESPACE = "paramsync"
+_USED_SECONDS, _LEFT_SECONDS = 10.0, 60.0  # how often users of a copy say so, and when a copy without users ends
+_LOOK_SECONDS = 0.005  # between two looks of an actor that waits for a version
+_NEVER = threading.Event()
+
+_log = logging.getLogger("paramsync.ray")
+
+
+# Ray Serve ------------------------------------------------------------------------------------------------------------
+
+
+def deployment(source: str | Path, **options: Any) -> Any:
+    """A deployment of Ray Serve whose replicas follow a store, or the address of a bucket.
+
+    A replica is ready once a version serves. A call by a handle takes the inputs by name, and returns the outputs by
+    name with the version that computed them:
+
+        handle.remote({"image": rows}).result()  # {"outputs": {"logits": ...}, "version": 420, "step": 42000}
+
+    By HTTP, POST {"inputs": {...}}, with "version", "label", "signature" or "outputs" if need be. `options` are those
+    of `paramsync.Replica`, such as `trust`.
+    """
+    from ray import serve  # here: actors need no Ray Serve
+
+    class Model(_Served):
+        def __init__(self) -> None:
+            super().__init__(str(source), options)
+
+    return serve.deployment(name="paramsync")(Model)
+
+
+class _Served:
+    """A replica of a deployment: a follower, and the calls."""
+
+    def __init__(self, source: str, options: Mapping[str, Any]) -> None:
+        from paramsync.following.follower import Follower
+        from paramsync.following.replica import Replica
+
+        self._follower = Follower(Replica("model", local_copy(source, self), **options))
+        self._follower.start()
+        self._follower.sync()  # Ray sends calls to a replica once its constructor has returned
+
+    async def __call__(self, asked: Any) -> Any:
+        """Answer a call by a handle, or a request of HTTP."""
+        from starlette.requests import Request
+        from starlette.responses import JSONResponse
+
+        if not isinstance(asked, Request):
+            return await self.predict(asked)
+        try:
+            body = await asked.json()
+            answer = await self.predict(body.pop("inputs"), **body)
+        except (RequestError, KeyError, TypeError, AttributeError, ValueError) as error:
+            wrong = error if isinstance(error, RequestError) else 'expected a JSON object with "inputs"'
+            return JSONResponse({"error": str(wrong)}, status_code=400)
+        return answer | {"outputs": {name: value.tolist() for name, value in answer["outputs"].items()}}
+
+    async def predict(self, inputs: Mapping[str, Any], **asked: Any) -> dict[str, Any]:
+        """Compute with one version, on another thread. `asked` are further arguments of `Replica.predict`."""
+        outputs, version = await asyncio.to_thread(self._follower.replica.predict, inputs, **asked)
+        arrays = {name: np.asarray(tensor) for name, tensor in outputs.items()}
+        return {"outputs": arrays, "version": version.number, "step": version.step}
+
+    def check_health(self) -> None:
+        """Raise NotServingError if no version serves: Ray then replaces this replica."""
+        self._follower.replica.serving()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_follower"):
+            self._follower.close()
+
+
+# Actors ---------------------------------------------------------------------------------------------------------------
+
+
+class LearnerPublisher(Publisher):
+    """Publishes a learner's arrays by name, to a store or the address of a bucket.
+
+    `publish(step, values={name: array})` takes microseconds an array; the arrays are written in the background.
+    """
+
+    def __init__(
+        self, store: str | Path, *, schedule: PublishSchedule | None = None, copy: bool = True, **options: Any
+    ) -> None:
+        """`copy` and `options` are those of `Publisher.of_graph`."""
+        super().__init__(store, NamedArrays(copy=copy), schedule=schedule, **options)
+
+    def accepts(self, number: int, *, most_versions: int) -> bool:
+        """Whether a sample that was made with version `number` is at most so many versions old; else drop it."""
+        published = self.status().published
+        return published is None or published.number - number <= most_versions
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters(Mapping[str, Array]):
+    """The arrays of one version by name, in memory that is shared with all processes of the node and read-only."""
+
+    version: Version
+    arrays: Mapping[str, Array]
+
+    def __getitem__(self, name: str) -> Array:
+        return self.arrays[name]
+
+    def __iter__(self) -> Any:
+        return iter(self.arrays)
+
+    def __len__(self) -> int:
+        return len(self.arrays)
+
+
+class FollowingActor:
+    """What an actor that makes samples needs of the newest parameters; a base class for actors of Ray.
+
+    @ray.remote
+    class Player(FollowingActor):
+        def __init__(self):
+            self.follow("s3://bucket/policy", most_seconds=10)
+
+        def sample(self):
+            parameters = self.parameters()
+            return play(parameters), parameters.version.number
+    """
+
+    def follow(self, source: str | Path, *, most_seconds: float | None = None) -> None:
+        """Follow a store or the address of a bucket. No version older than `most_seconds` is used."""
+        self._store = Store(local_copy(str(source), self))
+        self._most_seconds = most_seconds
+        self._parameters: Parameters | None = None
+        self._seen: object = None
+
+    def parameters(self, timeout: float | None = None) -> Parameters:
+        """The newest parameters, checked. Waits while there are none, or they are too old.
+
+        Raises TimeoutError. What was returned before stays valid. A damaged version is logged and skipped.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            self._look()
+            if self._parameters is not None and not self._is_stale(self._parameters.version):
+                return self._parameters
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError(f"{self._store.path}: no version came within {timeout:g} s that is new enough")
+            _NEVER.wait(_LOOK_SECONDS)
+
+    def _is_stale(self, version: Version) -> bool:
+        age = time.time() - (version.committed_at or version.snapshot_at)
+        return self._most_seconds is not None and age > self._most_seconds
+
+    def _look(self) -> None:
+        """Open and check the newest version, unless it is known already. A damaged version is skipped."""
+        try:
+            found = state_file(self._store.path).stat()
+            seen = found.st_ino, found.st_mtime_ns, found.st_size
+            if seen == self._seen or (version := self._store.latest()) is None:
+                return
+            if self._parameters is None or version != self._parameters.version:
+                self._parameters = _read(self._store, version)
+            self._seen = seen
+        except (FileNotFoundError, UnknownVersionError):
+            pass  # nothing is published yet, or a newer version came meanwhile
+        except CorruptCheckpointError as error:
+            self._seen = seen
+            _log.warning("%s", error)
+
+
+def _read(store: Store, version: Version) -> Parameters:
+    bundle = store.open(version)
+    bundle.verify(bundle.entries)
+    arrays = {name: bundle.array(name) for name in bundle.entries}
+    for array in arrays.values():
+        array.flags.writeable = False  # writing would copy pages, which other processes would not see
+    return Parameters(version, MappingProxyType(arrays))
+
+
+# One copy of a bucket on each node ------------------------------------------------------------------------------------
+
+
+def local_copy(source: str, owner: object) -> Path:
+    """The directory of a store, or of this node's copy of a bucket, which is kept at least as long as `owner` lives."""
+    if not is_address(source):
+        return Path(source)
+    node = ray.get_runtime_context().get_node_id()
+    path = Path(ray.get(_mirror(source, node).path.remote()))
+    user = threading.Thread(target=_use, args=(source, node, weakref.ref(owner)), name="paramsync copy", daemon=True)
+    user.start()
+    return path
+
+
+def _use(source: str, node: str, owner: weakref.ref[Any]) -> None:
+    """Say that the copy is in use, and start its actor again if it died."""
+    while owner() is not None:
+        with suppress(ray.exceptions.RayError):
+            ray.get(_mirror(source, node).path.remote())
+        _NEVER.wait(_USED_SECONDS)
+
+
+def _mirror(source: str, node: str) -> Any:
+    """The actor on this node that keeps the copy of a bucket; started if there is none."""
+    actor = ray.remote(num_cpus=0)(_Mirror).options(
+        name=f"copy of {source} on {node}",
+        namespace=_NAMESPACE,
+        lifetime="detached",  # otherwise the copy would end with the first of its users
+        get_if_exists=True,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
+    )
+    return actor.remote(source)
+
+
+class _Mirror:
+    """The copy of a bucket on one node: runs a mirror until nobody has used the copy for a while."""
+
+    def __init__(self, source: str) -> None:
+        self._path = cache_of(f"{source} for ray")  # nodes on one host, as tests have them, share it
+        self._child = MirrorChild(source, str(self._path))
+        self._used_at = time.monotonic()
+        self._ending: asyncio.Task[None] | None = None
+
+    async def path(self) -> str:
+        """The directory of the copy. Each call says that the copy is in use."""
+        self._used_at = time.monotonic()
+        if self._ending is None:
+            self._ending = asyncio.create_task(self._end_unused())
+        return str(self._path)
+
+    async def _end_unused(self) -> None:
+        while time.monotonic() - self._used_at < _LEFT_SECONDS:
+            await asyncio.sleep(_USED_SECONDS)
+        await asyncio.to_thread(self._child.close, 1.0)
+        shutil.rmtree(self._path, ignore_errors=True)
+        ray.actor.exit_actor()
