@@ -23,10 +23,9 @@ from paramsync.remote.transfer import Transfer
 from paramsync.remote.upload import Claim, Upload
 from paramsync.store.store import Store
 
-BUSY, IDLE = 0.2, 2.0  # seconds between two looks: while versions arrive, and after _QUIET seconds without one
+BUSY, IDLE = 0.1, 2.0  # least and most seconds between two looks
 _LOCAL = 0.02  # replaces BUSY for a local source, because a look there costs no request
-
-_QUIET = 10.0  # seconds without a version after which looks are IDLE seconds apart
+_SHARE = 1 / 16  # of the time since the last version passes between two looks
 _LONGEST = 15.0  # most seconds between two attempts after failures
 _END_SECONDS = 50.0  # how long to retry copying the last version at the end of training
 _RANDOM = random.SystemRandom()
@@ -165,7 +164,7 @@ class Mirror:
                     for damage in done.damages:
                         complain(damage)
                     tell(done)
-                wait = busy if time.monotonic() - last < _QUIET else IDLE
+                wait = pause(time.monotonic() - last, busy)
             self.news.wait(wait * _RANDOM.uniform(0.75, 1.25))
             self.news.clear()
 
@@ -213,6 +212,11 @@ class Mirror:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self.close()
+
+
+def pause(quiet: float, busy: float = BUSY) -> float:
+    """Seconds until the next look, by the seconds since the last version: the more often versions come, the less."""
+    return min(IDLE, max(busy, quiet * _SHARE))
 
 
 def _copied(done: Transfer, now: float) -> Copied:

@@ -82,14 +82,17 @@ class Outgoing:
             self._listeners = (*self._listeners, listener)
 
     def published(self, version: Version) -> None:
-        """Note that a version was committed to the local store and waits for the mirror."""
+        """Note that a version was committed to the local store, and have the mirror send it."""
         with self._changing:
             if not self._waiting:
                 self._waiting_since = version.committed_at or version.snapshot_at
             self._waiting[version.number] = version
             if len(self._waiting) > _MOST_WAITING:
                 del self._waiting[min(self._waiting)]
-        copied = None if self.child is None else self.child.status.copied
+        if self.child is None:
+            return
+        self.child.look()
+        copied = self.child.status.copied
         if copied is not None and copied.number >= version.number:  # the mirror had copied it before this call
             self._copied(copied)
 

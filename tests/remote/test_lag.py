@@ -214,6 +214,19 @@ def test_a_server_that_watches_the_trainer_does_not_wait_for_its_poll(
             process.close()
 
 
+def test_a_publisher_has_its_mirror_send_each_version_at_once(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = f"from paramsync.remote import mirror; mirror._LOCAL = mirror.IDLE = {10**6}"
+    (tmp_path / "sitecustomize.py").write_text(never)
+    assert (mirror._LOCAL, mirror.IDLE) < (10**6, 10**6)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+    with Publisher(address, Witness()) as publisher:
+        for step in (1, 2, 3):
+            publisher.publish(step, wait=True)
+            in_bucket(publisher, step)
+
+
 def test_watch_of_a_bucket_tells_versions_once_they_are_there(address: str, seaweedfs: SeaweedFs) -> None:
     told: list[int] = []
     with Publisher(address, Witness(), control_port=0) as publisher, Trainer(publisher.control or "") as trainer:

@@ -20,7 +20,7 @@ from paramsync.errors import (
 )
 from paramsync.remote import download, protocol, state, tensors, upload
 from paramsync.remote.bucket import Bucket
-from paramsync.remote.mirror import Mirror
+from paramsync.remote.mirror import BUSY, IDLE, Mirror, pause
 from paramsync.remote.state import Listed, State
 from paramsync.remote.upload import Upload
 from paramsync.store.commit import StoreWriter
@@ -386,6 +386,11 @@ def test_more_versions_than_a_state_has_room_for_are_refused() -> None:
     objects = dict.fromkeys(names[:300], (numbers[0], numbers[-1]))
     full = State("0" * 32, 10**6, 10**9, "0" * 32, "0" * 32, most, objects, tuple(names[300:]))
     assert len(full.to_json()) < state.LIMIT
+
+
+@pytest.mark.parametrize(("quiet", "seconds"), [(0.0, BUSY), (0.5, BUSY), (8.0, 0.5), (32.0, IDLE), (1e6, IDLE)])
+def test_looks_become_rarer_the_longer_no_version_comes(quiet: float, seconds: float) -> None:
+    assert pause(quiet) == seconds
 
 
 def test_the_probe_leaves_nothing_behind(pair: Pair) -> None:
