@@ -189,9 +189,9 @@ class Mirror:
                     return False
                 self.stop.wait(BUSY)
             else:
-                if done is None:
-                    return True
-                tell(done)
+                if done is not None:  # the newest: nobody publishes any more
+                    tell(done)
+                return True
         return False
 
     def _is_over(self, error: Exception) -> bool:

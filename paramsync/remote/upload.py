@@ -111,8 +111,10 @@ class Upload:
         self._warning: RemoteError | None = None
         self._base: _Sent | None = None  # the version that was sent last
         self._deltas: dict[int, tuple[_Delta, ...]] = {}  # by stride: deltas since the last delta of the next stride
+        self._late: dict[int, _Delta] = {}  # by stride: deltas to `_base`, of which longer ones are to be made
+        self._is_whole_due = False  # whether `_base` is still to be sent as a whole, too
         self._count = 0  # number of commits
-        self._begun = 0  # value of `_count` at the last whole version, from which strides are counted
+        self._begun = 0  # value of `_count` before the last whole version's commit, from which strides are counted
         self._whole: Whole | None = None
         self._edges: tuple[_Placed, ...] = ()
         self._graph = ("", "")  # digest and object of the last graph
@@ -157,6 +159,7 @@ class Upload:
             raise warning
         assert self._held is not None
         self._sweep()
+        self._send_late()
         version = self._source.latest()
         newest = self._held.state.newest
         if version is None:
@@ -209,13 +212,14 @@ class Upload:
         total = sum(placed.edge.size for placed in sent_now)
         edges = tuple([placed.edge for placed in (*self._edges, *sent_now)])
         whole = self._whole
-        chain = None if whole is None else manifests.route(edges, [whole.number], version.number)
+        chain = () if whole is None else manifests.route(edges, [whole.number], version.number) or ()
         # After so many commits, the deltas that start at the last whole version would soon be deleted.
         far = self._count - self._begun >= _STRIDES[-1] * (_KEPT - 1)
-        if whole is None or chain is None or far or sum(edge.size for edge in chain) > size * _CHAIN:
-            whole = Whole(version.number, self._name("data", str(version.number)), size)
+        if whole is None or not chain:
+            whole = self._whole_of(sent, size)
             objects.append((whole.name, tensors.stream(packed, contents), size))
             total += size
+        is_whole = whole is not self._whole
         manifest = Manifest(version.to_json(), index.encode(packed), graph, whole, edges)
         content = manifest.to_json()
         name = self._name("versions", f"{version.number}.json")
@@ -230,20 +234,20 @@ class Upload:
         self._orphans.clear()
         self._graph = version.graph, graph
         self._base = sent
-        if whole is not self._whole:
-            self._whole, self._begun = whole, self._count
         useful = manifests.useful(edges, version.number, size)
         self._edges = tuple([one for one in (*self._edges, *sent_now) if one.edge in useful and self._is_recent(one)])
-        if whole is self._whole and whole.number == version.number:
-            self._deltas.clear()
-        else:
-            self._send_long_deltas(made, packed.entries, size)
         self._count += 1
-        way = "whole" if whole.number == version.number else "delta"
+        self._late = {} if is_whole else made
+        following = sum(edge.size for edge in (*chain, *chain[-1:]))  # with a further delta as large as the last one
+        self._is_whole_due = far or following > size * _CHAIN
+        if is_whole:
+            self._begin_at(whole)
+        way = "whole" if is_whole else "delta"
         return Transfer(version, total, size, way, len(sent_now), time.monotonic() - begun, entry.at)
 
     def _is_due(self, stride: int) -> bool:
-        return (self._count - self._begun) % stride == 0
+        """Whether a delta over so many versions leads to the version committed last."""
+        return (self._count - 1 - self._begun) % stride == 0
 
     def _is_recent(self, placed: _Placed) -> bool:
         """Whether the state keeps a delta, for late followers and for the chain from the whole version."""
@@ -263,24 +267,50 @@ class Upload:
         delta = self._make(parts, base.version.number, base.version.checksum, sent.version.number, size)
         return {} if delta is None else {_STRIDES[0]: delta}
 
-    def _send_long_deltas(self, made: dict[int, _Delta], entries: Mapping[str, Entry], size: int) -> None:
-        """Send the longer deltas to the version that was just committed. The next manifest names them.
+    def _send_late(self) -> None:
+        """Send what late and new followers need of the version committed last, for the next manifest to name.
 
-        They are sent after the commit, because only late followers need them. A delta that cannot be sent is left out.
+        The version did not wait for this. What cannot be sent is left out.
         """
+        base, made, self._late = self._base, self._late, {}
+        if base is None or not made:
+            return
+        size = tensors.size_of(base.packed)
+        self._send_long_deltas(made, base.packed.entries, size)
+        if self._is_whole_due:
+            whole = self._whole_of(base, size)
+            if self._put(whole.name, tensors.stream(base.packed, tensors.contents(base.bundle)), size):
+                self._begin_at(whole)
+
+    def _send_long_deltas(self, made: dict[int, _Delta], entries: Mapping[str, Entry], size: int) -> None:
+        """Send the longer deltas to the version committed last. `made` has its other deltas by stride."""
         for stride, longer in pairwise(_STRIDES):
             steps = (*self._deltas.get(stride, ()), *filter(None, [made.get(stride)]))
             if self._is_due(longer) and len(steps) == longer // stride:
                 first, last = steps[0].edge, steps[-1].edge
                 parts = tensors.total(entries, [tensors.blocks(entries, step.content) for step in steps])
                 delta = self._make(parts, first.base, first.checksum, last.number, size)
-                if delta is not None:
-                    self._orphans.add(delta.edge.name)
-                    with suppress(RemoteError, ConnectionError):
-                        self._bucket.put(delta.edge.name, delta.content)
-                        self._edges += (_Placed(delta.edge, longer, self._count),)
-                        made[longer] = delta
+                if delta is not None and self._put(delta.edge.name, delta.content):
+                    self._edges += (_Placed(delta.edge, longer, self._count - 1),)
+                    made[longer] = delta
             self._deltas[stride] = () if self._is_due(longer) else steps
+
+    def _put(self, name: str, content: memoryview | Iterable[memoryview], size: int = 0) -> bool:
+        """Send an object that the next manifest names. False if it cannot be sent."""
+        self._orphans.add(name)
+        with suppress(RemoteError, ConnectionError):
+            self._bucket.put(name, content, size)
+            return True
+        return False
+
+    def _whole_of(self, sent: _Sent, size: int) -> Whole:
+        number = sent.version.number
+        return Whole(number, self._name("data", str(number)), size)
+
+    def _begin_at(self, whole: Whole) -> None:
+        """Count strides from the version committed last, which is in the bucket as a whole."""
+        self._whole, self._begun = whole, self._count - 1
+        self._deltas.clear()
 
     def _make(self, parts: Parts, base: int, checksum: str, number: int, size: int) -> _Delta | None:
         """Make a delta of these parts. None if a whole version, of `size` bytes, is smaller or faster to send."""

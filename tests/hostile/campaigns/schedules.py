@@ -175,12 +175,16 @@ class Publisher:
             try:
                 if due := frozenset(name for name in names if self.bucket.now - since[name] >= GRACE):
                     swept |= yield from protocol.sweep(held, due)
+                late = f"whole/{epoch}/{self._number}"
+                orphans.add(late)
+                yield Put(frozenset((late,)))  # after the commit that it belongs to; the next one names it
                 self._number = number = max(self._number, _number(held.state)) + 1
                 version = Listed(number, f"versions/{epoch}/{number}", "0" * 64)
                 needed = [f"data/{epoch}/{at}" for at in range(max(1, number - 2), number + 1)]
                 needed = [name for name in needed if name in held.state.objects or name.endswith(f"/{number}")]
                 orphans.update((version.manifest, *needed))
                 yield Put(frozenset((version.manifest, needed[-1])))
+                needed.append(late)
                 change = protocol.listing(version, needed, KEEP, swept, frozenset(orphans))
                 held = yield from protocol.commit(held, change, self._nonce())
             except ConnectionError:  # nobody knows how far this came
