@@ -46,6 +46,7 @@ from paramsync.tensorbundle.index import Entry, Index
 from paramsync.version import Version
 
 _EMPTY: Array = np.empty(0, np.uint8)
+_PIECE = 512 << 10  # bytes of a delta that one connection fetches: over a long way a connection is slow at first
 _FIRST_PAUSE, _LAST_PAUSE = 15.0, 600.0  # seconds until a version that arrived damaged is fetched again
 
 
@@ -320,12 +321,24 @@ class Download:
 
     def _delta(self, edge: Edge, entries: Mapping[str, Entry]) -> Blocks:
         """The content of a delta object. A large delta is kept in a temporary file, not in memory."""
-        is_small = edge.size <= PORTION
-        content = memoryview(self._bucket.get(edge.name, edge.size)) if is_small else self._spool(edge)
+        if edge.size <= _PIECE:
+            content = memoryview(self._bucket.get(edge.name, edge.size))
+        else:
+            content = self._gather(edge) if edge.size <= PORTION else self._spool(edge)
         try:
             return tensors.blocks(entries, content)
         except ValueError as error:
             raise RemoteError(f"{edge.name}: {error}") from error
+
+    def _gather(self, edge: Edge) -> memoryview:
+        content = bytearray(edge.size)
+
+        def read(start: int) -> None:
+            stop = min(start + _PIECE, edge.size)
+            content[start:stop] = self._bucket.get_range(edge.name, start, stop)
+
+        each(read, range(0, edge.size, _PIECE), threads=PARALLEL)
+        return memoryview(content)
 
     def _spool(self, edge: Edge) -> memoryview:
         if (found := self._bucket.size(edge.name)) != edge.size:
