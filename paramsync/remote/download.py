@@ -242,7 +242,9 @@ class Download:
             except (ValueError, RemoteError, CorruptCheckpointError, FileNotFoundError) as error:
                 problem = error
                 damages.append(f"version {version.number} came damaged as {kind}, and is tried another way: {error}")
-                self._bad.update(edge.name for edge in edges)
+                names = {edge.name for edge in edges}
+                if self._bad.isdisjoint(names):  # any of these may be the damaged one
+                    self._bad |= names
             else:
                 seconds = time.monotonic() - begun
                 size = tensors.size_of(packed)
@@ -297,7 +299,7 @@ class Download:
                     source = contents[name][start:stop] if contents else place
                     for of, delta in deltas:
                         if name in delta:
-                            _advance(of, entries[name], delta[name], start, source, place)
+                            self._advance(of, entries[name], delta[name], start, source, place)
                             source = place
                     if source is not place:
                         np.copyto(place, source)
@@ -308,6 +310,15 @@ class Download:
         is_last = self._base is not None and bool(edges) and edges[0].base == self._base[0].number
         unchanged = frozenset(entries) - changed if is_last else frozenset()
         return Arriving(entries, fill, threads), unchanged, received + sum(edge.size for edge in edges)
+
+    def _advance(
+        self, of: str, entry: Entry, changed: Sequence[memoryview], start: int, source: Array, place: Array
+    ) -> None:
+        try:
+            tensors.advance(entry, changed, start, source, place)
+        except ValueError as error:
+            self._bad.add(of)
+            raise RemoteError(f"{of}: {error}") from error
 
     def _read_whole(
         self, source: str, entries: Mapping[str, Entry], ranges: Sequence[Range], places: Sequence[Array]
@@ -328,6 +339,7 @@ class Download:
         try:
             return tensors.blocks(entries, content)
         except ValueError as error:
+            self._bad.add(edge.name)
             raise RemoteError(f"{edge.name}: {error}") from error
 
     def _gather(self, edge: Edge) -> memoryview:
@@ -380,13 +392,6 @@ class Download:
             self._base = version, self._store.open(version)
         except ParamsyncError:
             self._base = None
-
-
-def _advance(of: str, entry: Entry, changed: Sequence[memoryview], start: int, source: Array, place: Array) -> None:
-    try:
-        tensors.advance(entry, changed, start, source, place)
-    except ValueError as error:
-        raise RemoteError(f"{of}: {error}") from error
 
 
 def read_manifest(bucket: Bucket, listed: Listed) -> Manifest:
