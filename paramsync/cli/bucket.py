@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 
 from rich.table import Table
@@ -19,9 +19,10 @@ from paramsync.errors import RemoteError, SettingsError
 from paramsync.host import files
 from paramsync.remote.bucket import Bucket, asked_once
 from paramsync.remote.excerpt import Excerpt, read_manifests, remove_all
-from paramsync.remote.manifest import Edge, Manifest
+from paramsync.remote.manifest import Edge, Manifest, Whole
 from paramsync.remote.state import Listed, State
 from paramsync.remote.transfer import Transfer
+from paramsync.version import Version
 
 _POLL_SECONDS = 2.0  # between two polls of --watch
 
@@ -79,21 +80,22 @@ class Look:
         new = [listed for listed in state.versions if isinstance(self._manifests.get(listed, ""), str)]
         known = self._manifests | read_manifests(self.bucket, new)
         self._manifests = {listed: known[listed] for listed in state.versions}
-        rows, broken = [], []
-        objects: dict[str, int] = {}
+        versions, broken = [], []
+        wholes: dict[int, Whole] = {}
         deltas: dict[str, Edge] = {}
         for listed, manifest in self._manifests.items():
             if isinstance(manifest, str):
                 broken.append(manifest)
                 continue
             try:
-                rows.append(_row(listed.number, manifest, state))
+                versions.append((listed.number, manifest.version()))
             except RemoteError as error:
                 broken.append(f"{listed.manifest}: {error}")
                 continue
             deltas |= {edge.name: edge for edge in manifest.edges}
-            objects |= {manifest.whole.name: manifest.whole.size}
-        total = sum(objects.values()) + sum(edge.size for edge in deltas.values())
+            wholes[manifest.whole.number] = manifest.whole
+        rows = [_row(number, version, state, wholes.get(number), deltas.values()) for number, version in versions]
+        total = sum(whole.size for whole in wholes.values()) + sum(edge.size for edge in deltas.values())
         return Contents(
             state=state,
             rows=rows,
@@ -217,18 +219,19 @@ def _chosen(state: State) -> list[str]:
     return [*chosen, *(f"{label} is version {number}" for label, number in sorted(state.labels.items()))]
 
 
-def _row(number: int, manifest: Manifest, state: State) -> RemoteRow:
-    version, newest = manifest.version(), state.newest
+def _row(number: int, version: Version, state: State, whole: Whole | None, deltas: Iterable[Edge]) -> RemoteRow:
+    """Only later manifests name what was sent after the version: longer deltas to it, and perhaps its whole object."""
+    newest = state.newest
     marks = ["newest"] if newest is not None and newest.number == number else []
     marks += ["pinned"] if state.pinned == number else []
     marks += sorted(label for label, labelled in state.labels.items() if labelled == number)
-    leading = [edge for edge in manifest.edges if edge.number == number]
+    leading = [edge for edge in deltas if edge.number == number]
     return RemoteRow(
         number=number,
         step=version.step,
         committed_at=version.committed_at,
         bytes=version.bytes,
-        whole_bytes=manifest.whole.size if manifest.whole.number == number else None,
+        whole_bytes=None if whole is None else whole.size,
         bases=sorted([edge.base for edge in leading], reverse=True),
         delta_bytes=sum(edge.size for edge in leading),
         marks=marks,

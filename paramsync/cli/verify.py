@@ -133,6 +133,7 @@ def remote_verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator
     for manifest in manifests.values():
         sizes |= {} if isinstance(manifest, str) else sizes_in(manifest)
     faulty = faults(bucket, sizes)
+    checked = set()  # whole versions that were fetched
     with Excerpt(bucket) as excerpt:
         for listed, manifest in manifests.items():
             needed = [] if isinstance(manifest, str) else manifest.objects()
@@ -142,9 +143,11 @@ def remote_verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator
                 done = fetch(excerpt, bucket, listed, manifest)
                 problems += done.damages
                 verdict = _verify(excerpt.store, done.version, trust)
-                if done.way == "delta" and not isinstance(manifest, str) and manifest.whole.number == listed.number:
-                    with Excerpt(bucket) as other:  # also check the whole version, which new servers fetch
-                        problems += fetch(other, bucket, listed, manifest).damages
+                if not isinstance(manifest, str) and manifest.whole.name not in checked:
+                    checked.add(manifest.whole.name)
+                    if done.way == "delta":
+                        with Excerpt(bucket) as other:  # also check the whole version, which new servers fetch
+                            problems += fetch(other, bucket, listed, manifest).damages
             except RemoteError as error:
                 problems.append(str(error))
             if problems and listed not in (state := bucket.state()).versions:
