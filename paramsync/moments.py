@@ -1,4 +1,7 @@
-"""When versions are to serve: the moments in their records, and operators' moves of all followers. Pure: no clock."""
+"""Says when versions are to serve, by the moments in their records and by operators' orders to all followers.
+
+An order is a `Move`. Pure: reads no clock.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 from paramsync.version import Version
 
 LATEST_MOMENT = 3600.0
-"""Followers wait at most so many seconds for a moment. A moment further ahead means that a clock is wrong."""
+"""Most seconds for which followers wait. If a version's moment is further ahead, a clock is wrong: they do not wait."""
 
 _LIMIT = 1 << 63
 _CLOCK_SECONDS = 2.0  # how far two clocks may differ before somebody is told
@@ -31,8 +34,10 @@ class Move:
     sync: bool = False
 
     def moment_of(self, version: Version) -> float | None:
-        """When the version is to serve. A version that was published after the order does not come before its moment,
-        unless the version's own moment is earlier."""
+        """Return when the version is to serve; None: at once.
+
+        A version that was published after the order serves at its own moment or, if it has none, at that of the order.
+        """
         own = version.serve_at
         if version.number > self.newest:
             return self.at if own is None else own
@@ -85,7 +90,7 @@ class Moments:
         self.move: Move | None = None
         """The last move of all followers."""
         self.coming: Mapping[int | None, float] = {}
-        """The moments at the last `update`, by the numbers of their versions. That of the move has the number None."""
+        """The moments still to come at the last `update`, by version number; that of the move is under None."""
         self._ends: dict[float, float] = {}  # by moment: the end of its wait on the monotonic clock
 
     def of(self, version: Version) -> float | None:
@@ -93,7 +98,10 @@ class Moments:
         return version.serve_at if self.move is None else self.move.moment_of(version)
 
     def update(self, versions: Iterable[Version], now: float, monotonic: float) -> None:
-        """Note which moments of these versions, and of the move, are to come. Later versions of a number count."""
+        """Note which moments of these versions, and of the move, are to come.
+
+        If several versions have the same number, the last one counts.
+        """
         moments = {version.number: self.of(version) for version in versions}
         known: dict[int | None, float] = {number: at for number, at in moments.items() if at is not None}
         if self.move is not None:
@@ -102,7 +110,7 @@ class Moments:
         self.coming = {number: at for number, at in known.items() if self._left(at, now, monotonic)}
 
     def left(self, now: float, monotonic: float, *, only: Container[int | None] | None = None) -> float | None:
-        """Seconds until the first moment to come; None if there is none. `only` selects numbers."""
+        """Seconds until the first moment to come; None if there is none. `only` selects version numbers."""
         moments = [at for number, at in self.coming.items() if only is None or number in only]
         return min((self._left(at, now, monotonic) for at in moments), default=None)
 

@@ -4,8 +4,8 @@
 
     serve.run(deployment("s3://bucket/models/digits").options(num_replicas=4).bind())
 
-Replicas follow by themselves, so nothing is deployed again or reconfigured for a version. Of a bucket, each node has
-one copy in memory: an actor of its own on each node keeps the copy, and all replicas and actors there map it.
+Replicas follow by themselves, so nothing is deployed again or reconfigured for a version. Each node has one copy
+of a bucket in memory. A separate actor on the node keeps this copy, and all replicas and actors there map it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from paramsync.store.store import Store, state_file
 from paramsync.version import Version
 
 _NAMESPACE = "paramsync"
-_USED_SECONDS, _LEFT_SECONDS = 10.0, 60.0  # how often users of a copy say so, and when a copy without users ends
+_USED_SECONDS, _LEFT_SECONDS = 10.0, 60.0  # how often users report their use; how long an unused copy is kept
 _LOOK_SECONDS = 0.005  # between two looks of an actor that waits for a version
 _NEVER = threading.Event()
 
@@ -69,7 +69,7 @@ def deployment(source: str | Path, **options: Any) -> Any:
 
 
 class _Served:
-    """A replica of a deployment: a follower, and the calls."""
+    """A replica of a deployment: follows the source, and answers calls."""
 
     def __init__(self, source: str, options: Mapping[str, Any]) -> None:
         from paramsync.following.follower import Follower
@@ -77,7 +77,7 @@ class _Served:
 
         self._follower = Follower(Replica("model", local_copy(source, self), **options))
         self._follower.start()
-        self._follower.sync()  # Ray sends calls to a replica once its constructor has returned
+        self._follower.sync()  # a version must serve first: Ray sends calls once this constructor returns
 
     async def __call__(self, asked: Any) -> Any:
         """Answer a call by a handle, or a request of HTTP."""
@@ -125,7 +125,7 @@ class LearnerPublisher(Publisher):
         super().__init__(store, NamedArrays(copy=copy), schedule=schedule, **options)
 
     def accepts(self, number: int, *, most_versions: int) -> bool:
-        """Whether a sample that was made with version `number` is at most so many versions old; else drop it."""
+        """Whether a sample made with version `number` is at most `most_versions` versions old; if not, drop it."""
         published = self.status().published
         return published is None or published.number - number <= most_versions
 
@@ -148,7 +148,7 @@ class Parameters(Mapping[str, Array]):
 
 
 class FollowingActor:
-    """What an actor that makes samples needs of the newest parameters; a base class for actors of Ray.
+    """A base class for Ray actors that make samples. It gives them the newest parameters.
 
     @ray.remote
     class Player(FollowingActor):
@@ -207,7 +207,7 @@ def _read(store: Store, version: Version) -> Parameters:
     bundle.verify(bundle.entries)
     arrays = {name: bundle.array(name) for name in bundle.entries}
     for array in arrays.values():
-        array.flags.writeable = False  # writing would copy pages, which other processes would not see
+        array.flags.writeable = False  # a write would go to copied pages, which other processes do not see
     return Parameters(version, MappingProxyType(arrays))
 
 
@@ -215,7 +215,7 @@ def _read(store: Store, version: Version) -> Parameters:
 
 
 def local_copy(source: str, owner: object) -> Path:
-    """The directory of a store, or of this node's copy of a bucket, which is kept at least as long as `owner` lives."""
+    """The directory of a store, or of this node's copy of a bucket. The copy is kept at least while `owner` lives."""
     if not is_address(source):
         return Path(source)
     node = ray.get_runtime_context().get_node_id()
@@ -249,7 +249,7 @@ class _Mirror:
     """The copy of a bucket on one node: runs a mirror until nobody has used the copy for a while."""
 
     def __init__(self, source: str) -> None:
-        self._path = cache_of(f"{source} for ray")  # nodes on one host, as tests have them, share it
+        self._path = cache_of(f"{source} for ray")  # tests run several nodes on one host: these share the copy
         self._child = MirrorChild(source, str(self._path))
         self._used_at = time.monotonic()
         self._ending: asyncio.Task[None] | None = None

@@ -27,7 +27,7 @@ class Version:
     checksum       digest of the checksums of all tensors: equal for versions with the same parameters
     finite         True if the publisher checked all values, and found no NaN and no infinity
     precision      "bfloat16" if float32 values were rounded to bfloat16, else ""
-    seal           shows if data files in memory were changed later (`paramsync.checkpoint.data_file`); "" on a disk
+    seal           identifies data files in memory as they were published (`paramsync.checkpoint.data_file`); else ""
     digest         cryptographic digest of all tensors (`paramsync.checkpoint.digests`); "" without a signature
     graph_file     SHA-256 of the graph's file; "" without a signature
     publications   number of versions published in this store so far; 0 if unknown
@@ -148,7 +148,7 @@ class InMemory(Protocol):
 
     @property
     def graph(self) -> Any:
-        """The graph. Its `refused` maps each signature that is not served to the reason."""
+        """The graph. Its `refused` has the reason for each signature that is not served."""
 
 
 R = TypeVar("R", bound=InMemory)
@@ -168,7 +168,8 @@ class View(Generic[R]):
     def __post_init__(self) -> None:
         residents = tuple(dict.fromkeys((*self.recent, *self.beside, *self.labels.values())))
         object.__setattr__(self, "residents", residents)
-        # After a rewrite, a labelled version and its successor share a number. The version that served last counts.
+        # If files are rewritten, a labelled version and its successor share a number. Requests for the number then get
+        # the one that served last.
         object.__setattr__(self, "numbered", {resident.version.number: resident for resident in reversed(residents)})
 
     def take(self, model: str, version: int | None = None, label: str = "") -> R:
@@ -197,7 +198,7 @@ class View(Generic[R]):
 
 
 class Leaving(Generic[R]):
-    """Keeps the parts of versions that left the View until no request refers to the version any more.
+    """Keeps the parts of each version that left the View. They are freed once no request refers to the version.
 
     Freeing the parts takes milliseconds on the thread that drops the last reference to them. Because the parts are kept
     here, only `tend` frees them, so that no request is delayed. Only one thread may call `tend`; any thread may call

@@ -82,7 +82,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
         scalars = enter(closing(Scalars(settings.tensorboard)))
         publisher = enter(
             Publisher(
-                store,  # used last, because a Publisher ends any other publisher of the same bucket
+                store,  # the Publisher is made last, because it ends any other publisher of the same bucket
                 job.model,
                 durable=settings.durable,
                 signing_key=settings.signing_key,

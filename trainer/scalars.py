@@ -31,7 +31,7 @@ class Scalars:
         )
 
     def write(self, meter: Meter, published: Version | None) -> None:
-        """Write a point at this step for each known value."""
+        """Write a point for each known value, at the step of the meter."""
         if self._directory is None:
             return
         points = {

@@ -36,7 +36,8 @@ def caller_of(request: web.BaseRequest) -> Caller:
 def check_origin(what: str, request: web.BaseRequest, access: Access, hosts: Collection[str] = ()) -> None:
     """Raise NotAllowedError for a change that a browser sends for a page of another site.
 
-    Browsers name the site in Origin, and its relation to our site in Sec-Fetch-Site; `hosts` are as in check_host.
+    Browsers name the site in Origin, and its relation to our site in Sec-Fetch-Site. `hosts` are names that the header
+    Host may contain as well.
     """
     host, origin = request.headers.get("Host", ""), request.headers.get("Origin")
     site = request.headers.get("Sec-Fetch-Site", "same-origin")
@@ -48,7 +49,7 @@ def check_origin(what: str, request: web.BaseRequest, access: Access, hosts: Col
 
 
 def check_host(what: str, request: web.BaseRequest, access: Access, hosts: Collection[str] = ()) -> None:
-    """See Access.check_host."""
+    """Raise NotAllowedError if the header Host names another machine: see Access.check_host."""
     access.check_host(what, request.headers.getall("Host", ()), hosts, option=_HOSTS_OPTION)
 
 

@@ -4,16 +4,18 @@ A call begins with its headers. It is over once its caller gets nothing more: th
 refused, its deadline has passed, the caller reset it, or the connection is lost. Only `Calls` changes the state.
 
     state     waits for                                 next             counted in
-    SILENT    its message                               QUEUED DUE OVER  read_timeouts, if it has one message
+    SILENT    its message                               QUEUED DUE OVER  read_timeouts, unless it is a stream
     QUEUED    a place among predictions of newcomers    DUE OVER         _later or _last
-    DUE       its turn of the event loop to start       RUNNING OVER     _starting
+    DUE       its turn of the event loop to start       RUNNING OVER     _starting; _of_newcomers
     RUNNING   its handler's answer                      OVER             _streams, if it is a stream; _of_newcomers
     OVER      nothing                                                    nothing
 
 A newcomer is a connection that is new, or has cost more time than its answers made up for (see `turns`).
+Only predictions of newcomers are queued, and counted in `_of_newcomers`.
 
-A scheduled start is not cancelled: the task of a call that is over starts, too, and returns at once. A handler returns
-only after its call is over. Until the task or handler has returned, the call stays counted as the table says.
+A call that is over may have a task that is scheduled to start, or a handler that has not returned. Such a task starts
+nevertheless, and returns at once. The call stays counted in `_starting`, `_streams` and `_of_newcomers` until its task
+or handler has returned.
 """
 
 from __future__ import annotations
@@ -37,11 +39,11 @@ _MOST = 1 << 13  # open calls; above this number, a connection may have only an 
 _MOST_SILENT = 1 << 10  # most calls that wait for their message
 _PATIENCE = 60.0  # seconds in which the message of a silent call must come
 _PATIENCE_AT_THE_END = 4.0  # seconds: the limit for silent calls while the server stops
-_LOOKS = 4  # checks for late silent calls within the patience
+_LOOKS = 4  # how often late silent calls are looked for within the patience
 _AT_ONCE = 64  # most calls that start in one turn of the event loop, because other events need the loop, too
 _MOST_OF_NEWCOMERS = 128  # most predictions of newcomers at a time, so that the queue keeps room for other callers
 _UNPACKED_AT_ONCE = 2  # most messages decompressed at a time
-_STEPS, _STEP_SECONDS = 10, 0.001  # steps of the wait for quiet, and the shortest length of a step
+_STEPS, _STEP_SECONDS = 10, 0.001  # of `until_quiet`: number of steps, and the shortest length of a step
 _STOPPING = "the server is stopping; call another one, or try again later"
 
 
@@ -59,7 +61,7 @@ SILENT, QUEUED, DUE, RUNNING, OVER = State
 
 
 class Call(Protocol):
-    """What the table needs of a call."""
+    """What `Calls` needs of a call."""
 
     state: State
     method: Method
@@ -259,8 +261,8 @@ class Calls:
     def _admit_queued(self) -> None:
         """Admit a queued prediction of the connection that joined the queue last.
 
-        Some callers therefore do not wait long, even in a flood. The connection's next turn comes after the turns of
-        all others.
+        So some callers do not wait long, even in a flood. After its turn, a connection waits until all others have had
+        theirs.
         """
         queue = self._later or self._last
         connection, calls = queue.popitem()

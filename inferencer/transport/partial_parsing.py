@@ -147,7 +147,10 @@ class _Merge:
             message.MergeFromString(self._content[begin:end])
 
     def _short(self, at: int, end: int) -> int:
-        """Skip short length-delimited fields, such as strings, of up to PIECE bytes. Returns their end, or 0."""
+        """Skip length-delimited fields, such as strings, whose tag and length take one byte each.
+
+        Stops after PIECE bytes. Returns where the fields end, or 0 if there are none.
+        """
         content, left, most, last = self._content, self._fields.left, at + PIECE, end - 1
         begin = at
         while at < last and content[at] & 0x87 == SIZED and content[at + 1] < 0x80 and at < most and left > 0:

@@ -38,7 +38,7 @@ _POLYNOMIAL = 0x82F63B78  # the polynomial of crc32c, with its bits reversed
 _PROBE = 1 << 12  # how many bytes of a piece are compared first, because most changes show there
 _NOTHING = np.empty(0, np.uint8)
 _WORTH_KNOWING = 1 << 20  # bytes: the finding of a smaller piece is not kept for the next write
-_MISSES = 2  # if more pieces differ than are equal, by more than this, the rest is copied without comparison
+_MISSES = 2  # once failed full comparisons outnumber the others by more than this, the rest is copied uncompared
 
 DType = np.dtype[np.generic]
 
@@ -264,10 +264,10 @@ def write(
 ) -> list[Finding]:
     """Copy the bytes of tensors to their places; returns findings about the bytes in the file.
 
-    `dtypes` has the dtype of each tensor whose values are checked, and None for tensors that count as sound. Once its
-    bytes are copied, a tensor is removed from `tensors`, and `copied` is called with its number, on any thread, so that
-    its owner can release the buffer. The last tensors are copied first, because most networks are updated from their
-    last layer on, and an update of a buffer that is still referenced costs a copy into new pages.
+    `dtypes` has the dtype of each tensor whose values are checked, and None for tensors that count as sound. Once all
+    bytes of a tensor are copied, it is removed from `tensors`. Then `copied` is called with the tensor's number, on any
+    thread, so that the owner can release the buffer: updating a buffer that is still referenced costs a copy into new
+    pages. The last tensors are copied first, because most networks are updated from their last layer on.
     """
     tests = [None if dtype is None else soundness(dtype) for dtype in dtypes]
     parts: list[list[tuple[Piece, Finding]]] = [[] for _ in tensors]
@@ -278,7 +278,7 @@ def write(
     def unchanged(start: int, source: Array, test: Test | None) -> Finding | None:
         """Return the finding of a piece that the file already has, else None.
 
-        In large tables few rows change, and those are mostly adjacent.
+        This pays for large tables: few of their rows change, and those are mostly adjacent.
         """
         nonlocal misses
         known = before.get((start, len(source), test))

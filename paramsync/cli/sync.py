@@ -57,7 +57,7 @@ def _of_all(inferencers: Sequence[Inferencer]) -> list[ServerChange]:
     for inferencer, models in zip(inferencers, ask_all(inferencers, Inferencer.status), strict=True):
         if isinstance(models, ParamsyncError):
             changes.append(ServerChange(inferencer, "", error=models))
-        else:  # a joined model needs no change of its own, because its parts are models and are synced
+        else:  # a model with parts needs no change of its own: each part is a model, too, and is synced
             changes += [ServerChange(inferencer, status.model) for status in models if not status.parts]
     return changes
 

@@ -157,7 +157,8 @@ class Residents(Generic[R]):
     ) -> None:
         """Set which versions stay in memory: the labelled versions, the versions `beside`, and the last that served.
 
-        `recent` limits the number of versions that served last now, `most` from the next swap on. None changes nothing.
+        Of the versions that served last, at most `recent` stay now, and at most `most` stay from the next swap on. An
+        argument that is None changes nothing.
         """
         now = self._view
         self._most = self._most if most is None else most
@@ -191,6 +192,6 @@ class Residents(Generic[R]):
     def _guarded(self, number: int, call: Callable[..., _T], *arguments: R) -> _T | None:
         try:
             return call(*arguments)
-        except Exception:  # noqa: BLE001, an error in a model that is built on this model must not prevent the swap
+        except Exception:  # noqa: BLE001, an error of a model that has this one as a part must not prevent the swap
             _log.exception("%s: version %d serves here, but not in what it is part of", self.model, number)
             return None

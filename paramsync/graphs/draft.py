@@ -55,7 +55,7 @@ class Draft:
       dtypes of outputs are inferred.
     - `called` maps a parameter to the framework's name of its variable. `object_graph(names)` makes the object graph
       for a checkpoint of the parameters with these names.
-    - `refused` maps each signature that was left out, because it cannot be served, to the reason.
+    - `refused` has the reason for each signature that was left out because it cannot be served.
     """
 
     graph_def: Any

@@ -37,8 +37,8 @@ class Graph:
     def __init__(self, message: graph_pb2.Graph, *, refused: Mapping[str, str] = MappingProxyType({})) -> None:
         """Build the functions that a graph file describes. The message must be trusted, or come from `check_file`.
 
-        The lookup tables are filled once, here, and shared by all calls. `refused` maps each signature of the source
-        that is missing from the graph to the reason. Raises GraphError if the functions cannot be built.
+        The lookup tables are filled once, here, and shared by all calls. `refused` has the reason for each signature of
+        the source that is missing from the graph. Raises GraphError if the functions cannot be built.
         """
         self.refused = refused
         graph_def = _parsed(tf.compat.v1.GraphDef, message.graph_def, "graph_def")
@@ -236,7 +236,7 @@ _LOOKED_UP = frozenset(("Gather", "GatherNd", "SparseSegmentMean", "SparseSegmen
 
 
 def _embeddings(graph_def: Any, message: graph_pb2.Graph) -> frozenset[str]:
-    """Return the names of parameters of which calls only look up rows, so that a call reads few of their bytes.
+    """Return the names of parameters from which calls only look up rows: a call reads few of their bytes.
 
     A parameter that is passed to a function, or whose use is unclear, counts as read whole. Visits each node that leads
     to an output once.

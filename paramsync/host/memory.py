@@ -87,7 +87,8 @@ def is_memory(status: os.stat_result) -> bool:
     """Whether a file or directory is in memory, on tmpfs; False if unknown."""
     device = b"%d:%d" % (os.major(status.st_dev), os.minor(status.st_dev))
     with suppress(OSError):
-        # Fixed fields, optional fields, "-", the type. The kernel escapes spaces and newlines within fields.
+        # A line has six fixed fields, then optional fields, then "-", then the type of the file system.
+        # The kernel escapes spaces and newlines within fields.
         mounted = [line.split(b" ") for line in _MOUNTS.read_bytes().split(b"\n")]
         tmpfs = [fields for fields in mounted if b"tmpfs" in fields[7:] and b"-" in fields[6:-1]]
         return any(fields[2] == device and fields[fields.index(b"-", 6) + 1] == b"tmpfs" for fields in tmpfs)
@@ -97,9 +98,9 @@ def is_memory(status: os.stat_result) -> bool:
 def limit_heap() -> None:
     """Set how much freed memory the C library keeps; does nothing if it has no such settings.
 
-    By default glibc at first keeps only 128 kB, so that the next message waits for new pages. Each larger freed block
-    raises the limit, up to 64 MB in each heap, and there may be eight heaps for each processor. Here eight heaps in
-    total are enough, because there is a worker process for each processor.
+    By default glibc keeps 128 kB of freed memory at first, so the next message waits for new pages. Freeing larger
+    blocks raises this limit, up to 64 MB in each heap. There may be eight heaps for each processor; here eight in total
+    are enough, because there is a worker process for each processor.
     """
     with suppress(AttributeError):
         set_option = _libc.mallopt

@@ -1,4 +1,4 @@
-"""One connection of an HTTP/2 server (RFC 9113): bytes in and events out, calls in and bytes out. Does no I/O."""
+"""One connection of an HTTP/2 server (RFC 9113): turns bytes into events, and method calls into bytes. Does no I/O."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DEFAULTS = Limits()
 _AT_ONCE = 256  # most frames for one `receive`, so that other connections get a turn
 _WEIGHED = 8  # this many decoded bytes of headers count as a frame
 _CONTINUATIONS = 64  # most frames of one block of headers
-_TINY = 16  # bytes: smaller DATA, except the last, counts as a frame that carries nothing
+_TINY = 16  # bytes: a smaller DATA frame takes from the budget, unless it is the last of its stream
 _RESET_COST = 5  # taken from the budget for each request that is reset before its answer
 _ANSWER_GAIN = 10  # added to the budget for each answer
 _SETTINGS_AT_ONE = 10  # this many settings cost as much as a frame
@@ -434,7 +434,7 @@ class _Rule(NamedTuple):
 
 _UNKNOWN = _Rule(ServerConnection._take_unknown)
 _RULES = (  # by type
-    _UNKNOWN,  # DATA, which `_read` handles because it need not be whole
+    _UNKNOWN,  # DATA: `_read` handles it, because it reads such a frame in parts
     _Rule(ServerConnection._take_headers, of_stream=True, cost=0),
     _Rule(ServerConnection._take_priority, size=frames.PRIORITY_SIZE, of_stream=True),
     _Rule(ServerConnection._take_rst_stream, size=4, of_stream=True),

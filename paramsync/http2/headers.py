@@ -15,7 +15,7 @@ _CACHED_BYTES = 64 << 10
 
 
 class Head:
-    """The header section of a request. Requests with equal blocks share a Head."""
+    """The header section of a request. Requests whose encoded sections are equal may share a Head."""
 
     __slots__ = ("fields", "length", "method", "parsed", "path", "size", "too_large")
 
@@ -33,7 +33,7 @@ class HeaderReader:
     """Reads one peer's sections in their order, because each can change the meaning of later sections."""
 
     def __init__(self, largest: int, most: int) -> None:
-        """A head of more than `largest` bytes is marked `too_large`; more than `most` bytes end the connection."""
+        """A head of more than `largest` bytes is marked `too_large`; one of more than `most` ends the connection."""
         self.decoded = 0
         """Bytes of blocks that were not in the cache."""
         self._largest = largest
@@ -58,7 +58,7 @@ class HeaderReader:
                 raise MalformedHeadError(fault or f"{name} in trailers")
 
     def skip(self, block: bytes) -> None:
-        """Decode a section that is ignored, because it may change the table. Raises Http2Error."""
+        """Decode a section and ignore its fields: it may change the table of the decoder. Raises Http2Error."""
         if block not in self._heads:
             self._decode(block)
 

@@ -1,4 +1,7 @@
-"""Computes questions, each in its own call or several of one version in one call. May be used from any thread."""
+"""Computes questions (inputs for a signature of a version): one by one, or several of one version in one call.
+
+Any thread may use this module.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ def called(resident: Resident, signature: str, inputs: Arrays, outputs: Collecti
 
     Raises TensorFlow's errors, and RequestError if a kernel rejects strings that are not text.
     """
-    # The op itself converts arrays to tensors at a fraction of the cost of tf.constant.
+    # The op that calls the graph converts arrays to tensors, at a fraction of the cost of tf.constant.
     given: Any = {name: _argument(value) for name, value in inputs.items()}
     try:
         with resident.computing():
@@ -76,19 +79,20 @@ def _try(question: Question) -> Answer | Exception:
     try:
         return answer(question)
     except tf.errors.OpError as error:
-        # Frames refer to the list of errors. They would keep the version in memory until a garbage collection.
+        # The error's traceback refers to frames, and these refer to the version and to the list that gets the error.
+        # This circle would keep the version in memory until a garbage collection.
         error.__context__ = None
         bare: Exception = error.with_traceback(None)
         return bare
-    except Exception as error:  # noqa: BLE001, the edge of a thread: it is raised to the awaiting caller
+    except Exception as error:  # noqa: BLE001, any error is raised to the caller that waits for this answer
         return error
 
 
 def _argument(array: npt.NDArray[Any]) -> Any:
-    """Prepare an array for the op.
+    """Prepare an array for the op that calls the graph.
 
-    The op would copy an unaligned array into memory that TensorFlow never frees. So large arrays are copied here,
-    without the GIL, into memory that is returned to the system.
+    This op would copy an unaligned array into memory that TensorFlow never frees. So large arrays are copied here,
+    without the GIL, into aligned memory that is returned to the system.
     """
     if array.dtype.kind not in "fiubc":
         return tf.constant(array)

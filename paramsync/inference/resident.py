@@ -118,7 +118,7 @@ def warm(resident: Resident) -> None:
             resident.graph(resident.parameters, inputs, signature=name)
         except (tf.errors.ResourceExhaustedError, MemoryError) as error:
             raise GraphError(f"signature {name!r} wants more memory than there is: {line(str(error))}") from error
-        except Exception as error:  # noqa: BLE001, see above
+        except Exception as error:  # noqa: BLE001, the graph may still compute real inputs
             _log.debug("version %d: %s was not called beforehand: %s", number, name, error)
 
 

@@ -1,8 +1,8 @@
-"""Runs a mirror in a child process: for a trainer, so that copying does not slow training, or for a server.
+"""Runs a mirror, which copies versions to or from a bucket, in a child process. Trainers and servers use it.
 
-The process ends with its parent: at the end of its standard input it copies the newest version and exits. A process
-that dies is started again, but not after another publisher has taken over the bucket, because the new process would
-take the bucket back.
+In a process of its own, copying does not slow training. When the parent ends, the standard input of the process ends:
+the process then copies the newest version, and exits. A process that dies is started again, unless another
+publisher has taken over the bucket: a new process would take the bucket back.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _END_SECONDS = 60.0  # how long the last version may take to be copied when the 
 
 
 class MirrorChild:
-    """Runs `paramsync mirror SOURCE TARGET` until it is closed. Any thread."""
+    """Runs `paramsync mirror SOURCE TARGET` until it is closed. Any thread may use it."""
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class MirrorChild:
             _make(Path(target))
         self._command = [sys.executable, "-m", "paramsync.cli", "mirror", source, target]
         self._command += ["--keep", str(keep), "--json", "--beside", secrets.token_hex(16)]
-        self._seen: list[str] = []  # arguments for the next process: run and epoch of this publisher
+        self._seen: list[str] = []  # arguments that tell the next process which publisher it continues
         self._is_waited_for = is_address(target)
         self._told = ""  # the reason that was logged last
         self._heard = threading.Event()  # set once the process took over the bucket, or reported why it could not

@@ -33,12 +33,12 @@ _CONTINUED = 0x80  # the bit of a varint's byte that announces another byte
 # keys together are at most 16 times as long as the file.
 _EXPANSION = 16
 KEYS = 64 << 20  # bytes of all keys together, however large the file is
-CONTENT = 64 << 20  # bytes of all compressed blocks together, decompressed
+CONTENT = 64 << 20  # most bytes of all compressed blocks together, once decompressed
 _RATIO = 22  # snappy expands at most this much: a copy of 64 bytes takes 3 bytes
 
 
 def mask(crc: int) -> int:
-    """Return the stored form of a checksum. A checksum over bytes that contain a plain checksum would be weak."""
+    """Return the stored form of a checksum: a checksum over bytes that contain a plain checksum would be weak."""
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 

@@ -14,7 +14,9 @@ _SERVER = "paramsync"
 
 
 def reply(status: int, body: bytes, headers: Mapping[str, str] | None = None, *, last: bool = False) -> web.Response:
-    """Make an answer. `last` ends the connection after it, because the next bytes could be the rest of the request."""
+    """Make an answer. `last` ends the connection after it: the request may not have been read to its end, and the next
+    bytes could be its rest.
+    """
     response = web.Response(
         status=status, body=body, headers={"Content-Type": JSON, "Server": _SERVER, **(headers or {})}
     )

@@ -19,8 +19,8 @@ _EXACT = (1 << 53) - 1  # JavaScript rounds larger whole numbers
 _TEXT = 4000  # most characters of a reason
 _NAME = 200  # most characters of a metric's name
 _METRICS = 16  # most metrics of a version
-_IN_STORE = 50  # most versions of a store, the newest
-_QUARANTINED = 20  # most versions in quarantine, the newest
+_IN_STORE = 50  # how many versions of a store are listed: the newest
+_QUARANTINED = 20  # how many versions in quarantine are listed: the newest
 
 
 def text(value: Any) -> bytes:
