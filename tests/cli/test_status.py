@@ -102,6 +102,13 @@ BUCKET = pb.Bucket(
 )
 
 
+def test_a_model_says_what_waits_for_its_moment_and_how_late_the_last_swap_was() -> None:
+    model = pb.ModelStatus(model="m", serving=pb.Version(number=7), next=8, next_at=1000.0, swap_skew_seconds=0.05)
+    text = drawn({"a": answered(model)}, width=120)
+    at = time.strftime("%H:%M:%S", time.localtime(1000.0))
+    assert f"m: version 8 serves at {at}, swapped 50 ms after its moment" in text
+
+
 def test_a_model_that_follows_a_bucket_says_how_its_last_version_came() -> None:
     model = pb.ModelStatus(model="m", state=pb.ModelStatus.SERVING, bucket=BUCKET)
     text = drawn({"a": answered(model)})

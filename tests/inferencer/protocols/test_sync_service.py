@@ -72,6 +72,20 @@ def test_pin_and_unpin(served: Running, publisher: Publisher) -> None:
     assert (code, text) == (Code.INVALID_ARGUMENT, "version: expected the number of a version, found none")
 
 
+def test_workers_answer_from_a_version_from_its_moment_on(served: Running, publisher: Publisher) -> None:
+    version = publisher.publish(8, serve_after=1.0)
+    assert version.serve_at is not None
+    follower = served.server.models.follower("m")
+    eventually(lambda: 8 in follower.status().resident, lambda: f"version 8 in memory: {follower.status()}")
+    answer = served.prediction_service.Predict(request(), timeout=LONG)
+    assert answer.model_spec.version.value == 7 or time.time() >= version.serve_at
+    status = synced(served)[-1].status
+    assert time.time() >= version.serve_at
+    assert (status.serving.number, status.serving.serve_at, status.HasField("next")) == (8, version.serve_at, False)
+    assert status.swap_skew_seconds >= 0.0
+    assert served.prediction_service.Predict(request(), timeout=LONG).model_spec.version.value == 8
+
+
 def test_a_change_with_a_moment_is_answered_once_it_is_made(served: Running, publisher: Publisher) -> None:
     publisher.publish(8)
     synced(served)
