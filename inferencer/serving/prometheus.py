@@ -51,6 +51,7 @@ _OF_STATUS: tuple[tuple[str, str, Callable[[Status], Any]], ...] = (
         lambda now: now.since_publication_seconds),
     ("paramsync_serving_age_seconds", "Time since the training step that answers come from.",
         lambda now: now.serving_age_seconds),
+    ("paramsync_next_version", "The version in memory that waits for its moment.", lambda now: now.next),
     ("paramsync_swap_skew_seconds", "How long after its moment the version that serves came to serve.",
         lambda now: now.swap_skew_seconds),
     ("paramsync_resident_versions", "Versions in memory that requests may name.", lambda now: len(now.resident)),

@@ -8,12 +8,10 @@ from argparse import Namespace
 from collections.abc import Callable, Iterator, Sequence
 
 from paramsync.cli.formatting import console, duration, redraws
-from paramsync.cli.operate import of_fleet
 from paramsync.cli.process import complain
 from paramsync.cli.servers import ServerChange, ask_all, connected, tell
 from paramsync.errors import ParamsyncError, SettingsError
 from paramsync.host.files import line
-from paramsync.remote.bucket import is_address
 from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 
@@ -33,10 +31,12 @@ def run(arguments: Namespace) -> bool:
     """Return True if every server serves the requested version."""
     if arguments.all and (arguments.model or arguments.version is not None):
         raise SettingsError("expected MODEL and --version without --all, which is the newest version of every model")
-    if is_address(arguments.model):
+    if "://" in arguments.model:
         if arguments.at is None or arguments.version is not None or arguments.fresh:
             expected = "expected --at TIME or --in S with it, and neither --version nor --fresh"
             raise SettingsError(f"{arguments.model}: {expected}: its followers serve the newest version by themselves")
+        from paramsync.cli.operate import of_fleet  # here: most models have no bucket
+
         return of_fleet(arguments)
     with connected(arguments) as inferencers:
         changes = (

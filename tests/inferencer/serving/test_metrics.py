@@ -202,6 +202,17 @@ def test_what_followers_do_is_told(served: Running, publisher: Publisher) -> Non
     assert set(dict(build)) == {"version", "tensorflow", "python"}
 
 
+def test_a_waiting_version_and_the_lateness_of_a_swap_are_told(served: Running, publisher: Publisher) -> None:
+    metrics, follower = Metrics(served.server.models), served.server.models.follower("m")
+    assert not {"paramsync_next_version", "paramsync_swap_skew_seconds"} & read(metrics).keys()
+    publisher.publish(8, serve_after=0.1)
+    assert synced(served)[-1].status.serving.number == 8
+    assert read(metrics)["paramsync_swap_skew_seconds"][_M] >= 0.0
+    publisher.publish(9, serve_after=3000)
+    eventually(lambda: follower.status().next == 9, lambda: f"version 9 in memory: {follower.status()}")
+    assert read(metrics)["paramsync_next_version"] == {_M: 9}
+
+
 def test_requests_by_every_protocol_are_counted_in_what_the_server_shows(served: Running) -> None:
     ask = kserve_pb2.ModelInferRequest(model_name="m", raw_input_contents=[np.ones([2, 2], np.float32).tobytes()])
     ask.inputs.add(name="x", datatype="FP32", shape=[2, 2])
