@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paramsync.version import Version
+if TYPE_CHECKING:
+    from paramsync.version import Version
 
 LATEST_MOMENT = 3600.0
 """Most seconds for which followers wait. If a version's moment is further ahead, a clock is wrong: they do not wait."""
