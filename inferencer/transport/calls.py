@@ -138,8 +138,9 @@ class Countable(Protocol):
     came: int
 
 
-async def until_quiet(port: Countable, seconds: float, *, most: float) -> None:
-    """Wait until no call is open and no call has come for `seconds`, but at most `most` seconds."""
+async def until_quiet(port: Countable, seconds: float, *, most: float) -> bool:
+    """Wait until no call is open and no call has come for `seconds`, but at most `most` seconds. Returns whether it
+    became quiet."""
     loop = asyncio.get_running_loop()
     end, still = loop.time() + most, 0
     while (still < _STEPS or port.open) and loop.time() < end:
@@ -147,6 +148,7 @@ async def until_quiet(port: Countable, seconds: float, *, most: float) -> None:
         await asyncio.sleep(max(_STEP_SECONDS, seconds / _STEPS))
         # Count quiet steps instead of time: a busy loop accepts no calls, so its busy time is not quiet.
         still = still + 1 if port.came == before else 0
+    return still >= _STEPS and not port.open
 
 
 class Calls:

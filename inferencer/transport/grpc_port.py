@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Iterable, Mapping
 
@@ -17,7 +18,9 @@ from .methods import Method
 from .turns import Turns
 
 QUIET_SECONDS = 0.5  # after this time without a call, no call is expected to be on its way
-MOST_ANSWERING = 3.0  # seconds of a drain in which new calls are still answered
+MOST_ANSWERING = 2.0  # seconds of a drain in which new calls are answered
+MOST_LEAVING = 1.0  # the seconds after these, in which clients that still call are told to leave
+_STEP_SECONDS = 0.01
 _LAST = 1.0  # the last seconds of the grace, kept for callers to read their answers
 
 
@@ -68,16 +71,21 @@ class GrpcPort:
 
         1. Go on answering calls until all are answered and no new call has come for `quiet_seconds`, but at most
            MOST_ANSWERING seconds.
-        2. Stop listening. Refuse new calls, and answer earlier calls.
-        3. End each connection once its client has read all answers.
+        2. If calls still come, tell their clients to leave, and go on answering for at most MOST_LEAVING seconds:
+           behind a load balancer, a new connection leads to another server.
+        3. Stop listening. Refuse new calls, and answer earlier calls.
+        4. End each connection once its client has read all answers.
         """
         loop = self.connections.loop
         began = loop.time()
-        await until_quiet(self.calls, quiet_seconds, most=MOST_ANSWERING)
+        if not await until_quiet(self.calls, quiet_seconds, most=MOST_ANSWERING):
+            last = loop.time() + MOST_LEAVING
+            while self.leave() and loop.time() < last:
+                await asyncio.sleep(_STEP_SECONDS)
         await self.end(grace - (loop.time() - began))
 
     async def end(self, grace: float) -> None:
-        """Take steps 2 and 3 of `drain`."""
+        """Take steps 3 and 4 of `drain`."""
         loop = self.connections.loop
         end = loop.time() + grace
         self.stop_listening()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import threading
@@ -16,6 +17,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from paramsync.http2 import frames
+from paramsync.http2.errors import ErrorCode
+from tests.support import http2_client
+from tests.support.http2_client import Http2Client
 from tests.support.in_process import InProcess
 from tests.support.programs import ROOT, eventually
 from tests.support.published import Gated, Publisher
@@ -57,6 +62,30 @@ def test_calls_that_come_after_it_said_so_are_answered_while_others_are_under_wa
         assert predict(at_once, timeout=LONG).model_spec.version.value == 8
         gate.touch()
         assert first.result().model_spec.version.value == 8
+
+
+def test_a_client_that_calls_all_the_time_is_told_to_leave_before_a_call_is_refused(
+    in_process: InProcess, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("inferencer.transport.grpc_port.MOST_ANSWERING", 0.0)
+    monkeypatch.setattr("inferencer.transport.grpc_port.MOST_LEAVING", LONG)
+    in_process.restore(publisher.publish(8))
+    content = request(x=np.ones([1, 2], np.float32)).SerializeToString()
+    streams = itertools.count(1, 2)
+    with Http2Client(in_process.port) as client:
+        client.send(frames.frame(frames.SETTINGS, frames.ACK, 0, b""))
+
+        def status() -> int | None:
+            stream = next(streams)
+            client.send(http2_client.request(stream) + http2_client.message(stream, content))
+            return client.response(stream).status
+
+        assert status() == 0
+        with _draining(in_process):
+            while client.code is None:  # behind a load balancer, its next connection leads to another server
+                assert status() == 0
+            assert client.code == ErrorCode.NO_ERROR
+            client.socket.close()
 
 
 @contextmanager
