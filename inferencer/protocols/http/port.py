@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from argparse import ArgumentTypeError
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,9 +18,11 @@ from google.protobuf.message import Message
 from paramsync.errors import BusyError, NotAllowedError, NotServingError, UnauthenticatedError
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
+from paramsync.program.flags import seconds
 from paramsync.rpc.access import Access, Effect, effect_of
 from paramsync.rpc.server import request_text
 from paramsync.rpc.tls import ServerTls
+from paramsync.status import Status
 
 from ...batching.batcher import Batcher
 from ...serving.access import caller_of, check_host, check_origin
@@ -51,6 +54,7 @@ _MOST_REFUSING = 2.0  # seconds: the longest second part of a drain, in which re
 _STOPPING = "the server is stopping"
 _PATIENCE = 60.0  # seconds for a client to send a request, or to read its answer
 _HEALTH = "/healthz"
+_LAG = seconds(below=1e9)
 _METRICS_SECONDS = 10.0  # how long the supervisor may take to add up the counts of all workers
 _METRICS = ("/metrics", "/monitoring/prometheus/metrics")  # the second as in TensorFlow Serving
 
@@ -170,7 +174,7 @@ class HttpPort:
         path = request.rel_url.raw_path
         if path == _HEALTH and method == "GET":
             check_host(f"GET {path}", request, self._access, self._hosts)
-            return self._health()
+            return self._health(request.rel_url.query.get("max_lag"))
         if self._refusing and not path.lower().startswith(("/v1/", "/v2")):
             return failed(503, _STOPPING)
         asked_kserve = request_of(method, path) if path == "/v2" or path.startswith("/v2/") else None
@@ -221,12 +225,19 @@ class HttpPort:
         with self._access.refusals(what, caller):
             check_origin(what, request, self._access, self._hosts)
 
-    def _health(self) -> web.Response:
+    def _health(self, max_lag: str | None) -> web.Response:
         if self._draining:
             return failed(503, _STOPPING)
         if waiting := self._models.missing():
             names = (f"{name} ({why})" if why else name for name, why in waiting.items())
             return failed(503, f"not serving yet: {', '.join(names)}")
+        if max_lag is not None:
+            try:
+                most = _LAG(max_lag)
+            except ArgumentTypeError as error:
+                return failed(400, f"max_lag: {error}")
+            if late := [model.name for model in self._models if _lag(model.status()) > most]:
+                return failed(503, f"more than {most:g} s behind: {', '.join(late)}")
         return reply(200, b'{"status": "serving"}\n')
 
     async def _predict(
@@ -316,6 +327,13 @@ class HttpPort:
     async def _on_thread(self, work: Callable[[], _T]) -> _T:
         """Run long work off the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+
+def _lag(status: Status) -> float:
+    """Seconds since a newer version was published, or came into the bucket; 0 for a pinned model."""
+    waiting_since = status.bucket.waiting_since if status.bucket else None
+    since = 0.0 if waiting_since is None else time.time() - waiting_since
+    return 0.0 if status.pinned is not None else max(status.lag_seconds or 0.0, since)
 
 
 def _effect(request: web.BaseRequest, call: str | None) -> Effect:

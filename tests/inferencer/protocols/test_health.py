@@ -14,6 +14,8 @@ from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoRe
 
 from inferencer.settings.settings import ConnectionSettings, ModelSettings
 from paramsync.graphs.capturing import capture
+from paramsync.remote.bucket_status import BucketStatus
+from paramsync.remote.copy_note import CopyNote
 from paramsync.v1 import sync_pb2 as pb
 from tests.support import kubectl
 from tests.support.http import call
@@ -100,6 +102,32 @@ def test_reflection_names_and_describes_the_services_of_each_port(running: Runni
         assert pool.FindServiceByName(name).methods
     assert "ModelInfer" in pool.FindServiceByName("inference.GRPCInferenceService").methods_by_name
     assert "Rollback" in of_control.FindServiceByName("paramsync.v1.Sync").methods_by_name
+
+
+def test_if_a_pod_is_asked_for_its_lag_it_is_unready_while_a_newer_version_waits(
+    running: Running, publisher: Publisher
+) -> None:
+    follower = running.server.models.follower("m")
+
+    def asked(max_lag: str) -> tuple[int, str]:
+        found = call(running.rest_port, "GET", f"/healthz?max_lag={max_lag}")
+        return found.status, "" if found.status == 200 else found.error
+
+    assert asked("1e-6")[0] == 503
+    publisher.publish(7)
+    synced(running)
+    assert asked("1e-6")[0] == 200
+    publisher.publish_bad(8)
+    eventually(lambda: follower.status().quarantined, lambda: "version 8 to be quarantined")
+    eventually(lambda: asked("1e-6") == (503, "more than 1e-06 s behind: m"), lambda: "a lag")
+    assert asked("1e6")[0] == 200
+    follower.pin(7, timeout=LONG)
+    eventually(lambda: asked("1e-6")[0] == 200, lambda: "the pin")
+    follower.unpin(timeout=LONG)
+    CopyNote("s3://b/m", status=BucketStatus(address="s3://b/m", waiting_since=1.0)).write(follower.status().store, 1.0)
+    eventually(lambda: asked("1e6") == (503, "more than 1e+06 s behind: m"), lambda: "what the mirror waits for")
+    for wrong in ("0", "soon", "nan"):
+        assert asked(wrong) == (400, f"max_lag: expected seconds above 0, found '{wrong}'")
 
 
 def test_a_pod_is_live_before_it_is_ready(running: Running, publisher: Publisher) -> None:
