@@ -30,7 +30,7 @@ from paramsync.status import EventKind
 _PORTION = 256  # the model has a 256th of the requested size, because all replicas share the processors
 _REPLICAS = (2, 4, 8, 16)  # by the number of rounds
 _EVERY = 1.0  # seconds from version to version
-_AFTER = 2.0  # seconds from the commit of a version to its moment
+_AFTER = 2.5  # seconds from the commit of a version to its moment; between two commits, whose copies take processors
 _BOUND = 0.1  # seconds within which all replicas are to swap
 _ASK = 0.05  # seconds between two requests of a replica
 _ENDING = 30.0

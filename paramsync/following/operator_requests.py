@@ -275,6 +275,11 @@ class OperatorRequests:
         return self._latest if held is None or held.latest is None else max(held.latest, self._latest or 0)
 
     @property
+    def any_open(self) -> bool:
+        """Whether any caller waits for an answer."""
+        return bool(self._open)
+
+    @property
     def preparing(self) -> bool:
         """Whether a caller waits for the versions that a change needs."""
         with self._lock:

@@ -24,6 +24,7 @@ from paramsync.status import State
 from paramsync.version import Candidate, InMemory, Version
 
 _log = logging.getLogger("paramsync.follower")
+_LOOK_SECONDS = 0.1  # from a swap at a moment to the next look at the store
 _CLOCK_SECONDS = 1.0  # between two looks at the clock while a version waits: somebody may set the clock
 
 
@@ -76,7 +77,8 @@ class Reconciler:
         """Run one round. Returns the version to which the round swapped, if any.
 
         1. Handle requests that need only versions in memory, and swap to a version in memory whose moment has come.
-           Both come first because a look at the store may take long.
+           Both come first because a look at the store may take long. After such a swap that nobody waits for, the round
+           ends, and the next one comes soon: other followers of this machine swap now, too, and need its processors.
         2. Look at the store.
         3. Set the labels of versions in memory. This comes before the restores, because a pin may interrupt a restore.
         4. Restore the version to serve and swap to it. If the version cannot be used, quarantine it and try the next
@@ -85,18 +87,21 @@ class Reconciler:
         6. Answer the requests that are fulfilled.
         7. Free versions that nobody needs any more.
         """
-        steered = None
         self.look_again = None
         self._requests.now = self._clock()
+        swapped = None
         if (urgent := self._requests.urgent(self._report.now())) or self._is_time():
-            steered = self._round(urgent, None)
-        fresh = self._requests.fresh()
-        swapped = self._round(fresh, self._look())
-        self._report_error()
-        self.tend()
+            swapped = self._round(urgent, None)
+        if swapped is not None and not self._requests.any_open:
+            self._soon(_LOOK_SECONDS)
+        else:
+            fresh = self._requests.fresh()
+            swapped = self._round(fresh, self._look()) or swapped
+            self._report_error()
+            self.tend()
         if (left := self._moments.left(*self._now())) is not None:
             self._soon(min(left, _CLOCK_SECONDS))
-        return swapped or steered
+        return swapped
 
     def tend(self) -> None:
         """Free versions that nobody needs any more."""

@@ -13,8 +13,6 @@ TOKEN_FILE_HELP = (
     " accepted on loopback addresses only (default: PARAMSYNC_TOKEN_FILE, or the tokens in PARAMSYNC_TOKEN)"
 )
 
-_UNLIMITED = 1e9  # seconds; a higher limit is not worth a word
-
 
 def check_text(arguments: Iterable[str]) -> None:
     """Raise SettingsError for an argument that is not UTF-8, because messages could not contain it."""
@@ -41,7 +39,7 @@ def seconds(*, below: float) -> Callable[[str], float]:
         except ValueError:
             value = 0.0
         if not 0 < value < below:
-            limit = f" and below {below:g}" if below < _UNLIMITED else ""
+            limit = f" and below {below:g}" if value >= below else ""
             raise argparse.ArgumentTypeError(f"expected seconds above 0{limit}, found {text!r}")
         return value
 
