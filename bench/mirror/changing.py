@@ -63,6 +63,7 @@ class Counting(Proxy):
 
     def _count(self, method: str, path: str) -> str:
         kind = "PART" if method == "PUT" and "partNumber=" in path else method
+        kind = "DELETE" if path.endswith("?delete") else kind
         if method == "GET" and path.endswith(f"/{state.NAME}"):
             kind = "STATE"
         self.kinds["LIST" if method == "GET" and "list-type=" in path else kind] += 1

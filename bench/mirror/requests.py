@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import settings
-from bench.mirror.changing import NEVER, Changing, Counting, mirror, newest, wait
+from bench.mirror.changing import NEVER, Changing, Counting, mirror, wait
 from bench.settings import Settings
 from paramsync.remote import copy_note
 from paramsync.remote.bucket_status import Copied
@@ -21,15 +21,17 @@ _PORTION = 16  # the model has a 16th of the requested size, because each follow
 _SHARE = 0.002  # the share of elements that change in a small version
 _VERSIONS = 16  # versions for each number of followers; every eighth version has a longer delta
 _SETTLED = 0.5  # seconds to wait for the longer delta, which is written after its version
-_LOOKS = 20  # reads of the state that are timed: fewer than a follower makes before its reads become rare
+_UNTIL_IDLE = 40.0  # seconds until a follower reads the state as rarely as it ever does
+_LOOKS = 8  # reads of the state in a round, while no versions come
 _FOLLOWERS = (1, 4, 16, 32)  # the numbers of followers, one for each round
 _DAY, _EVERY = 86400.0, 10.0  # seconds of a day, and seconds from version to version during this day
 _COLUMNS = {"LIST": ("LIST",), "state": ("STATE",), "GET": ("GET", "HEAD"), "PUT": ("PUT",), "parts": ("PART", "POST")}
+_WRITES = ("PUT", "PART", "POST")
 _DOLLARS = {"LIST": 5e-6, "state": 4e-7, "GET": 4e-7, "PUT": 5e-6, "parts": 5e-6}  # prices of S3 Standard in us-east-1
 
 
 def run(given: Settings, folder: Path) -> dict[str, Any]:
-    """Publish small changes to more and more followers, then whole versions, then nothing."""
+    """Publish to more and more followers, then whole versions, then a version every 10 s, then nothing."""
     local, address = folder / "source", f"{given.address}/{time.time_ns()}"
     far: list[Path] = []
     freshness: list[dict[str, Any]] = []
@@ -52,8 +54,6 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
                     far.append(folder / f"far-{len(far)}")
                     mirror(stack, address, far[-1], far[-1].with_suffix(".log"))
             publish()  # not counted: it waits until all programs are running
-            if count == 1:
-                before, first = down.kinds.copy(), newest(local) or 0
             began = _seconds(publisher.pid)
             requests, arrivals = zip(*[publish() for _ in range(_VERSIONS)], strict=True)
             small += requests
@@ -62,22 +62,23 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
                     "followers": str(count),
                     "fresh ms": statistics.median([milliseconds for version in arrivals for milliseconds in version]),
                     "the last ms": statistics.median(map(max, arrivals)),
-                    "publisher's requests": sum(counts.total() for counts in requests) / _VERSIONS,
+                    "publisher's writes": sum(counts[kind] for counts in requests for kind in _WRITES) / _VERSIONS,
                     "processor ms": (_seconds(publisher.pid) - began) * 1e3 / _VERSIONS,
                 }
             )
-        fetched, versions = down.kinds - before, (newest(local) or 0) - first
-        del fetched["STATE"]
         large = [publish(1.0)[0] for _ in range(given.runs)]
-        busy = _rate(down, _LOOKS)
-        wait(lambda: _rate(down, 1) < 1, lambda: "a follower whose reads are rare")
-        idle = _rate(down, _LOOKS)
+        before, began = down.kinds.copy(), time.monotonic()
+        for number in range(1, given.runs + 1):
+            publish()
+            NEVER.wait(began + _EVERY * number - time.monotonic())
+        busy = down.kinds - before
+        NEVER.wait(_UNTIL_IDLE)
+        idle = _rate(down, _LOOKS * given.runs)
     rows = [
         _row("publisher: a small version", sum(small, Counter()), len(small), _DAY / _EVERY),
         _row("publisher: a whole version", sum(large, Counter()), len(large), _DAY / _EVERY),
-        _row("follower: a version", fetched, versions, _DAY / _EVERY),
-        _row("follower: a second, busy", {"STATE": busy}, 1, _DAY),
-        _row("follower: a second, idle", {"STATE": idle}, 1, _DAY),
+        _row("follower: a version every 10 s", busy, given.runs, _DAY / _EVERY),
+        _row("follower: a second, no versions", {"STATE": idle}, 1, _DAY),
     ]
     most = max(counts["PUT"] for counts in small + large)
     return {"rows": {"requests": rows, "followers": freshness}, "most_puts": most}

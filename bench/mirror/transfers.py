@@ -16,7 +16,7 @@ from obstore.store import from_url
 
 from bench import arrays, conditions
 from bench.mirror.changing import NEVER, Changing, mirror, newest, wait
-from bench.model import Model
+from bench.model import KEEP, WARM_UPS, Model
 from bench.progress import Progress
 from bench.settings import Settings
 from bench.timing import Contestant, measure
@@ -36,7 +36,6 @@ from paramsync.rpc.client import Credentials
 from paramsync.store.store import Store
 
 _SHARES = {"all": 1.0, "5_pct": 0.05, "1_pct": 0.01}  # the share of elements that change from version to version
-_WARM_UPS = 2  # versions that do not count: by then all programs are running
 _PART, _PARALLEL = 8 << 20, 8  # size and number of parallel parts are as in our transfers
 
 
@@ -97,16 +96,16 @@ def _told(source: Changing, address: str, far: Path, runs: int) -> tuple[list[fl
     model, took = Model(source.values), list[dict[str, float]]()
     with ExitStack() as stack:
         publisher = stack.enter_context(Publisher(address, model, schedule=MANUAL, on_error="raise", control_port=0))
-        child = MirrorChild(address, str(far))
+        child = MirrorChild(address, str(far), keep=KEEP)
         stack.callback(child.close)
         stack.enter_context(closing(TrainerWatch(publisher.control or "", Credentials(), child.look)))
 
-        for step in range(_WARM_UPS + runs):
+        for step in range(WARM_UPS + runs):
             for variable, value in zip(model.parts, source.change_values(_SHARES["1_pct"]), strict=True):
                 variable.assign(value)
             wait(partial(_is_copied, child, publisher.publish(step).number), lambda: child.reason)
             took.append(stages(child.status.copied))
-    counted = took[_WARM_UPS:]
+    counted = took[WARM_UPS:]
     medians = {name: float(np.median([one[name] for one in counted])) * 1e3 for name in counted[0]}
     return [sum(one.values()) * 1e3 for one in counted], medians
 
