@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from paramsync.remote import child
 from tests.support.buckets import SeaweedFs
 from tests.support.mirrors import Pair
 from tests.support.object_stores import SERVERS, ObjectStore
@@ -32,6 +33,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str],
 def folder(request: pytest.FixtureRequest) -> str:
     """The name of a folder of this test, for addresses."""
     return re.sub("[^a-z_]", "-", request.node.name)
+
+
+@pytest.fixture
+def address(seaweedfs: SeaweedFs, folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
+    """The address of a folder of this test, in a bucket that programs find by their environment."""
+    for name, value in seaweedfs.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(child, "_MEMORY", tmp_path)
+    return f"s3://{seaweedfs.bucket}/{folder}"
 
 
 @pytest.fixture

@@ -7,13 +7,12 @@ import os
 import re
 import subprocess
 import sys
-import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import obstore
@@ -30,6 +29,7 @@ from paramsync.remote.protocol import Delete
 from paramsync.store.store import Store
 from tests.support import buckets, gcs
 from tests.support.commands import only_line, three_versions
+from tests.support.http_servers import HttpServer
 from tests.support.object_stores import SERVERS, ObjectStore
 from tests.support.programs import ROOT, Program, eventually, refused
 from tests.support.published import Witness
@@ -149,12 +149,8 @@ def answering(status: int, content: str, headers: Mapping[str, str]) -> Iterator
 
         do_PUT = do_POST = do_DELETE = do_GET
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Requests) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+    with HttpServer(Requests) as server:
+        yield server.endpoint
 
 
 @dataclass(frozen=True)

@@ -37,18 +37,6 @@ from tests.support.published import Witness
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def address(
-    seaweedfs: SeaweedFs, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> str:
-    """The address of a folder of this test, in a bucket that programs find by their environment."""
-    for name, value in seaweedfs.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(child, "_MEMORY", tmp_path)
-    name = re.sub("[^a-z_]", "-", request.node.name)
-    return f"s3://{seaweedfs.bucket}/{name}"
-
-
 class Training:
     """A publisher to a bucket; every parameter of a version is its step."""
 
@@ -92,7 +80,9 @@ def test_what_training_publishes_serves_elsewhere_though_mirrors_are_killed(addr
 
 
 def mirrors(address: str) -> list[int]:
-    found = subprocess.run(["pgrep", "-f", f"cli mirror .*{address}"], capture_output=True, text=True, check=False)
+    """The mirrors of this process."""
+    command = ["pgrep", "-P", str(os.getpid()), "-f", f"cli mirror .*{address}"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
     return [int(pid) for pid in found.stdout.split()]
 
 
@@ -204,7 +194,7 @@ def test_a_publisher_that_is_killed_leaves_no_store_and_its_last_version_in_the_
         code += f"; Training({address!r}).publish(7); os.kill(os.getpid(), signal.SIGKILL)"
         os.execv(sys.executable, [sys.executable, "-c", code])
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
-    eventually(lambda: not mirrors(address), lambda: "the end of the mirror")
+    eventually(lambda: [*tmp_path.iterdir()] == [], lambda: "the end of the mirror")
     with Follower(Replica("m", address), poll_seconds=3600) as follower:
         serves(follower, 7)
     assert [*tmp_path.glob("*/publisher.lock")] == []

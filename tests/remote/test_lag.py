@@ -14,7 +14,7 @@ from paramsync import Publisher
 from paramsync.cli.__main__ import main
 from paramsync.errors import CallError, PublishError, SettingsError
 from paramsync.publishing.control_port import Training
-from paramsync.remote import child, mirror
+from paramsync.remote import mirror
 from paramsync.rpc.client import Inferencer, Trainer
 from paramsync.v1 import sync_pb2 as pb
 from tests.inferencer.serving.test_metrics import parsed
@@ -29,17 +29,6 @@ from tests.system.test_monitored import prometheus, wait_for_data
 from trainer.metrics import MetricsPort, TrainerMetrics
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture
-def address(
-    seaweedfs: SeaweedFs, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> str:
-    """The address of a folder of this test, in a bucket that programs find by their environment."""
-    for name, value in seaweedfs.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(child, "_MEMORY", tmp_path)
-    return f"s3://{seaweedfs.bucket}/{re.sub('[^a-z_]', '-', request.node.name)}"
 
 
 def in_bucket(publisher: Publisher, number: int) -> Any:

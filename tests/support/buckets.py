@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -22,6 +23,7 @@ from obstore.store import S3Store
 from tests.support.programs import eventually
 
 BUCKET = "paramsync"
+_PORTS = range(10_000, 22_000)
 
 
 class SeaweedFs:
@@ -35,7 +37,8 @@ class SeaweedFs:
         self._weed, self._folder = weed, folder
         self._processes: list[subprocess.Popen[bytes]] = []
         self._commands: list[tuple[str, ...]] = []
-        master, volume, filer, *gateways = free_ports(5)
+        self._taken = ExitStack()
+        master, volume, filer, *gateways = free_ports(5, self._taken)
         (folder / "data").mkdir(parents=True)
         self._run("server", f"-dir={folder / 'data'}", "-ip=127.0.0.1", "-filer", f"-filer.port={filer}",
                   f"-master.port={master}", f"-volume.port={volume}", "-volume.max=400",
@@ -57,6 +60,7 @@ class SeaweedFs:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._kill()
+        self._taken.close()
 
     def _kill(self) -> None:
         for process in self._processes:
@@ -139,21 +143,26 @@ def answers(request: urllib.request.Request) -> bool:
         return False
 
 
-def free_ports(count: int) -> list[int]:
-    """Ports that are free, and of which 10,000 more is free, too: there SeaweedFS listens for gRPC."""
-    with ExitStack() as stack:
-        ports: list[int] = []
-        while len(ports) < count:
-            sockets = [stack.enter_context(socket.socket()) for _ in range(2)]
-            sockets[0].bind(("127.0.0.1", 0))
-            port = sockets[0].getsockname()[1]
-            try:
-                if port + 10_000 < 1 << 16:
-                    sockets[1].bind(("127.0.0.1", port + 10_000))
-                    ports.append(port)
-            except OSError:
-                continue
-        return ports
+def free_ports(count: int, taken: ExitStack) -> list[int]:
+    """Ports that are free, and of which 10,000 more is free, too: there SeaweedFS listens for gRPC.
+
+    No other test run takes the ports before `taken` closes, and the kernel gives them to no connection.
+    """
+    ports: list[int] = []
+    while len(ports) < count:
+        port = secrets.choice(_PORTS)
+        name = socket.socket(socket.AF_UNIX)  # exists, without a file, as long as this process has the socket
+        try:
+            name.bind(f"\0paramsync-test-{port}")
+            for number in (port, port + 10_000):
+                with socket.socket() as listener:
+                    listener.bind(("127.0.0.1", number))
+        except OSError:
+            name.close()
+        else:
+            taken.callback(name.close)
+            ports.append(port)
+    return ports
 
 
 def main() -> int:

@@ -12,10 +12,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from tests.support.http_servers import HttpServer
 
 BUCKET = "paramsync"
 _DATE = "Fri, 27 Nov 2026 20:00:00 GMT"
@@ -39,7 +40,7 @@ def environment(endpoint: str) -> dict[str, str]:
     return {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(key), "GOOGLE_ALLOW_HTTP": "true"}
 
 
-class Gcs:
+class Gcs(HttpServer):
     """The server, with an empty bucket."""
 
     address = f"gs://{BUCKET}"
@@ -57,24 +58,12 @@ class Gcs:
         """Answers 429 by name of the object."""
         self.on_refused: Callable[[str], object] = lambda name: None
         self._turns: Counter[str] = Counter()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), _requests_of(self))
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.05})
-
-    def __enter__(self) -> Gcs:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__init__(_requests_of(self))
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables by which programs find the server."""
-        return environment(f"http://127.0.0.1:{self._server.server_address[1]}")
+        return environment(self.endpoint)
 
     def put(self, name: str, content: bytes, expected: str | None) -> Stored | int:
         """Write an object, or answer with the status of a refusal."""

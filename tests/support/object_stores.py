@@ -10,7 +10,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from email.utils import formatdate
 from pathlib import Path
@@ -21,6 +21,18 @@ from tests.support.programs import eventually
 
 INSTALLED = Path(sys.prefix) / "stores"
 _PYTHON = (sys.executable,)
+_MOTO = """
+import sys, threading
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+application, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+def answer(environ, start_response):
+    with lock:
+        return application(environ, start_response)
+
+run_simple("127.0.0.1", int(sys.argv[2]), answer, threaded=True)
+"""
 ACCOUNT = "devstoreaccount1"  # Azurite's, with the key that its documentation names
 _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
@@ -41,7 +53,11 @@ def seaweedfs(folder: Path) -> Iterator[ObjectStore]:
 
 @contextmanager
 def moto(folder: Path) -> Iterator[ObjectStore]:
-    with _running(folder, "bin/moto_server", "-H", "127.0.0.1", "-p", "{port}", interpreter=_PYTHON) as endpoint:
+    """Moto, answering one request at a time: its threads look at the condition of a write before others have written.
+
+    Connections have threads of their own, because some are kept open and idle.
+    """
+    with _running(folder, "bin/moto_server", "{port}", interpreter=(sys.executable, "-c", _MOTO)) as endpoint:
         urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")).close()
         yield ObjectStore(f"s3://{BUCKET}", [buckets.environment(endpoint)])
 
@@ -94,20 +110,18 @@ def _running(folder: Path, program: str, *arguments: str, interpreter: Sequence[
     """Run a program that listens at {port}; yields its endpoint."""
     path = INSTALLED / program
     assert path.exists(), f"{path.name} is not installed: make buckets"
-    [port] = free_ports(1)
-    command = [*interpreter, str(path), *[argument.format(port=port) for argument in arguments]]
-    log = folder / "log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            command, stdout=file, stderr=file, cwd=folder, env=os.environ | {"PYTHONPATH": str(INSTALLED)}
-        )
-    try:
+    with ExitStack() as until_end:
+        [port] = free_ports(1, until_end)
+        command = [*interpreter, str(path), *[argument.format(port=port) for argument in arguments]]
+        log = folder / "log"
+        environment = os.environ | {"PYTHONPATH": str(INSTALLED)}
+        with log.open("wb") as file:
+            process = subprocess.Popen(command, stdout=file, stderr=file, cwd=folder, env=environment)
+        until_end.enter_context(process)
+        until_end.callback(process.kill)
         request = urllib.request.Request(f"http://127.0.0.1:{port}")
         eventually(lambda: buckets.answers(request), lambda: f"{path.name}:\n{log.read_text(errors='replace')[-3000:]}")
         yield request.full_url
-    finally:
-        process.kill()
-        process.wait()
 
 
 def _make_container(endpoint: str) -> None:

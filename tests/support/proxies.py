@@ -8,10 +8,11 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import TracebackType
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import urlsplit
+
+from tests.support.http_servers import HttpServer
 
 LATE = 0.05  # seconds by which a request comes late, after its sender has given up
 
@@ -32,7 +33,7 @@ FAULTS = (
 """What the proxy can do to a request. A status comes "instead" of the server's answer, or "after" the server did it."""
 
 
-class Proxy:
+class Proxy(HttpServer):
     """`choose` gives the fault of a request by its method and path, "" for none. `counts` has the faults so far."""
 
     def __init__(self, server: str, choose: Callable[[str, str], str]) -> None:
@@ -40,21 +41,7 @@ class Proxy:
         self.counts: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._to = urlsplit(server).netloc
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.proxy = self
-        self.endpoint = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
-        self._thread.start()
-
-    def __enter__(self) -> Proxy:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
+        super().__init__(type("Requests", (_Requests,), {"proxy": self}))
 
     def fault(self, method: str, path: str) -> str:
         with self._lock:
@@ -76,20 +63,12 @@ class Proxy:
             connection.close()
 
 
-class _Server(ThreadingHTTPServer):
-    daemon_threads = True
+class _Requests(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
     proxy: Proxy
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that hangs up is nothing to report."""
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: _Server
-
     def _handle(self) -> None:
-        proxy = self.server.proxy
+        proxy = self.proxy
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         call = self.command, self.path, dict(self.headers.items()), body
         fault, _, when = proxy.fault(self.command, self.path).partition(" ")
