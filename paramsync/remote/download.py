@@ -1,4 +1,7 @@
-"""Fetches the newest version of a bucket into a local store with the fewest bytes, and checks it before its commit."""
+"""Fetches versions of a bucket into a local store with the fewest bytes, and checks each before its commit.
+
+Fetches the newest version or the pinned one, versions with labels, and versions that are damaged in the local store.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,10 +23,12 @@ from paramsync.dtypes import Array
 from paramsync.errors import (
     CorruptCheckpointError,
     EmptiedError,
+    ParameterError,
     ParamsyncError,
     RemoteError,
     StoreError,
     StoreLockedError,
+    UnknownVersionError,
 )
 from paramsync.host import files
 from paramsync.moments import wrong_clock
@@ -61,8 +66,11 @@ class _LostError(Exception):
 class Download:
     """Copies versions from a bucket for followers. Writes nothing into the bucket. One thread owns it."""
 
-    def __init__(self, bucket: Bucket, path: Path, *, keep: int, stop: threading.Event) -> None:
-        """Make the store at `path` and lock it, so that nobody else publishes there. Raises StoreError."""
+    def __init__(self, bucket: Bucket, path: Path, *, keep: int, stop: threading.Event, labelled: bool = True) -> None:
+        """Make the store at `path` and lock it, so that nobody else publishes there. Raises StoreError.
+
+        With `labelled`, versions with labels are fetched and kept, too.
+        """
         self._bucket = bucket
         self._stop = stop
         self._store = Store(path)
@@ -78,8 +86,10 @@ class Download:
         self._seen: State | None = None
         self._base: tuple[Version, Bundle] | None = None  # the last commit of this writer
         self._bad: set[str] = set()  # names of deltas that arrived damaged
-        self._refused: tuple[int, float, float] | None = None  # number of a damaged version, when to retry, and pause
-        self._gone = 0  # number of the last version with a missing object
+        self._refused: dict[int, tuple[float, float]] = {}  # when to retry a version that arrived damaged, and pause
+        self._labelled = labelled
+        self._here: dict[int, Version] = {}  # the versions of the local store, by number, at the last look
+        self._sound: set[int] = set()  # numbers of local versions that this process wrote or verified
         self._looked_at: float | None = None  # when the last look began that read the state or found it unchanged
         self.clock = ""
         """How this host's clock differs from the bucket's; "" if it does not differ much."""
@@ -95,12 +105,26 @@ class Download:
 
     @property
     def waiting(self) -> tuple[Listed, ...]:
-        """The versions of the last state that are newer than the local store; with a pin, only the pinned version."""
+        """The versions of the last state that are to be fetched; without a pin also all newer than the local store."""
         if self._seen is None:
             return ()
-        local, pinned = self._writer.latest(), self._seen.pinned
-        newer = [version for version in self._seen.versions if local is None or version.number > local.number]
-        return tuple([version for version in newer if pinned in (None, version.number)])
+        newest, wanted = max(self._here, default=-1), set(self._wanted)
+        if self._seen.pinned is None:
+            wanted.update(listed for listed in self._seen.versions if listed.number > newest)
+        return tuple([listed for listed in self._seen.versions if listed in wanted and listed.number not in self._here])
+
+    @property
+    def _wanted(self) -> list[Listed]:
+        """The versions that should be here, the most important first."""
+        if self._seen is None or self._seen.wanted is None:
+            return []
+        chosen = [listed for listed in self._seen.versions if listed.number in self._chosen]
+        return list(dict.fromkeys([self._seen.wanted, *chosen]))
+
+    @property
+    def _chosen(self) -> Collection[int]:
+        """The versions that operators chose, which stay here."""
+        return self._seen.chosen if self._seen is not None and self._labelled else ()
 
     @property
     def newest(self) -> int | None:
@@ -109,7 +133,7 @@ class Download:
         return None if newest is None else newest.number
 
     def run_once(self) -> Transfer | None:
-        """Read the state, and fetch the version that followers should serve next, if it is newer than the local store.
+        """Read the state, and fetch a version that followers need and that is missing or damaged in the local store.
 
         Raises RemoteError for an unusable state or version, ConnectionError if the bucket does not answer, EmptiedError
         if the state is gone, and errors of the local store. A later call tries again.
@@ -128,30 +152,34 @@ class Download:
             self._look(states.from_json(found.content))
             self._tag = found.tag
         self._looked_at = began
-        listed = None if self._seen is None else self._seen.wanted
-        if listed is None or self._waits(listed):
-            return None
-        local = self._writer.latest()
-        if local is not None and listed.number <= local.number:
-            self._check_newest(local)
+        here = self._here = {version.number: version for version in self._store.versions()}
+        self._check_newest(max(here, default=-1))
+        due = (listed for listed in self._wanted if not self._waits(listed))
+        listed = next((listed for listed in due if not self._is_sound(here.get(listed.number))), None)
+        if listed is None:
             return None
         try:
             listed = self._first(listed)
-            return self.fetch(listed)
+            done = self.fetch(listed)
         except FileNotFoundError as error:  # deleted since the state was read: a newer state will name a newer version
             self._tag = None
-            if self._gone != listed.number:
-                self._gone = listed.number
+            if listed.number not in self._refused:
+                self._refused[listed.number] = 0.0, _FIRST_PAUSE / 2
                 return None
             self._refuse(listed)
             raise RemoteError(f"version {listed.number} lacks an object: {error}") from error
         except RemoteError:
             self._refuse(listed)
             raise
+        self._here[listed.number] = done.version
+        if listed.number not in here:
+            return done
+        damage = f"version {listed.number} was damaged in {self._store.path}, and came again"
+        return replace(done, damages=(damage, *done.damages))
 
     def _first(self, wanted: Listed) -> Listed:
         """The version to fetch first: of versions that wait for their moments none is skipped, because each serves."""
-        first, waiting = wanted, self.waiting
+        first, waiting = wanted, [listed for listed in self.waiting if listed.number <= wanted.number]
         for listed in reversed(waiting if len(waiting) > 1 else ()):
             serve_at = read_manifest(self._bucket, listed).version().serve_at
             if serve_at is None or serve_at <= time.time():
@@ -159,23 +187,38 @@ class Download:
             first = listed
         return first
 
-    def _check_newest(self, local: Version) -> None:
+    def _check_newest(self, local: int) -> None:
         """Raise RemoteError if the bucket's newest version is older than the local version."""
-        if self.newest is not None and self.newest < local.number:
-            found = f"version {local.number} here and version {self.newest} in the bucket"
+        if self.newest is not None and self.newest < local:
+            found = f"version {local} here and version {self.newest} in the bucket"
             advice = f"remove {self._store.path} to follow the bucket from its beginning"
             raise RemoteError(f"the bucket has an older state, or another run: found {found}; {advice}")
 
     def _waits(self, listed: Listed) -> bool:
         """Whether this version arrived damaged and its pause is not over."""
-        return self._refused is not None and self._refused[0] == listed.number and time.monotonic() < self._refused[1]
+        return listed.number in self._refused and time.monotonic() < self._refused[listed.number][0]
 
     def _refuse(self, listed: Listed) -> None:
         """Set the pause after which a damaged version is fetched again. It doubles with each failure."""
-        again = self._refused is not None and self._refused[0] == listed.number
-        pause = min(2 * self._refused[2], _LAST_PAUSE) if again and self._refused is not None else _FIRST_PAUSE
-        self._refused = listed.number, time.monotonic() + pause, pause
-        self._bad = self._bad if not again else set()
+        before = self._refused.get(listed.number)
+        pause = _FIRST_PAUSE if before is None else min(2 * before[1], _LAST_PAUSE)
+        self._refused[listed.number] = time.monotonic() + pause, pause
+        self._bad = self._bad if before is None else set()
+
+    def _is_sound(self, version: Version | None) -> bool:
+        """Whether the local store has this version, undamaged. Verifies each version once."""
+        if version is None:
+            return False
+        if version.number not in self._sound:
+            try:
+                faults = self._store.open(version).faults(lambda count: None)
+                is_sound = all(isinstance(fault, ParameterError) for fault in faults.values())
+            except (CorruptCheckpointError, UnknownVersionError):
+                is_sound = False
+            if not is_sound or self._graph(version) is None:
+                return False
+            self._sound.add(version.number)
+        return True
 
     def note(self, status: BucketStatus) -> None:
         """Write the note in the copy: the status, operators' choices, and the last state that this mirror followed."""
@@ -206,6 +249,8 @@ class Download:
         if protocol.is_older(state, note.epoch, note.sequence):
             raise RemoteError(f"{states.NAME}: somebody brought an older state back; ignored")
         self._seen = state
+        numbers = [listed.number for listed in state.versions]
+        self._refused = {number: pause for number, pause in self._refused.items() if number in numbers}
         self._note = replace(note, run=state.run, epoch=state.epoch, sequence=state.sequence)
         if not note.run:  # the copy must name its run before it contains a version of that run
             self._write_note()
@@ -243,7 +288,8 @@ class Download:
                 problem = error
                 damages.append(f"version {version.number} came damaged as {kind}, and is tried another way: {error}")
                 names = {edge.name for edge in edges}
-                if self._bad.isdisjoint(names):  # any of these may be the damaged one
+                is_base_sound = kind == "whole" or self._is_sound(self._here.get(edges[0].base))
+                if is_base_sound and self._bad.isdisjoint(names):  # any of these may be the damaged one
                     self._bad |= names
             else:
                 seconds = time.monotonic() - begun
@@ -258,7 +304,8 @@ class Download:
 
         No way uses deltas that arrived damaged before.
         """
-        here = {version.number: version.checksum for version in self._store.versions()}
+        self._here = {version.number: version for version in self._store.versions()}
+        here = {base: version.checksum for base, version in self._here.items() if base < number}
         fit = [edge for edge in manifest.edges if here.get(edge.base, edge.checksum) == edge.checksum]
         way = manifests.route([edge for edge in fit if edge.name not in self._bad], here, number, most=size)
         if way is not None:
@@ -371,23 +418,31 @@ class Download:
             return self._base[1]
         return self._store.open(self._store.find(number))
 
+    def _graph(self, version: Version) -> bytes | None:
+        """The graph of a version, if the local store has it undamaged; b"" for a version without a graph."""
+        if not version.graph:
+            return b""
+        path = self._store.graph_file(version.graph)
+        content = files.content(path, limit=files.MAX_MESSAGE) if path.is_file() else b""
+        return content if store.has_checksum(content) else None
+
     def _add_graph(self, version: Version, manifest: Manifest) -> None:
         if not version.graph:
             return
-        path = self._store.graph_file(version.graph)
-        limit = files.MAX_MESSAGE
-        content = files.content(path, limit=limit) if path.is_file() else b""
-        if not store.has_checksum(content):
-            content = self._bucket.get(manifest.graph, limit)
+        content = self._graph(version)
+        if content is None:
+            content = self._bucket.get(manifest.graph, files.MAX_MESSAGE)
             if not store.has_checksum(content):
                 raise RemoteError(f"{manifest.graph}: expected a graph with its checksum, found other bytes")
         self._writer.add_graph(version.graph, content)
 
     def _commit(self, version: Version, arriving: Arriving, unchanged: frozenset[str]) -> None:
+        self._sound.discard(version.number)
         try:
-            self._writer.commit(version, arriving, unchanged=unchanged)
+            self._writer.commit(version, arriving, unchanged=unchanged, chosen=self._chosen)
         except _LostError as lost:
             raise lost.error from lost
+        self._sound.add(version.number)
         try:
             self._base = version, self._store.open(version)
         except ParamsyncError:

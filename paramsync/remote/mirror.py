@@ -76,7 +76,7 @@ class Mirror:
                 self._between = tempfile.TemporaryDirectory(prefix="paramsync-mirror-")
                 folder = Path(self._between.name)
             self._bucket = Bucket(source)
-            self._down = Download(self._bucket, folder, keep=keep, stop=self.stop)
+            self._down = Download(self._bucket, folder, keep=keep, stop=self.stop, labelled=not is_address(target))
         else:
             folder = Path(source)
         if is_address(target):

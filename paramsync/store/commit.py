@@ -132,12 +132,14 @@ class StoreWriter:
         finite: bool = False,
         serve_after: float | None = None,
         copied: Callable[[str], object] | None = None,
+        chosen: Collection[int] = (),
     ) -> Version:
         """Publish a version, then remove old versions. Returns the version as followers see it.
 
         Completes the record with prefix, committed_at, serve_at, bytes, bytes_written, checksum, finite and seal, and
         signs it if there is a key. `Arriving` tensors belong to a version of another store: this version's record stays
-        as it is, and the tensors must have the record's checksum.
+        as it is, and the tensors must have the record's checksum. The version may be older than the latest, which stays
+        the latest. If the store has a version of this number, which is damaged, its files are removed first.
 
         Args:
             unchanged: Names of parameters that have the same values as in this writer's last successful commit. All
@@ -146,6 +148,7 @@ class StoreWriter:
             serve_after: Seconds from the commit until followers serve the version; None: they do not wait.
             copied: Called on any thread with the name of each parameter that changed, once this writer no longer refers
                 to its value.
+            chosen: Numbers of versions that stay, however old they are.
 
         Raises StoreError, CorruptCheckpointError if `checkpoint` was damaged meanwhile, ParameterError for a tensor
         that TensorFlow cannot store, NotFiniteError, and every error of `Arriving.fill`. After an error the previous
@@ -154,9 +157,13 @@ class StoreWriter:
         """
         self._keep_lock()
         listed = self._state.read_names()
-        self._check(version, listed)
         name = f"ckpt-{version.number}"
-        names = (*self._state.keep(listed, self._retention, now=time.time()), name)
+        if isinstance(tensors, Arriving):
+            listed = self._take_off(name, listed)
+        self._check(version, [other for other in listed if other == name or not isinstance(tensors, Arriving)])
+        kept = self._state.keep(listed, self._retention, now=time.time(), chosen=chosen)
+        at = next((at for at, other in enumerate(kept) if store.number_of(other) > version.number), len(kept))
+        names = (*kept[:at], name, *kept[at:])
         published: tuple[str, ...] | None = None
         try:
             with self._faults(f"version {version.number} was not published"):
@@ -260,7 +267,19 @@ class StoreWriter:
             self._release()
             self._take()
 
+    def _take_off(self, name: str, listed: tuple[str, ...]) -> tuple[str, ...]:
+        """Remove a version from the store, if it is there and ours. Returns the names of the others."""
+        if name not in listed or (graph := self._state.graph(name)) is None:
+            return listed
+        others = tuple([other for other in listed if other != name])
+        with self._faults(f"{name} was not removed"):
+            self._mark(name, graph)
+            self._state.list_only(others)
+            self._sweep(others)
+        return others
+
     def _check(self, version: Version, listed: Sequence[str]) -> None:
+        """Raise StoreError for a version that cannot be added above the listed ones."""
         above = max(map(store.number_of, listed), default=-1)
         if version.number <= above:  # ignore names without files: a person's mistake or a disk error left them
             gone = self._state.find_gone(listed)

@@ -98,16 +98,21 @@ class StateFile:
         return self._names
 
     def publish(self, version: Version, names: tuple[str, ...]) -> None:
-        """Replace `checkpoint`, by rename, to list these names with the version as the latest. Raises OSError."""
-        self._write(names)
+        """Replace `checkpoint`, by rename, to list these names, among them the version's. Raises OSError."""
+        self.list_only(names)
         self._records = {name: self._records[name] for name in names if name in self._records}
         self._records[version.prefix] = version
 
-    def keep(self, names: Collection[str], retention: Retention, *, now: float) -> list[str]:
-        """Return the names that stay listed when a version is added. `retention` applies only to our versions."""
+    def keep(
+        self, names: Collection[str], retention: Retention, *, now: float, chosen: Collection[int] = ()
+    ) -> list[str]:
+        """Return the names that stay listed when a version is added. `retention` applies only to our versions.
+
+        Versions with `chosen` numbers stay, too.
+        """
         ours = {}
         gone = self.find_gone(names)
-        for name in (name for name in names if name not in gone):
+        for name in (name for name in names if name not in gone and store.number_of(name) not in chosen):
             with suppress(UnreadableError):  # keep the version: it is unknown now whether we wrote it
                 if (record := self._known(name)) is not None:
                     ours[name] = record.committed_at or 0.0
@@ -158,11 +163,7 @@ class StateFile:
         damaged = path.with_name(f"{path.name}.damaged")
         with self._faults(f"{error}; it cannot be set aside"):
             files.keep_aside(path, damaged)
-            if names:
-                self._write(names)
-            else:
-                self._state, self._names, self._text = None, (), None
-                path.unlink(missing_ok=True)
+            self.list_only(names)
             if self._durable:
                 files.sync_directory(self._directory)
         outcome = f"written anew with {names[-1]} as the latest" if names else "no version of ours is there"
@@ -170,8 +171,12 @@ class StateFile:
         self._records = {}
         return names
 
-    def _write(self, names: tuple[str, ...]) -> None:
-        """Replace `checkpoint`, with the last of these names as the latest. Raises OSError."""
+    def list_only(self, names: tuple[str, ...]) -> None:
+        """Replace `checkpoint`, with the last of these names as the latest, or remove it. Raises OSError."""
+        if not names:
+            self._state, self._names, self._text = None, (), None
+            store.state_file(self._directory).unlink(missing_ok=True)
+            return
         state = store.CheckpointState(names[-1], names)
         text = store.state_text(state)
         write_text(store.state_file(self._directory), text, durable=self._durable)

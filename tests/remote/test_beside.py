@@ -26,6 +26,7 @@ from paramsync.remote.bucket import Bucket
 from paramsync.remote.child import MirrorChild
 from paramsync.remote.protocol import Found
 from paramsync.rpc.client import Trainer
+from paramsync.store.store import PublisherState, Store
 from paramsync.version import Version
 from tests.support.buckets import SeaweedFs
 from tests.support.commands import NAMES, three_versions
@@ -198,6 +199,40 @@ def test_a_publisher_that_is_killed_leaves_no_store_and_its_last_version_in_the_
     with Follower(Replica("m", address), poll_seconds=3600) as follower:
         serves(follower, 7)
     assert [*tmp_path.glob("*/publisher.lock")] == []
+
+
+def test_servers_obey_a_pin_and_a_label_of_versions_that_they_lack(address: str) -> None:
+    training = Training(address)
+    for step in (1, 2, 3):
+        training.publish(step)
+        eventually(lambda step=step: training.is_copied(step), lambda: training.mirror.reason)  # type: ignore[misc]
+    with Follower(Replica("m", address), poll_seconds=3600) as follower:
+        serves(follower, 3)
+        fleet.choose(address, fleet.pin(address, 2))
+        serves(follower, 2)
+        fleet.choose(address, fleet.label(address, "stable", 1))
+        eventually(lambda: follower.replica.labels == {"stable": 1}, lambda: f"{follower.status()}")
+        fleet.choose(address, fleet.pin(address, None))
+        serves(follower, 3)
+        assert follower.replica.predict({"x": np.ones([1, 2], np.float32)}, label="stable")[1].number == 1
+    training.publisher.close()
+
+
+def test_a_version_that_was_damaged_while_no_mirror_ran_serves_once_one_runs(address: str, tmp_path: Path) -> None:
+    training, copy = Training(address), tmp_path / "copy"
+    training.publish(1)
+    mirror = MirrorChild(address, str(copy))
+    eventually(lambda: mirror.newest == 1 and Store(copy).latest() is not None, lambda: mirror.reason)
+    mirror.close(LONG)
+    [data] = copy.glob("ckpt-1.data*")
+    content = data.read_bytes()
+    data.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
+    with Follower(Replica("m", copy), poll_seconds=3600) as follower:
+        eventually(lambda: follower.status().quarantined, lambda: f"{follower.status()}")
+        mirror = MirrorChild(address, str(copy))
+        serves(follower, 1)
+    mirror.close(LONG)
+    training.publisher.close()
 
 
 def test_a_restarted_training_goes_on_above_the_versions_in_the_bucket(address: str) -> None:

@@ -40,13 +40,11 @@ def test_a_version_that_operators_pinned_or_labelled_stays_and_new_followers_fet
     for step in range(1, 4):
         pair.publish(step)
         pair.upload.run_once()
-    pair.download.run_once()
     choose(pair, fleet.pin("s3://bucket/m", 2))
     choose(pair, fleet.label("s3://bucket/m", "stable", 1))
     for step in range(4, 9):
         pair.publish(step)
         pair.upload.run_once()
-    assert pair.download.run_once() is None  # it waits at what it has
     new = pair.follower("new")
     assert new.run_once() is not None
     assert new.state is not None
@@ -55,6 +53,10 @@ def test_a_version_that_operators_pinned_or_labelled_stays_and_new_followers_fet
     found = Store(pair.folder / "new").latest()
     assert found is not None
     assert found.number == 2
+    assert new.run_once() is not None
+    assert [version.number for version in Store(pair.folder / "new").versions()] == [1, 2]
+    assert new.run_once() is None
+    assert new.waiting == ()
     choose(pair, fleet.label("s3://bucket/m", "stable", None))
     state = choose(pair, fleet.pin("s3://bucket/m", None))
     assert (state.pinned, dict(state.labels)) == (None, {})
@@ -64,6 +66,53 @@ def test_a_version_that_operators_pinned_or_labelled_stays_and_new_followers_fet
     assert [version.number for version in new.state.versions] == [7, 8, 9]
     same(pair.source, Store(pair.folder / "new"))
     new.close()
+
+
+def local(pair: Pair) -> list[int]:
+    return [version.number for version in pair.target.versions()]
+
+
+def test_a_follower_fetches_chosen_versions_below_its_newest_and_keeps_them(pair: Pair) -> None:
+    for step in range(1, 4):
+        pair.publish(step)
+        pair.upload.run_once()
+    pair.download.run_once()
+    choose(pair, fleet.label("s3://bucket/m", "stable", 1))
+    pair.publish(4)
+    pair.upload.run_once()
+    pair.download.run_once()  # the newest comes first
+    assert [listed.number for listed in pair.download.waiting] == [1]
+    assert local(pair) == [3, 4]
+    pair.download.run_once()
+    assert local(pair) == [1, 3, 4]
+    for step in range(5, 9):
+        pair.publish(step)
+        pair.upload.run_once()
+        pair.download.run_once()
+        assert local(pair)[0] == 1
+    same(pair.source, pair.target)
+    choose(pair, fleet.label("s3://bucket/m", "stable", None))
+    for step in range(9, 12):
+        pair.publish(step)
+        pair.upload.run_once()
+        pair.download.run_once()
+    assert local(pair) == [9, 10, 11]
+
+
+def test_a_rollback_to_a_version_that_a_follower_lacks_fetches_the_version(pair: Pair) -> None:
+    for step in range(1, 4):
+        pair.publish(step)
+        pair.upload.run_once()
+    pair.download.run_once()
+    choose(pair, fleet.roll_back("s3://bucket/m"))
+    done = pair.download.run_once()
+    assert done is not None
+    assert done.version.number == 2
+    bundle = pair.target.open(done.version)
+    bundle.verify(bundle.entries)
+    same(pair.source, pair.target)  # the newest is still the latest
+    assert local(pair) == [2, 3]
+    assert pair.download.run_once() is None
 
 
 def test_a_choice_of_what_is_not_there_is_refused_and_nothing_changes(pair: Pair) -> None:
@@ -100,6 +149,7 @@ def test_a_follower_obeys_the_choices_for_all_unless_it_has_its_own(tmp_path: Pa
         eventually(lambda: serving(follower) == 2, lambda: f"{follower.status()}")
         CopyNote("s3://bucket/m").write(tmp_path)
         eventually(lambda: serving(follower) == 3, lambda: f"{follower.status()}")
+        assert follower.status().publisher is not None  # as the bucket's state says
         eventually(lambda: not follower.status().labels, lambda: f"{follower.status()}")
     publisher.close()
 
