@@ -92,7 +92,9 @@ class Mirror:
         """
         try:
             done = None if self._down is None else self._down.run_once()
-            if self._up is not None:
+            source = None if self._down is None else self._down.state
+            if self._up is not None and (self._down is None or source is not None):
+                self._up.run = "" if source is None else source.run
                 done = self._up.run_once()
         except Exception as error:
             self._note(self.describe(error))

@@ -18,12 +18,13 @@ from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.tensor_bytes import each
 from paramsync.errors import EmptiedError, FencedError, RemoteError, UnknownVersionError
 from paramsync.host import files
+from paramsync.remote import copy_note, protocol, tensors
 from paramsync.remote import manifest as manifests
-from paramsync.remote import protocol, tensors
+from paramsync.remote import state as states
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.collect import FORMS, MOST_CONDEMNED, RUN, list_orphans
 from paramsync.remote.manifest import Edge, Manifest, Whole
-from paramsync.remote.protocol import Answer, Held
+from paramsync.remote.protocol import Answer, Found, Held
 from paramsync.remote.state import Listed
 from paramsync.remote.tensors import Contents, Parts
 from paramsync.remote.transfer import Transfer
@@ -102,6 +103,8 @@ class Upload:
     ) -> None:
         """`keep` is how many of the newest versions the bucket lists. Setting `stop` ends waiting for the bucket."""
         self._clock = clock
+        self.run = ""
+        """The training run of the source, if it is a bucket: the bucket must have no other. Set this before a start."""
         self._claim = Claim(secrets.token_hex(16)) if claim is None else claim
         self._source = source
         self._bucket = bucket
@@ -125,15 +128,30 @@ class Upload:
     def start(self) -> None:
         """Take over the bucket from earlier publishers. Raises RemoteError if the server cannot run the protocol."""
         self._warning = self._bucket.probe(self._stop)
-        if self._claim.seen is None and self._bucket.read() is Answer.MISSING:
+        answer = self._bucket.read()
+        if self._claim.seen is None and answer is Answer.MISSING:
             self._check_alone()
+        elif self.run and answer is not Answer.MISSING:
+            self._check_run(answer)
         if self._stop.is_set():  # the parent program has ended, and a successor may have begun
             raise InterruptedError
-        steps = protocol.take_over(secrets.token_hex(16), self._claim.nonce, seen=self._claim.seen)
+        run = self.run or secrets.token_hex(16)
+        steps = protocol.take_over(run, self._claim.nonce, seen=self._claim.seen)
         self._held = self._bucket.perform(steps, self._stop)
         self._claim.tell(self._held.state.run, self._held.state.epoch)
         with suppress(RemoteError, ConnectionError, FileNotFoundError):  # orphans stay if they cannot be listed
             self._orphans.update(sorted(list_orphans(self._bucket, self._held.state))[:MOST_CONDEMNED])
+
+    def _check_run(self, answer: Found | Answer | None) -> None:
+        """Raise RemoteError if a mirror from another bucket would mix the versions of two training runs."""
+        address = self._bucket.address
+        if not isinstance(answer, Found):
+            raise ConnectionError(f"{address}: {self._bucket.last_error}")
+        run = states.from_json(answer.content).run
+        if run != self.run:
+            expected = f"expected versions of run {run[:8]}, as in {address}"
+            found = f"found those of run {self.run[:8]}; empty {address} to follow these"
+            raise RemoteError(f"another training began there: {expected}, {found}")
 
     def _check_alone(self) -> None:
         """Raise RemoteError if a folder without a state has objects that no publisher wrote."""

@@ -446,6 +446,26 @@ def test_a_server_that_shares_a_copy_says_so_once_however_often_its_mirror_start
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [second.reason]
 
 
+def test_a_mirror_between_buckets_follows_no_other_run_after_a_restart(
+    address: str, source: Path, said: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = f"s3://{buckets.BUCKET}/copies-of-a-bucket"
+    for _ in range(2):
+        assert main(["mirror", address, copy, "--once"]) == 0
+    before = Bucket(copy).state()
+    assert before.run == Bucket(address).state().run
+    assert before.newest is not None
+    assert before.newest.number == 30
+    for name in Bucket(address).objects():
+        Bucket(address).answer(Delete(name))
+    assert main(["mirror", str(source), address, "--once"]) == 0
+    capsys.readouterr()
+    expected = f"another training began there: expected versions of run {before.run[:8]}, as in {copy}"
+    found = f"found those of run {Bucket(address).state().run[:8]}; empty {copy} to follow these"
+    assert said("mirror", address, copy, "--once") == f"{address}: {expected}, {found}"
+    assert Bucket(copy).state() == before
+
+
 def test_a_follower_of_an_emptied_bucket_keeps_its_copy_and_follows_no_other_run(
     address: str, source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
