@@ -123,16 +123,17 @@ def remote_verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator
     """The verdicts on the requested versions of a bucket. Fetches them as a server would, by deltas if possible."""
     from paramsync.cli.bucket import fetch  # here, because most stores are directories
     from paramsync.remote.bucket import Bucket
-    from paramsync.remote.excerpt import Excerpt, faults, find, read_manifests, sizes_in
+    from paramsync.remote.excerpt import Excerpt, faults, find, objects_in, read_manifests
+    from paramsync.remote.manifest import Edge, Whole
 
     bucket = Bucket(arguments.store)
     state = bucket.state()
     last = find(bucket, state, arguments.version)
     manifests = read_manifests(bucket, state.versions if arguments.all else [last])
-    sizes: dict[str, int | None] = dict.fromkeys(state.objects) if arguments.all else {}
+    objects: dict[str, Whole | Edge | None] = dict.fromkeys(state.objects) if arguments.all else {}
     for manifest in manifests.values():
-        sizes |= {} if isinstance(manifest, str) else sizes_in(manifest)
-    faulty = faults(bucket, sizes)
+        objects |= {} if isinstance(manifest, str) else objects_in(manifest)
+    faulty = faults(bucket, objects, [listed.number for listed in manifests])
     checked = set()  # whole versions that were fetched
     with Excerpt(bucket) as excerpt:
         for listed, manifest in manifests.items():

@@ -5,14 +5,17 @@ from __future__ import annotations
 import shutil
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from crc32c import crc32c
+
+from paramsync.checkpoint.tensor_bytes import PORTION
 from paramsync.errors import RemoteError, UnknownVersionError
 from paramsync.remote.bucket import PARALLEL, Bucket, asked_once
 from paramsync.remote.download import Download, read_manifest
-from paramsync.remote.manifest import Manifest
+from paramsync.remote.manifest import Edge, Manifest, Whole
 from paramsync.remote.state import Listed, State
 from paramsync.remote.transfer import Transfer
 from paramsync.store.store import Store
@@ -87,22 +90,38 @@ def read_manifests(bucket: Bucket, versions: Iterable[Listed]) -> dict[Listed, M
         return dict(zip(versions, pool.map(read, versions), strict=True))
 
 
-def sizes_in(manifest: Manifest) -> dict[str, int | None]:
-    """The sizes of the objects that a version may need, by name. The size of a graph is None: the manifest lacks it."""
-    sizes: dict[str, int | None] = {manifest.graph: None} if manifest.graph else {}
-    return {**sizes, manifest.whole.name: manifest.whole.size} | {edge.name: edge.size for edge in manifest.edges}
+def objects_in(manifest: Manifest) -> dict[str, Whole | Edge | None]:
+    """The objects that a version may need, by name. A graph is None: the manifest has only its name."""
+    graphs: dict[str, Whole | Edge | None] = {manifest.graph: None} if manifest.graph else {}
+    return {**graphs, manifest.whole.name: manifest.whole} | {edge.name: edge for edge in manifest.edges}
 
 
-def faults(bucket: Bucket, sizes: Mapping[str, int | None]) -> dict[str, str]:
-    """What is wrong with the objects that are missing or do not have these sizes, by name."""
+def faults(bucket: Bucket, objects: Mapping[str, Whole | Edge | None], versions: Collection[int]) -> dict[str, str]:
+    """What is wrong with the objects that are missing or have another size, by name.
+
+    Deltas that lead to one of these versions are read, and must have their checksum.
+    """
 
     def check(name: str) -> str:
+        known = objects[name]
         try:
             found = bucket.size(name)
+            if known is None or found == known.size:
+                return _damage(bucket, known) if isinstance(known, Edge) and known.number in versions else ""
         except FileNotFoundError:
             return f"{bucket.address}/{name} is gone"
-        return "" if sizes[name] in (None, found) else f"{name}: expected {sizes[name]} bytes, found {found}"
+        return f"{name}: expected {known.size} bytes, found {found}"
 
     with asked_once(), ThreadPoolExecutor(PARALLEL) as pool:
-        checked = dict(zip(sizes, pool.map(check, sizes), strict=True))
+        checked = dict(zip(objects, pool.map(check, objects), strict=True))
     return {name: fault for name, fault in checked.items() if fault}
+
+
+def _damage(bucket: Bucket, edge: Edge) -> str:
+    """What is wrong with the bytes of a delta; "" also for a delta without a checksum."""
+    crc = 0
+    for start in range(0, edge.size, PORTION):
+        crc = crc32c(bucket.get_range(edge.name, start, min(start + PORTION, edge.size)), crc)
+    if edge.crc in ("", f"{crc:08x}"):
+        return ""
+    return f"{edge.name}: expected bytes with checksum {edge.crc}, found {crc:08x}"

@@ -29,13 +29,17 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An object with the delta from version `base`, whose tensors have the checksum `checksum`, to version `number`."""
+    """An object with the delta from version `base`, whose tensors have the checksum `checksum`, to version `number`.
+
+    `crc` is the CRC-32C of the object in hexadecimal; "" if an earlier release wrote it.
+    """
 
     base: int
     checksum: str
     number: int
     name: str
     size: int
+    crc: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +129,8 @@ def useful(edges: Sequence[Edge], number: int, most: int) -> frozenset[Edge]:
 
 
 def _fields(kind: type[Whole | Edge], values: Any) -> dict[str, Any]:
-    return {key: _is(str if key in ("name", "checksum") else int, values[key]) for key in kind.__slots__}
+    given = {key: values[key] for key in kind.__slots__ if key in values or key != "crc"}
+    return {key: _is(str if key in ("name", "checksum", "crc") else int, value) for key, value in given.items()}
 
 
 def _is(kind: type[Any], value: Any) -> Any:

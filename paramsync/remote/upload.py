@@ -14,6 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeAlias
 
+from crc32c import crc32c
+
 from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.tensor_bytes import each
 from paramsync.errors import EmptiedError, FencedError, RemoteError, UnknownVersionError
@@ -334,10 +336,11 @@ class Upload:
         """Make a delta of these parts. None if a whole version, of `size` bytes, is smaller or faster to send."""
         whole_seconds = self._bucket.seconds(size) if size >= _LARGE else None
         begun = time.monotonic()
-        covered = 0
+        covered, crc = 0, 0
         with tempfile.SpooledTemporaryFile(_SMALL) as file:  # a delta may not fit into memory
             for count, content in parts:
                 file.write(content)
+                crc = crc32c(content, crc)
                 covered += count
                 if file.tell() > size * _WORTH:
                     return None
@@ -352,7 +355,8 @@ class Upload:
             else:
                 file.seek(0)
                 kept = memoryview(file.read())
-        return _Delta(Edge(base, checksum, number, self._name("deltas", f"{base}-{number}"), length), kept)
+        name = self._name("deltas", f"{base}-{number}")
+        return _Delta(Edge(base, checksum, number, name, length, f"{crc:08x}"), kept)
 
     def _add_graph(self, digest: str, number: int, objects: list[_Object]) -> str:
         """The name of the object with a version's graph. It is added to `objects` unless the last version had it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from paramsync.cli.bucket import Look, Watch
 from paramsync.cli.live import Polled
 from paramsync.cli.verify import remote_verdicts
 from paramsync.errors import RemoteError
-from paramsync.remote import collect, fleet, protocol
+from paramsync.remote import collect, fleet, manifest, protocol
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.protocol import Delete
 from paramsync.remote.upload import Upload
@@ -284,6 +285,36 @@ def test_verify_checks_signatures_and_every_way_to_a_version(address: str, run: 
         assert "version 3 came damaged" in " ".join(verdicts[2]["problems"])
         bucket.put(name, content)
     assert run("verify", found, "--all")[0] == 0
+
+
+def test_a_damaged_delta_that_is_not_the_way_taken_is_named(address: str, run: Run, tmp_path: Path) -> None:
+    pair = Pair(tmp_path)
+    bucket = Bucket(f"{address}-long")
+    upload = Upload(pair.source, bucket, keep=3, stop=pair.stop)
+    for step in range(1, 11):  # the delta from 1 to 9 comes with version 10
+        pair.publish(step)
+        upload.run_once()
+    pair.close()
+    assert run("verify", bucket.address, "9")[0] == 0
+    [name] = [name for name in bucket.objects("deltas") if name.endswith("-1-9")]
+    content = bucket.get(name, 1 << 20)
+    bucket.put(name, content[:-1] + bytes([content[-1] ^ 1]))
+    code, text, _ = run("verify", bucket.address, "--all", "--json")
+    problems = [problem for verdict in json.loads(text)["versions"] for problem in verdict["problems"]]
+    assert (code, [f"{name}: expected bytes with checksum" in problem for problem in problems]) == (1, [True])
+
+
+def test_a_manifest_of_an_earlier_release_whose_deltas_have_no_checksum_is_read(pair: Pair) -> None:
+    for step in (1, 2):
+        pair.publish(step)
+        pair.upload.run_once()
+    newest = pair.bucket.state().versions[-1]
+    values = json.loads(pair.bucket.get(newest.manifest, 1 << 20))
+    [edge] = values["edges"]
+    assert len(edge.pop("crc")) == 8
+    content = json.dumps(values).encode()
+    digest = hashlib.sha256(content).hexdigest()
+    assert [edge.crc for edge in manifest.from_json(content, name="2.json", digest=digest).edges] == [""]
 
 
 def test_lost_and_cut_objects_are_named(address: str, run: Run) -> None:
