@@ -29,6 +29,7 @@ SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
 PARALLEL = 8  # parts of an upload, or ranges of a download, in transfer at once
 
 _PART = 8 << 20  # bytes of one part of an upload
+_LONGEST = 16 * settings.STALLED  # seconds that the slowest link may take for a part
 _FIRST_WAIT, _LAST_WAIT = 0.1, 5.0  # seconds of the back-off after an operation with an unknown outcome
 _MOST_UNKNOWN = 8  # so many unknown outcomes in one run of the protocol raise an error
 _RACE = 8  # writers that `probe` starts at once to replace one object
@@ -103,14 +104,20 @@ class Bucket:
         self._errors = obstore.exceptions
         self._prefix = settings.prefix(scheme)
         self._speed: float | None = None  # bytes per second of the last large upload
+        self._stalled = settings.STALLED  # time-out in seconds for one part of an upload
         self._local = threading.local()
         self.answered_at: float | None = None
         """When this server last answered, in seconds since the epoch."""
         self.received: Callable[[int], object] = lambda count: None
         """Called with the number of bytes of each read of data, on any thread, for a progress bar."""
-        options: Any = settings.connection(scheme)
+
+        def connect(stalled: float) -> Any:
+            options: Any = settings.connection(scheme, stalled)
+            return store or from_url(self.address, retry_config=_RETRIES, client_options=options)
+
+        self._connect = connect
         try:
-            self._store = store or from_url(self.address, retry_config=_RETRIES, client_options=options)
+            self._store = self._sender = connect(self._stalled)
         except (self._errors.BaseError, ValueError) as error:
             raise SettingsError(f"{self.address}: {reasons.reason(error, self._prefix)}") from error
 
@@ -188,8 +195,9 @@ class Bucket:
     def put(self, name: str, content: bytes | memoryview | Iterable[memoryview], size: int = 0) -> None:
         """Write an object of data, in parts if it is large. `size` is needed only for content that is an iterable.
 
-        On a slow link fewer parts are sent at once, so that no part takes too long. Raises RemoteError, and
-        ConnectionError if a later attempt may succeed.
+        On a slow link fewer parts are sent at once, so that no part takes too long. If a single part does not get
+        through, the next call has twice the time. Raises RemoteError, and ConnectionError if a later attempt may
+        succeed.
         """
         if isinstance(content, bytes | memoryview):
             size = len(content)
@@ -199,16 +207,22 @@ class Bucket:
         parts = (
             PARALLEL if self._speed is None else max(1, min(PARALLEL, int(self._speed * settings.STALLED / 3 / _PART)))
         )
-        begun = time.monotonic()
-        written = self._call(
-            lambda: self._obstore.put(self._store, name, content, chunk_size=_PART, max_concurrency=parts)
-        )
+        begun, sender, stalled = time.monotonic(), self._sender, self._stalled
+        written = self._call(lambda: self._obstore.put(sender, name, content, chunk_size=_PART, max_concurrency=parts))
         seconds = time.monotonic() - begun
-        if written is Answer.UNKNOWN and seconds >= settings.STALLED:
+        if written is Answer.UNKNOWN and seconds >= stalled:
             self._speed = 0.0
+            if parts == 1:
+                self._wait_at_most(min(2 * stalled, _LONGEST))
         elif not isinstance(written, Answer) and size > _PART:
             self._speed = size / seconds
+            self._wait_at_most(max(settings.STALLED, 4 * parts * _PART / self._speed))
         self._done(name, written)
+
+    def _wait_at_most(self, seconds: float) -> None:
+        """Set the time-out for the parts of uploads."""
+        if seconds != self._stalled:
+            self._stalled, self._sender = seconds, self._connect(seconds)
 
     def seconds(self, size: int) -> float | None:
         """How long it will take to send so many bytes; None without a measurement."""

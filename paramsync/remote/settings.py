@@ -8,7 +8,8 @@ import re
 from paramsync.errors import SettingsError
 
 STALLED = 30.0
-"""A request fails after so many seconds without a byte of an answer. The environment can set another limit."""
+"""A request fails after so many seconds without a byte of an answer, unless its own bytes need longer to be sent. The
+environment can set another limit."""
 
 _PREFIXES = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"}  # all other schemes use AZURE
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
@@ -36,7 +37,7 @@ def prefix(scheme: str) -> str:
     return _PREFIXES.get(scheme, "AZURE")
 
 
-def connection(scheme: str) -> dict[str, str]:
+def connection(scheme: str, stalled: float = STALLED) -> dict[str, str]:
     """The options for connections to addresses of this scheme. Raises SettingsError if an endpoint is not a URL.
 
     obstore does not read its connection options from the environment if it is given any, so they are read here. Its
@@ -47,4 +48,4 @@ def connection(scheme: str) -> dict[str, str]:
             raise SettingsError(f"{name}: expected a URL such as https://host:port")  # obstore would panic
     names = {name: f"{prefix(scheme)}_{name}".upper() for name in _READ}
     given = {name: os.environ[variable] for name, variable in names.items() if variable in os.environ}
-    return {"timeout": "1day", "read_timeout": f"{STALLED:.0f}s"} | given
+    return {"timeout": "1day", "read_timeout": f"{stalled:.0f}s"} | given

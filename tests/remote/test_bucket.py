@@ -15,10 +15,12 @@ from obstore.store import MemoryStore
 
 from paramsync.cli.__main__ import main
 from paramsync.errors import RemoteError
+from paramsync.remote import bucket as bucket_module
 from paramsync.remote import protocol, settings, state
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.protocol import Answer, Answered, Create, Delete, Found, Held, Replace, Written
 from tests.support.commands import only_line, three_versions
+from tests.support.gcs import Gcs
 from tests.support.object_stores import ObjectStore
 
 WRITERS = 8  # and 32 in the campaign: SeaweedFS takes a second for each writer that has to wait
@@ -228,6 +230,34 @@ def test_a_slow_request_goes_on_and_a_stalled_one_fails_unless_the_environment_s
     monkeypatch.setenv("GOOGLE_PROXY_URL", "http://proxy")
     assert settings.connection("s3") == {"timeout": "5s", "read_timeout": "30s", "allow_http": "true"}
     assert settings.connection("gs")["proxy_url"] == "http://proxy"
+
+
+def test_a_link_too_slow_for_one_part_within_the_time_out_gets_twice_the_time_until_the_part_is_through(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stalled, connection = [], settings.connection
+
+    def connect(scheme: str, seconds: float) -> dict[str, str]:
+        stalled.append(seconds)
+        return connection(scheme, seconds)
+
+    monkeypatch.setattr(settings, "STALLED", 1.0)
+    monkeypatch.setattr(settings, "connection", connect)
+    monkeypatch.setattr(bucket_module, "_RETRIES", {"max_retries": 0})
+    content = np.random.default_rng(0).integers(0, 256, 9 << 20, np.uint8).tobytes()
+    with Gcs() as server:
+        for variable, value in server.environment.items():
+            monkeypatch.setenv(variable, value)
+        bucket = Bucket(f"{server.address}/m")
+        server.is_slow = True
+        for _ in range(3):  # with many parts at once, with one, and with one for twice the time
+            with pytest.raises(ConnectionError):
+                bucket.put("data/1/a", content)
+        server.is_slow = False
+        bucket.put("data/1/a", content)
+        assert bucket.get_range("data/1/a", 0, len(content)) == content
+    assert stalled[:3] == [1.0, 2.0, 4.0]
+    assert bucket.seconds(len(content)) is not None
 
 
 def test_as_many_parts_are_under_way_as_the_link_sends_before_they_stall(

@@ -57,6 +57,8 @@ class Gcs(HttpServer):
         self.refused: Counter[str] = Counter()
         """Answers 429 by name of the object."""
         self.on_refused: Callable[[str], object] = lambda name: None
+        self.is_slow = False
+        """Whether clients give up before their part of an upload has an answer, as over a slow link."""
         self._turns: Counter[str] = Counter()
         super().__init__(_requests_of(self))
 
@@ -119,6 +121,10 @@ def _requests_of(gcs: Gcs) -> type[BaseHTTPRequestHandler]:
             name, query = self._target()
             content = self._body()
             if "uploadId" in query:
+                if gcs.is_slow:
+                    self.connection.recv(1)  # returns once the client has given up
+                    self.close_connection = True
+                    return
                 gcs.uploads[query["uploadId"]][int(query["partNumber"])] = content
                 self._answer(200, b"", Stored(content, 0))
                 return
