@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from paramsync.errors import SettingsError
 from paramsync.following.residents import RESIDENT, Residents
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.inference.resident import Resident
@@ -34,15 +35,19 @@ class Replica(Residents[Resident]):
         verification: Verification = "auto",
         allowed: Collection[str] = (),
         trust: Sequence[Path | str] = (),
+        trainer: str | None = None,
     ) -> None:
         """The last `resident` versions that served stay in memory, and all labelled versions.
 
         `source` is a Source, a Store or its path, or a bucket's address such as s3://bucket/models/digits. For a
-        bucket, a separate process copies new versions into a local store in memory, as long as this replica lives. The
-        arguments after `resident` are passed to `open_source`; they do not apply to a Source.
+        bucket, a separate process copies new versions into a local store in memory, as long as this replica lives; it
+        looks at once when the `trainer`, the address of its control port, says that a version is in the bucket. The
+        arguments from `inputs` to `trust` are passed to `open_source`; they do not apply to a Source.
         """
         if isinstance(source, str) and is_address(source):
-            source = follow(source, self)
+            source = follow(source, self, trainer=trainer)
+        elif trainer is not None:
+            raise SettingsError(f"trainer: expected the address of a bucket with it, found {source}")
         if isinstance(source, (Store, Path, str)):
             path = source.path if isinstance(source, Store) else Path(source)
             source = open_source(

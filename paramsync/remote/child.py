@@ -220,9 +220,17 @@ def cache_of(address: str, folder: Path | None = None) -> Path:
     return folder / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16]
 
 
-def follow(address: str, owner: object, folder: Path | None = None) -> Path:
-    """Start a mirror that copies an address for as long as `owner` lives. Returns the directory of the copy."""
+def follow(address: str, owner: object, folder: Path | None = None, *, trainer: str | None = None) -> Path:
+    """Start a mirror that copies an address for as long as `owner` lives. Returns the directory of the copy.
+
+    The mirror looks at once when the trainer with this control port says that a version is in the bucket.
+    """
     path = cache_of(address, folder)
     child = MirrorChild(address, str(path))
     weakref.finalize(owner, child.close, 1.0)
+    if trainer is not None:
+        from paramsync.remote.trainer_watch import TrainerWatch  # here: most programs have no trainer to watch
+        from paramsync.rpc.client import Credentials
+
+        weakref.finalize(owner, TrainerWatch(trainer, Credentials(), child.look).close)
     return path

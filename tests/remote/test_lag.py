@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from paramsync import Publisher
+from paramsync import Follower, Publisher, Replica
 from paramsync.cli.__main__ import main
 from paramsync.errors import CallError, PublishError, SettingsError
 from paramsync.publishing.control_port import Training
@@ -172,33 +172,61 @@ def test_a_bucket_that_is_away_is_told_at_both_ends_until_it_is_back(
     assert status.bucket.answered_at > since
 
 
-def test_a_server_that_watches_the_trainer_does_not_wait_for_its_poll(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def have_no_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on, mirrors that are started look only once, and when they are told."""
     never = f"from paramsync.remote import mirror; mirror.BUSY = mirror.IDLE = {10**6}"
     (tmp_path / "sitecustomize.py").write_text(never)
     assert (mirror.BUSY, mirror.IDLE) < (10**6, 10**6)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+
+
+def publish_until(publisher: Publisher, serving: Callable[[], int]) -> None:
+    """Publish until a version after the first serves: a watch may begin only later."""
+    step = 1
+
+    def again() -> bool:
+        nonlocal step
+        step += 1
+        publisher.publish(step, wait=True)
+        in_bucket(publisher, step)
+        return serving() > 1
+
+    eventually(again, lambda: "a version that no poll could find")
+
+
+def test_a_replica_that_watches_the_trainer_does_not_wait_for_its_poll(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SettingsError, match=f"trainer: expected the address of a bucket with it, found {tmp_path}"):
+        Replica("m", tmp_path, trainer="localhost:1")
     with Publisher(address, Witness(), control_port=0) as publisher:
         publisher.publish(1, wait=True)
         in_bucket(publisher, 1)
-        monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{ROOT}")
+        have_no_polls(tmp_path, monkeypatch)
+        with Follower(Replica("m", address, trainer=publisher.control)) as follower:
+
+            def serving() -> int:
+                version = follower.status().serving
+                return 0 if version is None else version.number
+
+            eventually(lambda: serving() == 1, lambda: f"{follower.status()}")  # by the first look
+            publish_until(publisher, serving)
+
+
+def test_a_server_that_watches_the_trainer_does_not_wait_for_its_poll(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Publisher(address, Witness(), control_port=0) as publisher:
+        publisher.publish(1, wait=True)
+        in_bucket(publisher, 1)
+        have_no_polls(tmp_path, monkeypatch)
         arguments = ("--model", f"m={address}", "--cache", tmp_path / "cache", "--workers", "1")
         process = Process(*arguments, "--trainer", publisher.control or "")
         try:
             process.connect()
             with Inferencer(process.control_address) as server:
                 serves(server, 1)  # by the first look
-                step = 1
-
-                def again() -> bool:  # the watch may begin only later
-                    nonlocal step
-                    step += 1
-                    publisher.publish(step, wait=True)
-                    in_bucket(publisher, step)
-                    [model] = server.status()
-                    return model.serving.number > 1
-
-                eventually(again, lambda: "a version that no poll could find")
+                publish_until(publisher, lambda: server.status()[0].serving.number)
         finally:
             process.close()
 
