@@ -131,7 +131,7 @@ class Reconciler:
             self._soon(self._looks.left(now))
         else:
             self._looks = Backoff()
-        self._report.set_publisher(look.publisher if note is None else None)  # the mirror holds the lock of a copy
+        self._report.set_publisher(look.publisher if note is None else note.publisher)  # the mirror locks a copy
         absent = look.latest is None and look.problem is None
         absence = diagnosis.absence(self._replica.source.path) if absent else ""
         self._report.set_waiting(absence, unread=look.problem is not None)

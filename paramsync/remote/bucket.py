@@ -169,13 +169,13 @@ class Bucket:
             return answer if answer is Answer.UNKNOWN else Answer.DONE
         return self._put(states.NAME, operation)
 
-    def perform(self, steps: Steps[T], stop: threading.Event) -> T:
+    def perform(self, steps: Steps[T], stop: threading.Event, *, unknown: int = _MOST_UNKNOWN) -> T:
         """Run steps of the protocol to their end, with a back-off after each refusal or unknown outcome.
 
-        Raises ConnectionError after too many unknown outcomes, InterruptedError once `stop` is set, and the errors of
+        Raises ConnectionError after so many unknown outcomes, InterruptedError once `stop` is set, and the errors of
         the steps.
         """
-        wait, unknown = _FIRST_WAIT, 0
+        wait = _FIRST_WAIT
         operation = next(steps)
         while True:
             answer = self.answer(operation)
@@ -183,8 +183,8 @@ class Bucket:
                 if stop.wait(wait * (0.5 + secrets.randbelow(1024) / 1024)):
                     raise InterruptedError
                 wait = min(2 * wait, _LAST_WAIT)
-            unknown += answer is Answer.UNKNOWN
-            if unknown == _MOST_UNKNOWN:
+            unknown -= answer is Answer.UNKNOWN
+            if unknown == 0:
                 raise ConnectionError(f"{self.address}: {self.last_error}")
             try:
                 operation = steps.send(answer)

@@ -15,6 +15,7 @@ from paramsync.host import files
 from paramsync.moments import Move
 from paramsync.remote import bucket_status
 from paramsync.remote.bucket_status import BucketStatus
+from paramsync.store.store import LastPublisher, PublisherState
 
 NAME = "mirror.json"
 _LIMIT = 1 << 14  # most bytes of a note
@@ -25,8 +26,9 @@ class CopyNote:
     """The content of the note.
 
     `reason` says why no version comes; it is "" while the bucket answers. `pinned` and `labels` are operators' choices
-    for all followers of the bucket; `move` is set if the pin changes at one moment. `run`, `epoch` and `sequence` are
-    from the last state that the mirror followed. A restarted mirror follows no other run and no older state.
+    for all followers of the bucket; `move` is set if the pin changes at one moment. `ended` and `ended_at` say how the
+    last publisher ended, as in the state. `run`, `epoch` and `sequence` are from the last state that the mirror
+    followed. A restarted mirror follows no other run and no older state.
     """
 
     address: str
@@ -36,8 +38,17 @@ class CopyNote:
     run: str = ""
     epoch: int = 0
     sequence: int = 0
+    ended: str = ""
+    ended_at: float = 0.0
     status: BucketStatus | None = None
     move: Move | None = None
+
+    @property
+    def publisher(self) -> LastPublisher | None:
+        """The publisher of the bucket, once it has ended."""
+        if not self.ended:
+            return None
+        return LastPublisher(PublisherState(self.ended), self.ended_at, self.ended_at)
 
     def write(self, store: Path, answered_at: float | None = None) -> None:
         """Write the note into a local copy, with `answered_at` as the time of the file.
@@ -45,8 +56,9 @@ class CopyNote:
         Errors are ignored, because a copy also works without a note.
         """
         values = asdict(self)
-        if self.move is None:
-            del values["move"]  # earlier releases refuse a note with a key that they do not know
+        for name in ("move", "ended", "ended_at"):
+            if not values[name]:
+                del values[name]  # earlier releases refuse a note with a key that they do not know
         with suppress(OSError), files.aside(store / NAME) as file:
             file.write(json.dumps(values).encode())
             file.flush()
@@ -77,6 +89,7 @@ def read(store: Path) -> CopyNote | None:
         note = CopyNote(**values, status=status, move=None if move is None else moments.from_values(move))
         numbers = [*note.labels.values(), note.epoch, note.sequence, *([] if note.pinned is None else [note.pinned])]
         texts = (note.address, note.run)
-        if all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers):
+        ends = note.ended in ("", *(state.value for state in PublisherState)) and type(note.ended_at) in (int, float)
+        if ends and all(isinstance(text, str) for text in texts) and all(type(number) is int for number in numbers):
             return note
     return None

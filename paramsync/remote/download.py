@@ -224,7 +224,14 @@ class Download:
         """Write the note in the copy: the status, operators' choices, and the last state that this mirror followed."""
         self._note = replace(self._note, reason=status.reason, status=status.ageless())
         if (state := self._seen) is not None:
-            self._note = replace(self._note, pinned=state.pinned, labels=dict(state.labels), move=state.move)
+            self._note = replace(
+                self._note,
+                pinned=state.pinned,
+                labels=dict(state.labels),
+                move=state.move,
+                ended=state.ended,
+                ended_at=state.ended_at,
+            )
         self._write_note()
 
     def _write_note(self) -> None:

@@ -181,6 +181,7 @@ class Mirror:
         while not self.stop.is_set():
             try:
                 done = self.run_once()
+                self._up.tell_end(is_over=True)
             except InterruptedError:
                 return False
             except (OSError, ParamsyncError) as error:

@@ -128,7 +128,7 @@ def take_over(run: str, nonce: str, *, seen: tuple[str, int] | None = None) -> S
         else:
             epoch = held.state.epoch if seen is None else max(seen[1], held.state.epoch)
             seen, who = (held.state.run, epoch), held.state.committed
-            mine = held.state.commit(nonce, epoch=epoch + 1)
+            mine = held.state.commit(nonce, epoch=epoch + 1, ended="")
             answer = yield Replace(mine.to_json(), held.tag)
         if isinstance(answer, Written):
             return Held(mine, answer.tag)
@@ -262,7 +262,7 @@ def listing(
             for name, (first, last) in {**state.objects, **needs}.items()
             if any(first <= listed.number <= last for listed in versions)
         }
-        after = replace(state, versions=versions, objects=objects)
+        after = replace(state, versions=versions, objects=objects, ended="")
         condemned = {*state.condemned, *((state.live | orphans) - after.live)} - swept
         return replace(after, condemned=tuple(sorted(condemned)))
 

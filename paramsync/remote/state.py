@@ -33,6 +33,7 @@ _OBJECT = re.compile(r"[a-z]+/[0-9]{1,19}/[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _LABEL = re.compile(r"[\w.-]{1,64}")
 _RANDOM = re.compile(r"[0-9a-f]{32}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_ENDED = re.compile("(finished|died)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,8 @@ class State:
     objects    names of data objects, each with the numbers of the first and the last version that needs it
     condemned  names of objects that no version needs any more, to be deleted
     choices    operators' choices for all followers, such as `pinned` and `labels`; publishers keep them
+    ended      how the last publisher ended, "finished" or "died"; "" while there is one, or nobody knows
+    ended_at   when that became known, in seconds since the epoch
     """
 
     run: str
@@ -74,6 +77,8 @@ class State:
     objects: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     condemned: tuple[str, ...] = ()
     choices: Mapping[str, Any] = field(default_factory=dict)
+    ended: str = ""
+    ended_at: float = 0.0
 
     @property
     def newest(self) -> Listed | None:
@@ -152,6 +157,8 @@ class State:
             "objects": dict(self.objects),
             "condemned": self.condemned,
             "choices": dict(self.choices),
+            "ended": self.ended,
+            "ended_at": self.ended_at,
         }
         content = json.dumps({**values, "checksum": _checksum(values)}).encode()
         from_json(content)
@@ -181,6 +188,8 @@ def from_json(content: bytes) -> State:
         objects=_objects(values.get("objects")),
         condemned=tuple([_name(name) for name in _list(values, "condemned", _OBJECTS)]),
         choices=_choices(_mapping(values.get("choices", {}))),
+        ended=_text({"ended": values.get("ended", "")}, "ended", _ENDED),
+        ended_at=_time(values, "ended_at"),
     )
     numbers = [version.number for version in state.versions]
     if numbers != sorted(set(numbers)):
@@ -206,7 +215,7 @@ def _listed(value: Any) -> Listed:
         number=_number(values, "number"),
         manifest=_text(values, "manifest", _OBJECT),
         digest=_text(values, "digest", _DIGEST),
-        at=_time(values),
+        at=_time(values, "at"),
     )
 
 
@@ -263,10 +272,10 @@ def _number(values: Mapping[str, Any], key: str) -> int:
     return found
 
 
-def _time(values: Mapping[str, Any]) -> float:
-    found = values.get("at", 0.0)
+def _time(values: Mapping[str, Any], key: str) -> float:
+    found = values.get(key, 0.0)
     if type(found) not in (int, float) or not 0 <= found < _NUMBER:
-        raise _wrong("at: seconds since the epoch", found)
+        raise _wrong(f"{key}: seconds since the epoch", found)
     return float(found)
 
 

@@ -30,7 +30,7 @@ from paramsync.remote.protocol import Answer, Found, Held
 from paramsync.remote.state import Listed
 from paramsync.remote.tensors import Contents, Parts
 from paramsync.remote.transfer import Transfer
-from paramsync.store.store import Store
+from paramsync.store.store import LastPublisher, PublisherState, Store, last_publisher
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import Entry, Index
 from paramsync.version import Version
@@ -114,6 +114,7 @@ class Upload:
         self._stop = stop
         self._held: Held | None = None
         self._warning: RemoteError | None = None
+        self._ended: LastPublisher | None = None  # the publisher whose end the bucket was told
         self._base: _Sent | None = None  # the version that was sent last
         self._deltas: dict[int, tuple[_Delta, ...]] = {}  # by stride: deltas since the last delta of the next stride
         self._late: dict[int, _Delta] = {}  # by stride: deltas to `_base`, of which longer ones are to be made
@@ -188,6 +189,7 @@ class Upload:
             if version.number < newest.number and not self._count:
                 found = f"version {version.number} here and version {newest.number} in the bucket"
                 raise RemoteError(f"expected a newer version than the bucket has, found {found}: numbers only rise")
+            self.tell_end()
             return None
         if version.serve_at is not None:  # of versions that wait for their moments none is skipped, because each serves
             above = -1 if newest is None else newest.number
@@ -198,6 +200,31 @@ class Upload:
         except UnknownVersionError:  # pruned meanwhile: a newer version is there
             return None
         return self._send(version, bundle)
+
+    def tell_end(self, *, is_over: bool = False) -> None:
+        """Say in the state that the publisher of the local store ended, so that nobody waits for more versions.
+
+        `is_over` means that the caller knows that it ended.
+        """
+        assert self._held is not None
+        note = copy_note.read(self._source.path)
+        last = last_publisher(self._source.path) if note is None else note.publisher  # the mirror locks a copy
+        if is_over and last is not None and last.state is PublisherState.TRAINING:
+            last = replace(last, state=PublisherState.DIED)  # a process that is killed may lose its lock a little later
+        if last is None or last.state is PublisherState.TRAINING or last == self._ended:
+            return
+        is_known = note is not None or last.state is PublisherState.FINISHED
+        at = last.since if is_known else time.time()  # a lock does not say when its owner died
+        steps = protocol.commit(
+            self._held, lambda state: replace(state, ended=last.state.value, ended_at=at), self._nonce()
+        )
+        with suppress(ConnectionError):  # the next look tries again
+            with suppress(RemoteError):  # the next version, if there is one, finds out
+                self._held = self._bucket.perform(steps, self._stop, unknown=1)  # training waits for this at its end
+            self._ended = last
+
+    def _nonce(self) -> str:
+        return self._claim.nonce[: protocol.WHO] + secrets.token_hex(protocol.WHO // 2)
 
     @property
     def has_begun(self) -> bool:
@@ -248,8 +275,7 @@ class Upload:
         each(lambda placed: self._bucket.put(*placed), objects, threads=len(objects))  # in any order, before the state
         entry = Listed(version.number, name, hashlib.sha256(content).hexdigest(), at=time.time())
         change = protocol.listing(entry, manifest.objects(), self._keep, self._swept, frozenset(self._orphans))
-        nonce = self._claim.nonce[: protocol.WHO] + secrets.token_hex(protocol.WHO // 2)
-        self._held = self._bucket.perform(protocol.commit(self._held, change, nonce), self._stop)
+        self._held = self._bucket.perform(protocol.commit(self._held, change, self._nonce()), self._stop)
         self._swept = frozenset()
         self._orphans.clear()
         self._graph = version.graph, graph

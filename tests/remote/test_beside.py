@@ -64,6 +64,14 @@ def serves(follower: Follower, number: int) -> None:
     eventually(look, lambda: f"version {number}: {follower.status()}")
 
 
+def ended(follower: Follower, how: PublisherState) -> None:
+    def look() -> bool:
+        publisher = follower.status().publisher
+        return publisher is not None and publisher.state is how
+
+    eventually(look, lambda: f"{how}: {follower.status()}")
+
+
 def test_what_training_publishes_serves_elsewhere_though_mirrors_are_killed(address: str, tmp_path: Path) -> None:
     training = Training(address)
     with Follower(Replica("m", address), poll_seconds=3600) as follower:
@@ -77,6 +85,7 @@ def test_what_training_publishes_serves_elsewhere_though_mirrors_are_killed(addr
         training.publish(6)  # perhaps before the mirror is started again
         training.publisher.close()
         serves(follower, 6)
+        ended(follower, PublisherState.FINISHED)
     assert [*tmp_path.glob("*/publisher.lock")] == []
 
 
@@ -198,6 +207,7 @@ def test_a_publisher_that_is_killed_leaves_no_store_and_its_last_version_in_the_
     eventually(lambda: [*tmp_path.iterdir()] == [], lambda: "the end of the mirror")
     with Follower(Replica("m", address), poll_seconds=3600) as follower:
         serves(follower, 7)
+        ended(follower, PublisherState.DIED)
     assert [*tmp_path.glob("*/publisher.lock")] == []
 
 

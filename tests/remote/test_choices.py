@@ -147,7 +147,7 @@ def test_a_follower_obeys_the_choices_for_all_unless_it_has_its_own(tmp_path: Pa
         assert serving(follower) == 1
         follower.unpin(timeout=LONG)
         eventually(lambda: serving(follower) == 2, lambda: f"{follower.status()}")
-        CopyNote("s3://bucket/m").write(tmp_path)
+        CopyNote("s3://bucket/m", ended="died", ended_at=5.0).write(tmp_path)
         eventually(lambda: serving(follower) == 3, lambda: f"{follower.status()}")
         assert follower.status().publisher is not None  # as the bucket's state says
         eventually(lambda: not follower.status().labels, lambda: f"{follower.status()}")

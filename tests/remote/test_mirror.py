@@ -18,13 +18,14 @@ from paramsync.errors import (
     RemoteError,
     SettingsError,
 )
-from paramsync.remote import download, protocol, state, tensors, upload
+from paramsync.remote import copy_note, download, protocol, state, tensors, upload
 from paramsync.remote.bucket import Bucket
+from paramsync.remote.bucket_status import BucketStatus
 from paramsync.remote.mirror import BUSY, IDLE, Mirror, pause
 from paramsync.remote.state import Listed, State
 from paramsync.remote.upload import Upload
 from paramsync.store.commit import StoreWriter
-from paramsync.store.store import Store
+from paramsync.store.store import PublisherState, Store
 from paramsync.version import Version
 from tests.support import partitioned
 from tests.support.mirrors import SIZE, Pair, current_state, same
@@ -290,6 +291,77 @@ def test_follower_and_publisher_go_on_after_a_restart(pair: Pair) -> None:
     same(pair.source, pair.target)
 
 
+@pytest.mark.parametrize("finished", [True, False], ids=["finished", "died"])
+def test_followers_know_how_the_last_publisher_ended_until_another_one_begins(pair: Pair, finished: bool) -> None:
+    def publisher() -> PublisherState | None:
+        pair.download.run_once()
+        pair.download.note(BucketStatus(address=pair.bucket.address))
+        note = copy_note.read(pair.target.path)
+        assert note is not None
+        return None if note.publisher is None else note.publisher.state
+
+    pair.publish(1)
+    for _ in range(2):
+        pair.upload.run_once()
+        assert publisher() is None
+    pair.writer.close(finished=finished)
+    assert pair.upload.run_once() is None
+    assert publisher() is (PublisherState.FINISHED if finished else PublisherState.DIED)
+    sequence = current_state(pair).sequence
+    assert pair.upload.run_once() is None
+    assert current_state(pair).sequence == sequence
+    pair.writer = StoreWriter(pair.source.path, keep=3)
+    pair.publish(2)
+    pair.upload.run_once()
+    assert publisher() is None
+    pair.writer.close()
+    pair.upload.run_once()
+    assert publisher() is PublisherState.FINISHED
+    pair.publisher().start()
+    assert publisher() is None
+
+
+def test_a_mirror_of_a_copy_tells_on_how_the_publisher_ended(pair: Pair) -> None:
+    there = Bucket("s3://bucket/other", store=obstore.store.MemoryStore())
+    relay = Upload(pair.target, there, keep=3, stop=pair.stop)
+
+    def ended() -> str:
+        pair.upload.run_once()
+        pair.download.run_once()
+        pair.download.note(BucketStatus(address=pair.bucket.address))
+        relay.run_once()
+        return there.state().ended
+
+    pair.publish(1)
+    assert [ended(), ended()] == ["", ""]
+    pair.writer.close(finished=False)
+    assert ended() == "died"
+    assert there.state().ended_at == current_state(pair).ended_at
+
+
+def test_a_publisher_that_ended_without_giving_its_lock_back_died(pair: Pair) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    pair.upload.tell_end()
+    assert current_state(pair).ended == ""
+    pair.upload.tell_end(is_over=True)
+    assert current_state(pair).ended == "died"
+
+
+def test_the_end_of_a_publisher_is_told_later_if_the_bucket_is_away(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    pair.writer.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "perform", failing(ConnectionError("away")))
+        assert pair.upload.run_once() is None
+    assert current_state(pair).ended == ""
+    pair.upload.run_once()
+    assert current_state(pair).ended == "finished"
+
+
 def test_a_publisher_that_another_one_replaced_stops_and_says_so(pair: Pair) -> None:
     pair.publish(1)
     pair.upload.run_once()
@@ -382,7 +454,7 @@ def test_a_version_whose_commit_was_interrupted_is_committed_again(pair: Pair, m
 
 
 def failing(error: Exception) -> Callable[..., object]:
-    def fail(*arguments: object) -> None:
+    def fail(*arguments: object, **options: object) -> None:
         raise error
 
     return fail

@@ -37,6 +37,8 @@ def test_a_state_is_read_as_it_was_written() -> None:
         ({"epoch": True}, "epoch"),
         ({"sequence": 1 << 63}, "sequence"),
         ({"versions": {}}, "versions"),
+        ({"ended": "soon"}, "ended"),
+        ({"ended_at": "soon"}, "ended_at"),
         ({"versions": [1]}, "JSON object"),
         ({"choices": []}, "JSON object"),
         ({"condemned": ["data/1/7"]}, "condemned"),
