@@ -45,6 +45,7 @@ _LARGE = 64 << 20  # bytes: for smaller whole versions, the time to make a delta
 _SAMPLE = 1 / 8  # after this share of the tensors, the time to make the whole delta is estimated
 _SMALL = 1 << 20  # bytes: larger deltas are kept in a temporary file, not in memory
 _CHAIN = 0.5  # the deltas since the last whole version may have at most this share of its bytes
+_SHORT = 1 / 16  # of a whole version: behind a shorter delta, the whole version follows before it must come at once
 
 _Object: TypeAlias = tuple[str, bytes | memoryview | Iterable[memoryview], int]
 """Name, content and size of an object to send."""
@@ -262,7 +263,8 @@ class Upload:
         chain = () if whole is None else manifests.route(edges, [whole.number], version.number) or ()
         # After so many commits, the deltas that start at the last whole version would soon be deleted.
         far = self._count - self._begun >= _STRIDES[-1] * (_KEPT - 1)
-        if whole is None or not chain:
+        length = sum(edge.size for edge in chain)
+        if whole is None or not chain or length > size * _CHAIN:
             whole = self._whole_of(sent, size)
             objects.append((whole.name, tensors.stream(packed, contents), size))
             total += size
@@ -284,8 +286,8 @@ class Upload:
         self._edges = tuple([one for one in (*self._edges, *sent_now) if one.edge in useful and self._is_recent(one)])
         self._count += 1
         self._late = {} if is_whole else made
-        following = sum(edge.size for edge in (*chain, *chain[-1:]))  # with a further delta as large as the last one
-        self._is_whole_due = far or following > size * _CHAIN
+        last = chain[-1].size if chain else size
+        self._is_whole_due = far or (last < size * _SHORT and length + last > size * _CHAIN)
         if is_whole:
             self._begin_at(whole)
         way = "whole" if is_whole else "delta"

@@ -119,10 +119,24 @@ def test_a_new_follower_takes_the_last_whole_version_and_the_deltas_since(pair: 
     late.close()
 
 
-def test_whole_versions_are_sent_before_the_deltas_since_are_half_as_large_and_no_version_waits(pair: Pair) -> None:
-    wholes = set()
-    for step in range(1, 10):
+def test_versions_that_change_much_are_sent_whole_before_the_deltas_are_half_as_large(pair: Pair) -> None:
+    ways = []
+    for step in range(1, 9):
         pair.publish(step, changed=SIZE // 3)
+        done = pair.upload.run_once()
+        assert done is not None
+        ways.append(done.way)
+        pair.download.run_once()
+        same(pair.source, pair.target)
+    assert ways[0] == "whole"
+    assert ways.count("whole") > 1
+    assert "delta" in ways
+
+
+def test_a_version_that_changes_little_does_not_wait_for_a_whole_one_that_is_due(pair: Pair) -> None:
+    wholes = set()
+    for step in range(1, 30):
+        pair.publish(step, changed=SIZE // 15)
         done = pair.upload.run_once()
         assert done is not None
         assert done.way == ("whole" if step == 1 else "delta")
@@ -133,13 +147,13 @@ def test_whole_versions_are_sent_before_the_deltas_since_are_half_as_large_and_n
         assert fetched.bytes <= 1.5 * fetched.size
         same(pair.source, Store(pair.folder / f"new{step}"))
         new.close()
-    assert len(wholes) > 2
+    assert len(wholes) > 1
 
 
 def test_a_whole_version_that_did_not_get_through_is_left_out_and_a_later_one_is_sent(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upload, "_CHAIN", 0.0)  # a whole version is due each time
+    monkeypatch.setattr(upload, "_KEPT", 1)  # a whole version is due each time
     monkeypatch.setattr(upload, "GRACE", 0.0)
     put = pair.bucket.put
 

@@ -85,7 +85,7 @@ def test_versions_are_listed_with_how_they_are_kept_and_what_operators_chose(add
 
 
 def test_what_was_sent_after_a_version_is_listed_with_it(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paramsync.remote.upload._CHAIN", 0.0)  # a whole version is due each time
+    monkeypatch.setattr("paramsync.remote.upload._KEPT", 1)  # a whole version is due each time
     for step in (1, 2, 3):
         pair.publish(step)
         pair.upload.run_once()
@@ -256,7 +256,7 @@ def test_a_version_that_is_dropped_while_others_are_verified_is_not_missed(addre
 
 
 def test_verify_checks_signatures_and_every_way_to_a_version(address: str, run: Run, tmp_path: Path) -> None:
-    """Version 2 is there as a whole, and as a delta from version 1. Two ways lead to version 3."""
+    """Version 3 is there as a whole, and as a delta from version 2."""
     found, signs, other = f"{address}-signed", keys(tmp_path), keys(tmp_path, "other")
     pair = Pair(tmp_path)
     pair.writer.close()
@@ -273,16 +273,16 @@ def test_verify_checks_signatures_and_every_way_to_a_version(address: str, run: 
     assert (code, [row["signed_by"] for row in json.loads(text)["versions"]]) == (0, [signs.id] * 3)
     code, text, _ = run("verify", found, "--trust", str(other.public), "--json")
     assert (code, "is not trusted" in json.loads(text)["versions"][0]["problems"][0]) == (1, True)
-    assert "whole and delta from 1" in run("versions", found)[1]
+    assert "whole and delta from 2" in run("versions", found)[1]
     prefix = f"1/{bucket.state().run[:8]}"
-    for name in (f"data/{prefix}-2", f"deltas/{prefix}-2-3"):
+    for name, said in ((f"data/{prefix}-3", "came damaged"), (f"deltas/{prefix}-2-3", "came damaged as delta")):
         content = bucket.get(name, 1 << 24)
         middle = len(content) // 2
         bucket.put(name, content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
         code, text, _ = run("verify", found, "--all", "--json")
         verdicts = json.loads(text)["versions"]
         assert (code, [row["ok"] for row in verdicts]) == (1, [True, True, False]), name
-        assert "version 3 came damaged" in " ".join(verdicts[2]["problems"])
+        assert said in " ".join(verdicts[2]["problems"])
         bucket.put(name, content)
     assert run("verify", found, "--all")[0] == 0
 
