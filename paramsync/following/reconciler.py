@@ -92,7 +92,7 @@ class Reconciler:
         swapped = None
         if (urgent := self._requests.urgent(self._report.now())) or self._is_time():
             swapped = self._round(urgent, None)
-        if swapped is not None and not self._requests.any_open:
+        if swapped is not None and not urgent and not self._requests.any_open:
             self._soon(_LOOK_SECONDS)
         else:
             fresh = self._requests.fresh()
@@ -220,15 +220,13 @@ class Reconciler:
         if serving is not None and any(candidate.same_as(serving) for candidate in published):
             self._failures.pardon(serving.number)  # the files of the serving version can be read again
         numbers = {candidate.number for candidate in published}
+        wanted = {pinned, self._requests.pinned_next, *(resident.version.number for resident in self._waiting)}
+        if serving is not None and not published:
+            wanted.add(serving.number)  # or an older version that waits would show that the store started over
         kept = [  # versions in memory that this look does not list
             Candidate(resident.version, self._files.get(resident))
             for resident in self._residents
-            if resident.version.number not in numbers
-            and (
-                serving is None
-                or resident in self._waiting
-                or resident.version.number in (pinned, self._requests.pinned_next)
-            )
+            if resident.version.number not in numbers and (serving is None or resident.version.number in wanted)
         ]
         candidates = sorted([*kept, *published], key=lambda candidate: candidate.number)
         self._candidates = candidates

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -377,6 +378,24 @@ def test_a_pin_and_an_unpin_are_prepared_and_made_at_their_moments(
     assert (serving(timed), timed.status().pinned, timed.status().next) == (2, 2, 4)
     assert met(timed, clock, moment) == 4
     assert (unpinned.result(0).pinned, unpinned.result(0).swap_skew_seconds) == (None, 0.0)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_an_older_version_that_waits_for_its_pin_does_not_come_before_for_another_reason(
+    timed: Follower, publisher: Publisher, clock: Clock, lost: bool
+) -> None:
+    publisher.publish(2)
+    timed.run_once()
+    pinned, moment = ordered(timed, Action.PIN, 1, clock)
+    if lost:
+        shutil.rmtree(publisher.path)
+        timed.run_once()
+    else:
+        labelled = timed.ask(Action.LABEL, 2, "stable")  # needs no look at the store
+        timed.run_once()
+        labelled.result(0)
+    assert (serving(timed), timed.status().swaps, pinned.done()) == (2, 2, False)
+    assert met(timed, clock, moment) == 1
 
 
 def test_a_rollback_at_a_moment_goes_back_from_what_serves_then(
