@@ -8,11 +8,9 @@ delta of each block.
 from __future__ import annotations
 
 import struct
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,7 +19,7 @@ from crc32c import crc32c
 from paramsync import dtypes
 from paramsync.checkpoint.data_file import ALIGNMENT
 from paramsync.checkpoint.reader import Bundle
-from paramsync.checkpoint.tensor_bytes import PORTION, PROCESSORS, Piece, portions
+from paramsync.checkpoint.tensor_bytes import PORTION, THREADS, each
 from paramsync.dtypes import Array
 from paramsync.remote import delta
 from paramsync.tensorbundle import index
@@ -30,8 +28,7 @@ from paramsync.tensorbundle.sstable import mask
 
 _COUNT = struct.Struct("<I")
 _SAME = bytes([delta.SAME])  # the first byte of the delta of a block that did not change
-_TOGETHER = 8  # blocks, or portions of small tensors, that are in memory at once
-_THREADS = min(4, PROCESSORS)  # more read memory no faster; fewer take as much from training, but for longer
+_TOGETHER = 8  # blocks that are encoded at once
 assert delta.BLOCK == PORTION  # a store writes tensors in portions, and each portion is one block of a delta
 _LARGEST = 8  # most bytes of an element that a delta compares
 
@@ -129,47 +126,33 @@ def total(entries: Mapping[str, Entry], deltas: Sequence[Blocks]) -> Parts:
 
 
 def _parts(sizes: Mapping[str, int], same: Callable[[str], bool], encode: Callable[[str, slice], bytes]) -> Parts:
-    """The pieces of a delta object for tensors of these sizes, in order.
-
-    `encode` makes the delta of one block, on any thread.
-    """
-    changed = [name for name in sizes if not same(name)]
-
-    def make(portion: Sequence[Piece]) -> list[bytes]:
-        """The deltas of some blocks, each preceded by its size."""
-        made = [encode(changed[piece.tensor], slice(piece.start, piece.stop)) for piece in portion]
-        return [_COUNT.pack(len(block)) + block for block in made]
-
-    with ThreadPoolExecutor(_THREADS) as pool:
-        made = _ahead(pool, make, portions([sizes[name] for name in changed]))
-        for name, size in sizes.items():
-            count = 0 if same(name) else max(1, -(-size // delta.BLOCK))
-            if count > _TOGETHER:  # too many blocks to have in memory at once
-                yield 0, _COUNT.pack(count)
-                for _ in range(count):
-                    yield delta.BLOCK, next(made)
-                continue
-            blocks = list(islice(made, count))
-            if all(block[_COUNT.size] == delta.SAME for block in blocks):
-                blocks = []
-            yield size, b"".join([_COUNT.pack(len(blocks)), *blocks])
+    """The pieces of a delta object for tensors of these sizes, in order. `encode` makes the delta of one block."""
+    for name, size in sizes.items():
+        if same(name):
+            yield size, _COUNT.pack(0)
+            continue
+        parts = [slice(start, start + delta.BLOCK) for start in range(0, size, delta.BLOCK)]
+        if len(parts) > _TOGETHER:  # too many blocks to have in memory at once
+            yield 0, _COUNT.pack(len(parts))
+            for at in range(0, len(parts), _TOGETHER):
+                yield _TOGETHER * delta.BLOCK, b"".join(_encode(partial(encode, name), parts[at : at + _TOGETHER]))
+            continue
+        blocks = _encode(partial(encode, name), parts)
+        if all(block[_COUNT.size] == delta.SAME for block in blocks):
+            blocks = []
+        yield size, b"".join([_COUNT.pack(len(blocks)), *blocks])
 
 
-def _ahead(
-    pool: Executor, make: Callable[[Sequence[Piece]], list[bytes]], items: Iterable[Sequence[Piece]]
-) -> Iterator[bytes]:
-    """Yield the blocks of all items in order, while the pool makes the blocks of the next few items."""
-    under_way: deque[Future[list[bytes]]] = deque()
-    try:
-        for item in items:
-            under_way.append(pool.submit(make, item))
-            if len(under_way) == _TOGETHER:
-                yield from under_way.popleft().result()
-        while under_way:
-            yield from under_way.popleft().result()
-    finally:
-        for future in under_way:
-            future.cancel()
+def _encode(encode: Callable[[slice], bytes], parts: Sequence[slice]) -> list[bytes]:
+    """The deltas of these blocks, each preceded by its size."""
+    blocks = [b""] * len(parts)
+
+    def work(at: int) -> None:
+        block = encode(parts[at])
+        blocks[at] = _COUNT.pack(len(block)) + block
+
+    each(work, range(len(parts)), threads=min(THREADS, len(parts)))
+    return blocks
 
 
 def blocks(entries: Mapping[str, Entry], content: memoryview) -> Blocks:
