@@ -61,7 +61,8 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
             due += _EVERY
             NEVER.wait(due - time.monotonic())
             _publish(publisher, model, number)
-        NEVER.wait(2 * _AFTER)
+        for log in logs:
+            wait(partial(_serves, log, versions), partial(log.read_text))
     return _figures([[json.loads(line) for line in _said(log)] for log in logs], versions)
 
 
@@ -71,7 +72,12 @@ def _publish(publisher: Publisher, model: Dense, number: int) -> None:
 
 
 def _said(log: Path) -> list[str]:
-    return [line for line in log.read_text().splitlines() if line.startswith("{")]
+    whole, _, _ = log.read_text().rpartition("\n")  # the last line may be in the middle of its write
+    return [line for line in whole.splitlines() if line.startswith("{")]
+
+
+def _serves(log: Path, number: int) -> bool:
+    return any(json.loads(line)["version"] == number for line in _said(log))
 
 
 def _figures(said: list[list[Swap]], versions: int) -> dict[str, Any]:
