@@ -8,7 +8,7 @@ import sys
 
 from tests.support.programs import ROOT
 
-_MOST = {"from publish to swap": 32, "from a Predict to its answer": 28}
+_MOST = {"from publish to swap": 33, "from a Predict to its answer": 28}
 
 
 def test_the_ways_of_a_version_and_of_a_predict_are_listed_and_do_not_grow() -> None:
