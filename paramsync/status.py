@@ -144,8 +144,10 @@ class Status:
         published, serving = self.published, self.serving
         ages: dict[str, Any] = {}
         if serving is not None and self.bucket is not None and (copied := self.bucket.copied) is not None:
-            served_at = now - (monotonic - self.served_at) if copied.number == serving.number else math.inf
-            copied = replace(copied, served_at=served_at if math.isfinite(served_at) else None)
+            # A version may serve before its mirror has read the clock for `here_at`.
+            since = max(copied.here_at, now - (monotonic - self.served_at))
+            is_known = copied.number == serving.number and math.isfinite(self.served_at)
+            copied = replace(copied, served_at=since if is_known else None)
             ages["bucket"] = replace(self.bucket, copied=copied)
         if serving is not None:
             ages["serving_age_seconds"] = max(0.0, monotonic - self.served_at, now - serving.step_done_at)

@@ -12,6 +12,8 @@ import pytest
 from paramsync.remote import copy_note
 from paramsync.remote.bucket_status import BucketStatus, Copied, from_values, stages
 from paramsync.remote.copy_note import CopyNote
+from paramsync.status import Status
+from paramsync.version import Version
 
 COPIED = Copied(
     number=7, step_done_at=1.0, published_at=2.0, in_bucket_at=4.0, here_at=7.0, way="delta", deltas=2, bytes=10,
@@ -83,3 +85,13 @@ def test_the_time_of_a_note_is_that_of_the_last_answer_and_not_of_the_note(tmp_p
     copy_note.touch(tmp_path, 9.0)
     assert copy_note.answered_at(tmp_path) == 9.0
     assert (tmp_path / copy_note.NAME).stat().st_ino == before
+
+
+@pytest.mark.parametrize(("now", "served_at"), [(6.9, 7.0), (9.0, 8.0)])
+def test_a_version_serves_no_earlier_than_its_mirror_says_that_it_is_there(now: float, served_at: float) -> None:
+    version = Version(number=7, step=7, prefix="ckpt-7", step_done_at=1.0, snapshot_at=1.0)
+    serving = Status(model="m", store=Path("m"), serving=version, bucket=STATUS, served_at=100.0)
+    bucket = serving.at(now, monotonic=100.0 if now < 7.0 else 101.0).bucket
+    assert bucket is not None
+    assert bucket.copied is not None
+    assert bucket.copied.served_at == served_at
