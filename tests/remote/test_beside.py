@@ -34,26 +34,9 @@ from tests.support.givens import Affine, put, values
 from tests.support.inferencers import LONG, Process
 from tests.support.programs import Program, eventually
 from tests.support.published import Witness
+from tests.support.training_to_bucket import Training
 
 pytestmark = pytest.mark.slow
-
-
-class Training:
-    """A publisher to a bucket; every parameter of a version is its step."""
-
-    def __init__(self, address: str) -> None:
-        self._model = Witness()
-        self.publisher = Publisher(address, self._model)
-        assert self.publisher.mirror is not None
-        self.mirror: MirrorChild = self.publisher.mirror
-
-    def publish(self, step: int) -> None:
-        for part in self._model.parts:
-            part.assign(tf.fill(part.shape, float(step)))
-        self.publisher.publish(step, wait=True)
-
-    def is_copied(self, number: int) -> bool:
-        return self.mirror.newest == number
 
 
 def serves(follower: Follower, number: int) -> None:

@@ -19,15 +19,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from paramsync import Publisher
-from paramsync.remote.child import MirrorChild, cache_of
+from paramsync.remote.child import cache_of
 from paramsync.store.store import Store
 from tests.support.buckets import SeaweedFs
 from tests.support.inferencers import LONG
 from tests.support.programs import eventually
-from tests.support.published import Witness
+from tests.support.training_to_bucket import Training
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # Ray leaves files open
 
@@ -55,21 +53,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         started.shutdown()
         for name in ("digits", "policy"):
             shutil.rmtree(cache_of(f"{folder}/{name} for ray"))
-
-
-class Training:
-    """A publisher to a bucket; every parameter of a version is its step."""
-
-    def __init__(self, address: str) -> None:
-        self._model = Witness()
-        self.publisher = Publisher(address, self._model)
-        assert self.publisher.mirror is not None
-        self.mirror: MirrorChild = self.publisher.mirror
-
-    def publish(self, step: int) -> None:
-        for part in self._model.parts:
-            part.assign(tf.fill(part.shape, float(step)))
-        self.publisher.publish(step, wait=True)
 
 
 @pytest.fixture(scope="module")
