@@ -116,7 +116,7 @@ bench: $(READY) seaweedfs  ## every benchmark against all peers, which it instal
 	$(BIN)/python -m tests.support.buckets $(BIN)/python -m bench mirror --address s3://paramsync/bench --json "$(TO)/mirror.json" $(ARGS)
 
 campaign: $(READY) browser buckets gateway  ## the campaigns at their whole length: kills, readers under recycling, a thousand versions, bad requests, workers, a bucket, a fleet
-	$(BIN)/pytest tests/page tests/hostile/test_campaigns.py tests/hostile/test_mutated_requests.py tests/hostile/test_serving_campaigns.py tests/hostile/test_bucket_campaigns.py tests/hostile/test_rolling_campaigns.py --campaign -s $(ARGS)
+	$(BIN)/pytest tests/page tests/hostile/test_campaigns.py tests/hostile/test_mutated_requests.py tests/hostile/test_serving_campaigns.py tests/hostile/test_bucket_campaigns.py tests/hostile/test_rolling_campaigns.py --campaign -s -o faulthandler_timeout=0 $(ARGS)
 
 mutations: $(READY)  ## breaks each promise on purpose and sees that a test fails; ARGS="damaged --jobs 4" selects
 	$(BIN)/python -m tests.project.mutations $(ARGS)
