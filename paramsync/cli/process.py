@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import gc
 import io
@@ -9,7 +10,6 @@ import os
 import select
 import signal
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -17,6 +17,7 @@ from typing import NoReturn, TextIO, TypeVar
 
 T = TypeVar("T")
 INTERRUPTED = 130
+_OVER = bytes(1)  # no signal has this number
 
 
 @contextlib.contextmanager
@@ -39,17 +40,32 @@ def importing() -> Iterator[None]:
 def interruptible(call: Callable[[], T]) -> T:
     """Make a call on another thread, so that Ctrl-C ends the wait. obstore itself notices signals only after an answer.
 
-    After Ctrl-C the call goes on until the process ends.
+    After Ctrl-C the call goes on until the process ends. Main thread only.
+
+    The main thread reads a pipe, into which Python writes when a signal arrives, and `run` when the call is over. A
+    lock would not do, because a signal that arrives just before the wait for a lock does not end that wait. Nor would
+    `Thread.start`, which raises RuntimeError for some of the signals that arrive in it.
     """
     future: Future[T] = Future()
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)  # `set_wakeup_fd` asks for this
 
     def run() -> None:
         try:
             future.set_result(call())
         except BaseException as error:  # noqa: BLE001, raised in the caller
             future.set_exception(error)
+        os.write(writing, _OVER)
 
-    threading.Thread(target=run, daemon=True).start()
+    before = signal.set_wakeup_fd(writing)
+    try:
+        _thread.start_new_thread(run, ())
+        while os.read(reading, 1) != _OVER:
+            pass  # the handler of the signal runs here: Ctrl-C raises KeyboardInterrupt
+    finally:
+        signal.set_wakeup_fd(before)
+    os.close(reading)  # after Ctrl-C the pipe stays open, because `run` will write
+    os.close(writing)
     return future.result()
 
 

@@ -1,4 +1,4 @@
-"""Ctrl-C in the middle of publishing: whatever it hits, the next publication works and nothing piles up."""
+"""Ctrl-C at any moment: it ends a command that waits, and loses nothing in the middle of publishing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from paramsync.checkpoint.file_pool import SPARES
-from tests.support.programs import ROOT
+from tests.support.programs import PATIENCE, ROOT
 
 INTERRUPTED = """
 import json, os, random, signal, statistics, sys, time
@@ -73,6 +73,32 @@ with StoreWriter(path, keep=2) as writer:
 spares = sum(one.name.startswith(".spare-") for one in path.iterdir())
 print(json.dumps({"hits": hits, "left": sorted(left), "more": more, "open": open_now, "spares": spares}))
 """
+
+WAITING = """
+import os, random, signal, threading
+from paramsync.cli.process import interruptible
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+signal.signal(signal.SIGALRM, interrupt)
+chance, ended, never = random.Random(0), 0, threading.Event()
+for _ in range(400):
+    try:
+        signal.setitimer(signal.ITIMER_REAL, chance.uniform(1e-6, 200e-6))  # often just before the wait begins
+        interruptible(never.wait)
+    except KeyboardInterrupt:
+        ended += 1
+print(ended, flush=True)
+os._exit(0)
+"""
+
+
+def test_an_interrupt_at_any_moment_ends_the_wait_for_a_bucket() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WAITING], cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "400\n", "")
 
 
 @pytest.mark.slow
