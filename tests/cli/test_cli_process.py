@@ -1,4 +1,4 @@
-"""The operator's commands as processes: what starting one costs, Ctrl-C, and streams that are closed or full."""
+"""Commands as processes: what starting one costs, Ctrl-C, closed or full streams, completion, and `open`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from pathlib import Path
 import grpc
 import pytest
 
+from paramsync.cli.__main__ import main
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
+from tests.support.certificates import Authority
+from tests.support.commands import only_line
 from tests.support.servers import NEVER, Sync, add_models, serving
 
 
@@ -148,3 +151,86 @@ def test_ctrl_c_within_an_import_is_quiet() -> None:
     code = "import signal; from paramsync.cli.process import importing\nwith importing(): signal.raise_signal(2)"
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+COMPLETE = """
+source "$1"; shift
+COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1))
+_shtab_paramsync
+printf "%s\\n" "${COMPREPLY[@]}"
+"""
+
+
+def completed(folder: Path, line: str, capsys: pytest.CaptureFixture[str]) -> set[str]:
+    assert main(["completion", "bash"]) == 0
+    script = folder / "completion.bash"
+    script.write_text(capsys.readouterr().out)
+    command = ["bash", "--norc", "-c", COMPLETE, "bash", str(script), *line.split(" ")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    return set(done.stdout.split("\n")) - {""}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("paramsync un", {"unpin", "unlabel"}),
+        ("paramsync status --w", {"--watch"}),
+        ("paramsync graph show --j", {"--json"}),
+        ("paramsync verify ./comp", {"./completion.bash"}),
+        ("paramsync verify s --trust comp", {"completion.bash"}),
+        ("paramsync serve --config comp", {"completion.bash"}),
+    ],
+)
+def test_bash_completes(tmp_path: Path, line: str, words: set[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert completed(tmp_path, line, capsys) == words
+
+
+def test_a_shell_completes_the_names_of_models(
+    tmp_path: Path, inferencer: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PARAMSYNC_SERVER", inferencer)
+    assert completed(tmp_path, "paramsync pin ", capsys) == {"digits"}
+    monkeypatch.setenv("PARAMSYNC_SERVER", "127.0.0.1:1")  # where nobody listens
+    assert completed(tmp_path, "paramsync pin ", capsys) == set()
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_get_a_script_too(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", shell]) == 0
+    assert "fresh" in capsys.readouterr().out
+
+
+def browser(monkeypatch: pytest.MonkeyPatch, command: Path) -> None:
+    monkeypatch.setattr("webbrowser._tryorder", None)  # what was found before
+    monkeypatch.setattr("webbrowser._browsers", {})
+    monkeypatch.setenv("BROWSER", f"{command} %s")
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("DISPLAY", raising=False)
+
+
+def test_the_page_is_opened_and_its_address_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command, opened = tmp_path / "browser", tmp_path / "opened"
+    command.write_text(f'#!/bin/sh\necho "$1" > {opened}\n')
+    command.chmod(0o755)
+    browser(monkeypatch, command)
+    assert main(["open"]) == 0
+    assert opened.read_text() == capsys.readouterr().out == "http://127.0.0.1:8501/\n"
+    words = ["open", "--http", "there:9", "--tls-ca", str(Authority(tmp_path).file)]
+    assert main(words) == 0
+    assert opened.read_text() == capsys.readouterr().out == "https://there:9/\n"
+    browser(monkeypatch, tmp_path / "none")
+    assert main(words) == 1
+    out, err = capsys.readouterr()
+    assert out == "https://there:9/\n"
+    assert "no browser" in only_line(err)
+
+
+@pytest.mark.parametrize("address", ["", "host:name", "[::1", "host"])
+def test_a_wrong_address_is_one_line(address: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["open", "--http", address]) == 2
+    out, err = capsys.readouterr()
+    assert (out, only_line(err)[:16]) == ("", "paramsync open: ")

@@ -1,21 +1,33 @@
-"""Parameters come by name or from a checkpoint; an error lists all that do not fit."""
+"""Parameters come by name or from a checkpoint, share memory where that is safe; embeddings are read by rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import gc
+import os
+import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 import tensorflow as tf
 
+from paramsync import dtypes
+from paramsync.checkpoint.data_file import ALIGNMENT
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import CorruptCheckpointError, ParameterError
+from paramsync.following.replica import Replica
 from paramsync.graphs.capturing import Capture, capture
 from paramsync.graphs.graph import Graph
-from paramsync.graphs.parameters import arrange, read
+from paramsync.graphs.parameters import alias, arrange, read
+from paramsync.sources.source import Progress, Verification
+from paramsync.version import Version
+from tests.support.checkpoints import resident
+from tests.support.published import publish_graph
 
 
 class Line(tf.Module):
@@ -112,3 +124,182 @@ def test_a_checkpoint_whose_keys_went_by_the_optimizer_is_read_for_a_graph_captu
     assert not {one.name for one in graph.parameters} & Bundle.open(prefix).entries.keys()
     x = np.ones((2, 2), np.float32)
     np.testing.assert_array_equal(next(iter(graph(read(graph, prefix), {"inputs": tf.constant(x)}).values())), model(x))
+
+
+ROWS, COLUMNS = 1 << 14, 128  # 8 MB
+_SPEC = tf.TensorSpec([None], tf.int64, name="x")
+
+
+class Table(tf.Module):
+    """A table that is read by `read`, and a bias."""
+
+    def __init__(self, read: Callable[[tf.Variable, tf.Tensor], tf.Tensor], rows: int = 8) -> None:
+        super().__init__()
+        self.table = tf.Variable(tf.zeros([rows, COLUMNS]))
+        self.bias = tf.Variable(tf.zeros([COLUMNS]))
+        self._read = read
+
+    @tf.function(input_signature=[_SPEC])
+    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"y": self._read(self.table, x) + self.bias}
+
+
+def _sparse(table: tf.Variable, x: tf.Tensor) -> tf.Tensor:
+    return tf.nn.embedding_lookup_sparse(table, tf.sparse.from_dense(x[:, None]), None, combiner="mean")
+
+
+def _in_a_loop(table: tf.Variable, x: tf.Tensor) -> tf.Tensor:
+    return tf.map_fn(lambda row: tf.gather(table, row), x, fn_output_signature=tf.float32)
+
+
+LOOKUPS: dict[str, Callable[[tf.Variable, tf.Tensor], tf.Tensor]] = {
+    "gather": tf.gather,
+    "embedding_lookup": tf.nn.embedding_lookup,
+    "embedding_lookup_sparse": _sparse,
+    "gather_nd": lambda table, x: tf.gather_nd(table, x[:, None]),
+    "gather and shape": lambda table, x: tf.gather(table, x) * tf.cast(tf.shape(table)[0], tf.float32),
+    "gather twice": lambda table, x: tf.gather(table, x) + tf.gather(tf.identity(table), x + 1),
+}
+OTHERS: dict[str, Callable[[tf.Variable, tf.Tensor], tf.Tensor]] = {
+    "product": lambda table, x: tf.matmul(tf.cast(x, tf.float32)[None, :8], table),
+    "gather of columns": lambda table, x: tf.gather(table, x, axis=1)[:, :1],
+    "gather and a sum": lambda table, x: tf.gather(table, x) + tf.reduce_sum(table),
+    "gather of what was computed": lambda table, x: tf.gather(tf.nn.relu(table), x),
+    "gather in a loop": _in_a_loop,
+    "gather with itself": lambda table, x: tf.gather(table, tf.cast(table[0], tf.int64)),
+}
+
+
+def found(graph: Graph) -> set[str]:
+    return {name.partition("/")[0] for name in graph.embeddings}
+
+
+@pytest.mark.parametrize("read", LOOKUPS | OTHERS)
+def test_a_table_is_an_embedding_if_only_rows_of_it_are_looked_up(read: str) -> None:
+    assert found(capture(Table((LOOKUPS | OTHERS)[read])).graph) == ({"table"} if read in LOOKUPS else set())
+
+
+def published(store: Path, read: Callable[[tf.Variable, tf.Tensor], tf.Tensor]) -> Version:
+    """Each row of the table is its number."""
+    made = capture(Table(read, ROWS))
+    table = np.repeat(np.arange(ROWS, dtype=np.float32)[:, None], COLUMNS, axis=1)
+    values = {
+        one.name: table if "table" in one.name else np.zeros(COLUMNS, np.float32) for one in made.graph.parameters
+    }
+    return publish_graph(store, made.graph, 1, values)
+
+
+def test_requests_bring_in_the_rows_of_an_embedding_that_nobody_wrote_to(memory: Path) -> None:
+    version = published(memory, LOOKUPS["gather"])
+    told: list[Progress] = []
+    replica = Replica("m", memory)
+    replica.swap(replica.restore(version, told.append))
+    assert max(one.bytes_total for one in told) < ROWS
+    assert resident(memory) < ROWS * COLUMNS
+    for row in (0, 77, ROWS - 1):
+        answer, _ = replica.predict({"x": np.array([row])})
+        assert answer["y"].numpy().tolist() == [[float(row)] * COLUMNS]
+    assert resident(memory) < ROWS * COLUMNS
+
+
+@pytest.mark.parametrize(("way", "verification"), [("gather", "checksums"), ("gather and a sum", "auto")])
+def test_all_else_is_brought_in_and_an_embedding_whose_checksum_is_computed(
+    memory: Path, way: str, verification: Verification
+) -> None:
+    version = published(memory, (LOOKUPS | OTHERS)[way])
+    replica = Replica("m", memory, verification=verification)
+    replica.swap(replica.restore(version))
+    assert resident(memory) >= ROWS * COLUMNS * 4
+
+
+def test_an_embedding_whose_file_is_cut_while_it_is_brought_in_does_not_serve(memory: Path) -> None:
+    version = published(memory, LOOKUPS["gather"])
+
+    def cut(progress: Progress) -> None:
+        if progress.bytes_total:
+            os.truncate(memory / f"{version.prefix}.data-00000-of-00001", 1 << 16)
+
+    with pytest.raises(CorruptCheckpointError, match="a file that was cut"):
+        Replica("m", memory).restore(version, cut)
+
+
+def aligned(count: int, dtype: npt.DTypeLike, offset: int = 0) -> npt.NDArray[Any]:
+    """An array whose address is `offset` bytes past a multiple of the alignment."""
+    size = count * np.dtype(dtype).itemsize
+    room = np.zeros(size + 2 * ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT + offset
+    return room[start : start + size].view(dtype)
+
+
+SHARED = [
+    "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64",
+    "float16 bfloat16 float32 float64 complex64 complex128",
+]
+COPIED = [
+    "float8_e5m2 float8_e4m3fn float8_e4m3fnuz float8_e4m3b11fnuz float8_e5m2fnuz float4_e2m1fn int2 int4 uint2 uint4",
+    "qint8 quint8 qint16 quint16 qint32",
+]
+DTYPES = {dtypes.name(number): dtypes.to_numpy(number) for number in range(64) if number != dtypes.STRING}
+
+
+def dtype_named(name: str) -> np.dtype[np.generic]:
+    dtype = DTYPES[name]
+    assert dtype is not None
+    return dtype
+
+
+@pytest.mark.parametrize("name", " ".join(SHARED).split())
+def test_an_aligned_array_is_shared(name: str) -> None:
+    array = aligned(100, dtype_named(name))
+    tensor = alias(array)
+    array.view(np.uint8)[:] = 1
+    assert tensor.numpy().tobytes() == array.tobytes()
+    assert tensor.dtype == getattr(tf, name)
+    assert tensor.shape == (100,)
+    assert tensor.device.endswith("CPU:0")
+
+
+@pytest.mark.parametrize("name", " ".join(COPIED).split())
+def test_what_dlpack_has_no_word_for_is_copied(name: str) -> None:
+    array = aligned(100, dtype_named(name))
+    tensor = alias(array)
+    assert tensor.dtype.name == name
+    array.view(np.uint8)[:] = 1
+    assert not any(tensor.numpy().tobytes())
+
+
+def test_every_dtype_of_a_checkpoint_is_either_shared_or_copied() -> None:
+    named = " ".join(SHARED + COPIED).split()
+    assert set(named) == {name for name, dtype in DTYPES.items() if dtype is not None}
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([False, True, False])[1:],
+        np.array([1.5, -2.0, 3.0], ml_dtypes.bfloat16)[1:],
+        np.array([b"a", b"\x00b"], object),
+        np.zeros((0, 3), np.float32),
+        np.arange(100, dtype=np.float32)[::2],
+        np.array(3.0, np.float32),
+        aligned(1000, np.float32, offset=4),
+        np.frombuffer(bytes(ALIGNMENT), np.float32),
+    ],
+    ids=["bool", "bfloat16", "strings", "empty", "strided", "scalar", "misaligned", "read-only"],
+)
+def test_what_cannot_be_shared_is_copied_with_its_values(array: npt.NDArray[Any]) -> None:
+    np.testing.assert_array_equal(alias(array).numpy(), array)
+
+
+@pytest.mark.parametrize("name", ["float32", "bool", "bfloat16"])
+def test_a_tensor_keeps_its_array_alive_and_no_longer(name: str) -> None:
+    array = aligned(100, dtype_named(name))
+    alive = weakref.ref(array.base)  # the memory that the array is a view of
+    tensor = alias(array)
+    del array
+    gc.collect()
+    assert alive() is not None
+    assert not tf.reduce_any(tf.cast(tensor, tf.bool))
+    del tensor
+    gc.collect()
+    assert alive() is None

@@ -1,11 +1,12 @@
-"""What one directory, link or refused request must not do to everything else that a follower serves."""
+"""What one directory, link, pipe or refused request must not do to everything else that a follower serves."""
 
 from __future__ import annotations
 
 import gc
+import os
 import shutil
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import grpc
@@ -19,12 +20,12 @@ from paramsync.following.replica import Replica
 from paramsync.sources.opening import open_source
 from paramsync.sources.saved_models import highest
 from paramsync.v1 import sync_pb2 as pb
-from tests.support.followers import quarantined, serving
+from tests.support.followers import LONG, SILENT, quarantined, serving
 from tests.support.inferencers import Process
 from tests.support.programs import eventually
 from tests.support.published import Publisher, Witness, ask, follower_of
 from tests.support.running import Running, refused, request, synced
-from tests.support.stores import saved_by_v1
+from tests.support.stores import Scaled, saved_by_v1, saved_by_v2, saved_with_words
 
 
 def variables_are_a_file(version: Path) -> None:
@@ -158,3 +159,66 @@ def test_a_model_whose_first_look_never_ends_does_not_keep_the_server_from_endin
     finally:
         process.close()
         other.close()
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Numbered SavedModels of each kind."""
+    path = tmp_path_factory.mktemp("written")
+    (path / "list").write_text("a\nb")
+    for number in (1, 2):
+        saved_by_v2(path / "variables" / str(number), number)
+        saved_with_words(path / "assets" / str(number), path / "list")
+    return path
+
+
+@pytest.fixture
+def looked(tmp_path: Path) -> Iterator[list[Follower]]:
+    followers: list[Follower] = []
+    yield followers
+    for one in followers:
+        one.close()
+
+
+def look(path: Path, looked: list[Follower], graph: Path | None = None) -> Follower:
+    """One that has done its first look in time."""
+    follower = Follower(Replica("m", path, graph=graph), poll_seconds=3600)
+    looked.append(follower)
+    follower.start(SILENT)
+    follower.looked.result(LONG)
+    return follower
+
+
+PIECES = [
+    "assets/2/assets/list",
+    "assets/2/assets",
+    "assets/2/saved_model.pb",
+    "variables/2/variables/variables.index",
+    "variables/2/variables/variables.data-00000-of-00001",
+    "variables/2/variables",
+    "variables/2",
+]
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_the_saved_model_before_serves(written: Path, tmp_path: Path, looked: list[Follower], piece: str) -> None:
+    base = tmp_path / piece.split("/")[0]
+    shutil.copytree(written / base.name, base)
+    moved = tmp_path / piece
+    moved.rename(tmp_path / "away")
+    os.mkfifo(moved)
+    assert serving(look(base, looked)) == 1
+
+
+@pytest.mark.parametrize("piece", ["graph", "graph/saved_model.pb"])
+def test_a_graph_that_was_given_is_refused(tmp_path: Path, looked: list[Follower], piece: str) -> None:
+    tf.train.CheckpointManager(tf.train.Checkpoint(net=Scaled()), str(tmp_path / "store"), None).save(1)
+    (tmp_path / piece).parent.mkdir(exist_ok=True)
+    os.mkfifo(tmp_path / piece)
+    (found,) = look(tmp_path / "store", looked, tmp_path / "graph").status().quarantined
+    assert "expected a regular file" in found.reason
+
+
+def test_a_base_that_is_a_pipe_is_told(tmp_path: Path, looked: list[Follower]) -> None:
+    os.mkfifo(tmp_path / "base")
+    assert "expected a directory" in (look(tmp_path / "base", looked).status().reason or "")

@@ -1,4 +1,4 @@
-"""A failed publication does not stop training; with on_error="raise" its error is raised once."""
+"""A failed publication does not stop training; NaN and infinity are refused by name; on_error="raise" raises once."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import keras
 import ml_dtypes
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from paramsync.errors import GraphError, ParameterError, PublishError, SettingsError
+from paramsync.errors import GraphError, NotFiniteError, ParameterError, PublishError, SettingsError
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.store import Store
@@ -111,3 +112,79 @@ def test_a_store_that_cannot_be_written_is_logged_once_and_then_counted(
     assert first.startswith(f"a publication failed, training goes on: store {store}: ")
     assert tenth == f"{first} (failure 10 of this kind in a row)"
     assert last == "version 31 is published, after 30 failures in a row"
+
+
+class Precise(tf.Module):
+    """A parameter of each floating dtype, of integers and of strings."""
+
+    FLOATS = ("float16", "bfloat16", "float32", "float64", "complex64", "complex128")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = {name: tf.Variable(tf.ones([5], name), name=name) for name in self.FLOATS}
+        self.whole = tf.Variable([np.iinfo(np.int64).max, -1])
+        self.words = tf.Variable(["nan", "inf"])
+
+    @tf.function(input_signature=[tf.TensorSpec([], name="x")])
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        parts = [tf.reduce_sum(tf.cast(tf.math.real(one), tf.float32)) for one in self.numbers.values()]
+        lengths = tf.cast(tf.strings.length(self.words), tf.float32)
+        return x + tf.add_n(parts) + tf.cast(self.whole[0], tf.float32) + lengths[0]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", Precise.FLOATS)
+def test_a_parameter_that_is_not_finite_is_refused_and_the_version_before_stays(
+    tmp_path: Path, name: str, bad: float
+) -> None:
+    model = Precise()
+    with Publisher(tmp_path, model, schedule=PublishSchedule(at_end=False)) as publisher:
+        good = publisher.publish(1, wait=True)
+        values = np.ones(5, model.numbers[name].dtype.as_numpy_dtype)
+        values[3] = bad
+        model.numbers[name].assign(values)
+        with pytest.raises(NotFiniteError, match=rf"in numbers/{name}/\.ATTRIBUTES/VARIABLE_VALUE: not pub") as told:
+            publisher.publish(2, wait=True)
+        assert told.value.names == (f"numbers/{name}/.ATTRIBUTES/VARIABLE_VALUE",)
+        status = publisher.status()
+        assert (status.refused, status.publishes, status.published, good.finite) == (1, 1, good, True)
+        assert "allow_nan=True" in (status.last_error or "")
+        assert Store(tmp_path).latest() == good
+        assert {one.name for one in tmp_path.iterdir() if one.name.startswith("ckpt-2")} == set()
+        model.numbers[name].assign(np.ones(5))
+        assert publisher.publish(3, wait=True).number == 3
+        assert publisher.status().last_error is None
+
+
+def test_not_finite_is_published_where_that_is_allowed(tmp_path: Path) -> None:
+    model = Counters()
+    model.many[0].assign(model.many[0] * np.nan)
+    with Publisher(tmp_path, model, schedule=EVERY_STEP, allow_nan=True) as publisher:
+        published = publisher.publish(1, wait=True)
+        assert (published.number, published.finite) == (1, False)
+    assert publisher.status().refused == 0
+
+
+def test_float32_is_rounded_to_bfloat16_on_request_and_the_record_says_so(tmp_path: Path) -> None:
+    model = Precise()
+    trained = tf.constant([1.0, np.pi, -1e-3, 3e38, 1.00390625])
+    for number in model.numbers.values():
+        number.assign(tf.cast(trained if number.dtype != tf.float16 else tf.minimum(trained, 6e4), number.dtype))
+    with Publisher(tmp_path, model, schedule=EVERY_STEP, precision="bfloat16") as publisher:
+        version = publisher.publish(1, wait=True)
+    assert (version.precision, version.finite) == ("bfloat16", True)
+    found = tf.train.load_checkpoint(tf.train.latest_checkpoint(str(tmp_path)))
+    for name, number in model.numbers.items():
+        values = found.get_tensor(f"numbers/{name}/.ATTRIBUTES/VARIABLE_VALUE")
+        expected = number.numpy()
+        if name == "float32":
+            expected = tf.cast(tf.cast(number, tf.bfloat16), tf.float32).numpy()
+            assert not (values.view(np.uint32) & 0xFFFF).any()
+        assert values.dtype == expected.dtype
+        assert (values == expected).all()
+    assert [version.number for version in Store(tmp_path).versions()] == [1]  # the end has no other values
+
+
+def test_an_unknown_precision_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="precision"):
+        Publisher(tmp_path, Precise(), precision="float8")  # type: ignore[arg-type]

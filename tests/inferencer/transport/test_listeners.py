@@ -1,4 +1,4 @@
-"""Where ports listen, how listeners are handed on from one process to the next, and how they are closed."""
+"""Where ports listen, how listeners are handed on and closed, and the turns that an event loop takes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import resource
 import socket
+from collections.abc import Coroutine
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from inferencer.settings.settings import Settings
 from inferencer.supervisor.listeners import Listeners
+from inferencer.transport.event_loop import _MOST, new_event_loop
 from inferencer.transport.listeners import Acceptor, listener_on, listeners_at, port_of
 from paramsync.errors import SettingsError
 
@@ -182,3 +184,70 @@ def test_a_server_reserves_its_ports_at_addresses_of_this_machine(monkeypatch: p
     resolve(monkeypatch, ELSEWHERE, HERE)
     with closing(Listeners(Settings(models=(), host="name", port=0, rest_port=0))) as listeners:
         assert [one.getsockname()[0] for each in listeners.of(0) for one in each] == [HERE, HERE]
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    loop = new_event_loop()
+    try:
+        loop.run_until_complete(main)
+    finally:
+        loop.close()
+
+
+def test_a_turn_takes_few_events_and_each_has_its_turn_before_any_has_its_second() -> None:
+    pairs = [socket.socketpair() for _ in range(3 * _MOST)]
+    taken: list[int] = []
+
+    async def check() -> None:
+        loop = asyncio.get_running_loop()
+        for number, (here, _) in enumerate(pairs):
+            loop.add_reader(here, taken.append, number)  # it reads nothing, so that there is always more
+        for _, there in pairs:
+            there.send(b"x")
+        while len(taken) < len(pairs):
+            before = len(taken)
+            await asyncio.sleep(0)
+            assert len(taken) - before <= _MOST
+        assert taken[: len(pairs)] == [*range(len(pairs))]
+        for here, _ in pairs:
+            loop.remove_reader(here)
+
+    run(check())
+    for pair in pairs:
+        for one in pair:
+            one.close()
+
+
+def test_who_can_write_and_whose_other_end_has_gone_are_told() -> None:
+    async def check() -> None:
+        loop, told = asyncio.get_running_loop(), asyncio.Event()
+        here, there = socket.socketpair()
+        with here, there:
+            loop.add_writer(here, told.set)
+            await told.wait()
+            loop.remove_writer(here)
+            told.clear()
+            loop.add_reader(here, told.set)
+            await asyncio.sleep(0.01)
+            assert not told.is_set()
+            there.close()
+            await told.wait()
+            loop.remove_reader(here)
+
+    run(check())
+
+
+def test_a_file_that_was_closed_before_it_was_removed_ends_nothing() -> None:
+    async def check() -> None:
+        loop = asyncio.get_running_loop()
+        here, there = socket.socketpair()
+        file = here.fileno()
+        with socket.socket(fileno=os.dup(file)), there:  # a copy keeps it open, and among those that are looked at
+            loop.add_reader(file, here.recv, 1)
+            here.close()
+            loop.remove_reader(file)
+            there.send(b"x")
+            for _ in range(3):
+                await asyncio.sleep(0)
+
+    run(check())
