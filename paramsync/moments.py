@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from paramsync.version import Version
 
 LATEST_MOMENT = 3600.0
-"""Most seconds for which followers wait. If a version's moment is further ahead, a clock is wrong: they do not wait."""
+"""Followers wait at most so many seconds. A moment that is further ahead comes from a wrong clock: they do not wait."""
 
 _LIMIT = 1 << 63
-_CLOCK_SECONDS = 2.0  # how far two clocks may differ before somebody is told
+_CLOCK_SECONDS = 2.0  # a smaller difference between two clocks is not reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,8 @@ class Move:
     def moment_of(self, version: Version) -> float | None:
         """Return when the version is to serve; None: at once.
 
-        A version that was published after the order serves at its own moment or, if it has none, at that of the order.
+        A version that was published after the order serves at its own moment. If it has none, it serves at the order's
+        moment.
         """
         own = version.serve_at
         if version.number > self.newest:
@@ -60,9 +61,9 @@ def from_values(values: Any) -> Move:
 
 
 def wrong_clock(written_at: float, after: float, before: float) -> str:
-    """Say that this host's clock is wrong; "" if it is not known to be.
+    """Return a text that says how wrong this host's clock is; "" if it is not known to be wrong.
 
-    A server's clock said `written_at`, cut to the second, when an object was written. This host's clock then said a
+    An object was written when a server's clock said `written_at`, in whole seconds, and when this host's clock said a
     time between `after` and `before`.
     """
     ahead = min(0.0, before - written_at) or max(0.0, after - written_at - 1.0)
@@ -73,7 +74,7 @@ def wrong_clock(written_at: float, after: float, before: float) -> str:
 
 
 def too_far(version: Version, now: float) -> str:
-    """Say that the moment of a version is too far ahead to be waited for; "" if it is not."""
+    """Return a text if the moment of a version is too far ahead to wait for it; otherwise ""."""
     if version.serve_at is None or version.serve_at - now <= LATEST_MOMENT:
         return ""
     wrong = "so the clock of this machine or of its publisher is wrong"
@@ -83,19 +84,19 @@ def too_far(version: Version, now: float) -> str:
 class Moments:
     """The moments of one model that are still to come. Belongs to one thread.
 
-    Each method that needs the time gets it twice: `now` is in seconds since the epoch, `monotonic` of the monotonic
-    clock. A wait never grows: if the clock is set back, the wait ends when it would have ended without that.
+    Methods take the time of two clocks: `now` in seconds since the epoch, and `monotonic` of the monotonic clock. If
+    the first clock is set back, no wait becomes longer, because the monotonic clock limits each wait, too.
     """
 
     def __init__(self) -> None:
         self.move: Move | None = None
         """The last move of all followers."""
         self.coming: Mapping[int | None, float] = {}
-        """The moments still to come at the last `update`, by version number; that of the move is under None."""
+        """The moments still to come at the last `update`, by version number. The move's moment has the key None."""
         self._ends: dict[float, float] = {}  # by moment: the end of its wait on the monotonic clock
 
     def of(self, version: Version) -> float | None:
-        """When the version is to serve; None if it need not wait."""
+        """Return when the version is to serve; None if it need not wait."""
         return version.serve_at if self.move is None else self.move.moment_of(version)
 
     def update(self, versions: Iterable[Version], now: float, monotonic: float) -> None:
@@ -111,7 +112,7 @@ class Moments:
         self.coming = {number: at for number, at in known.items() if self._left(at, now, monotonic)}
 
     def left(self, now: float, monotonic: float, *, only: Container[int | None] | None = None) -> float | None:
-        """Seconds until the first moment to come; None if there is none. `only` selects version numbers."""
+        """Return the seconds until the first moment to come; None if there is none. `only` selects version numbers."""
         moments = [at for number, at in self.coming.items() if only is None or number in only]
         return min((self._left(at, now, monotonic) for at in moments), default=None)
 

@@ -49,7 +49,7 @@ _log = logging.getLogger("paramsync.ray")
 
 
 def deployment(source: str | Path, **options: Any) -> Any:
-    """A deployment of Ray Serve whose replicas follow a store, or the address of a bucket.
+    """Return a deployment of Ray Serve whose replicas follow a store, or the address of a bucket.
 
     A replica is ready once a version serves. A call by a handle takes the inputs by name, and returns the outputs by
     name with the version that computed them:
@@ -59,7 +59,7 @@ def deployment(source: str | Path, **options: Any) -> Any:
     By HTTP, POST {"inputs": {...}}, with "version", "label", "signature" or "outputs" if need be. `options` are those
     of `paramsync.Replica`, such as `trust`.
     """
-    from ray import serve  # here: actors need no Ray Serve
+    from ray import serve  # imported here, because actors need no Ray Serve
 
     class Model(_Served):
         def __init__(self) -> None:
@@ -125,7 +125,9 @@ class LearnerPublisher(Publisher):
         super().__init__(store, NamedArrays(copy=copy), schedule=schedule, **options)
 
     def accepts(self, number: int, *, most_versions: int) -> bool:
-        """Whether a sample made with version `number` is at most `most_versions` versions old; if not, drop it."""
+        """Return whether a sample made with version `number` is at most `most_versions` versions old; if not, drop
+        it.
+        """
         published = self.status().published
         return published is None or published.number - number <= most_versions
 
@@ -168,9 +170,9 @@ class FollowingActor:
         self._seen: object = None
 
     def parameters(self, timeout: float | None = None) -> Parameters:
-        """The newest parameters, checked. Waits while there are none, or they are too old.
+        """Return the newest parameters, checked. Waits while there are no parameters, or while they are too old.
 
-        Raises TimeoutError. What was returned before stays valid. A damaged version is logged and skipped.
+        Raises TimeoutError. Parameters that were returned before stay valid. A damaged version is logged and skipped.
         """
         end = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -203,7 +205,7 @@ class FollowingActor:
 
 
 def _read(store: Store, version: Version) -> Parameters:
-    """Open a version. Its checksums are computed only if somebody may have written to the files since they were."""
+    """Open a version. Its checksums are computed only if its seal shows that somebody may have written to its files."""
     bundle = store.open(version)
     if not version.checksum or version.seal != bundle.seal:
         bundle.verify(bundle.entries)
@@ -217,7 +219,9 @@ def _read(store: Store, version: Version) -> Parameters:
 
 
 def local_copy(source: str, owner: object) -> Path:
-    """The directory of a store, or of this node's copy of a bucket. The copy is kept at least while `owner` lives."""
+    """Return the directory of a store, or of this node's copy of a bucket. The copy stays at least while `owner`
+    lives.
+    """
     if not is_address(source):
         return Path(source)
     node = ray.get_runtime_context().get_node_id()
@@ -236,7 +240,7 @@ def _use(source: str, node: str, owner: weakref.ref[Any]) -> None:
 
 
 def _mirror(source: str, node: str) -> Any:
-    """The actor on this node that keeps the copy of a bucket; started if there is none."""
+    """Return the actor on this node that keeps the copy of a bucket. Starts the actor if there is none."""
     actor = ray.remote(num_cpus=0)(_Mirror).options(
         name=f"copy of {source} on {node}",
         namespace=_NAMESPACE,
@@ -257,7 +261,7 @@ class _Mirror:
         self._ending: asyncio.Task[None] | None = None
 
     async def path(self) -> str:
-        """The directory of the copy. Each call says that the copy is in use."""
+        """Return the directory of the copy. Each call says that the copy is in use."""
         self._used_at = time.monotonic()
         if self._ending is None:
             self._ending = asyncio.create_task(self._end_unused())

@@ -1,6 +1,6 @@
 """The status of a model, and the events of its versions, as values for threads, processes and messages.
 
-Followers make them; programs that serve read them. Uses only the standard library.
+Followers make these values; programs that serve read them. Uses only the standard library.
 """
 
 from __future__ import annotations
@@ -170,10 +170,10 @@ class Status:
 
     @property
     def short_reason(self) -> str:
-        """Why no sound version serves, in one sentence.
+        """Why no sound version serves, in one sentence. Empty if a sound version serves, or if no reason is known.
 
-        If the serving version is quarantined, this is its reason, otherwise that of the newest quarantined version.
-        Without a quarantine it is `reason`. Empty if a sound version serves, or if no reason is known.
+        If the serving version is quarantined, this is the reason of its quarantine. Otherwise it is the reason of the
+        newest quarantined version or, if no version is quarantined, `reason`.
         """
         if self.serving is not None and self.state is not State.DAMAGED:
             return ""
@@ -242,7 +242,7 @@ class Status:
 
 
 def waits_until(number: int, moment: float | None) -> str:
-    """Say until when a version waits."""
+    """Return a text that says until when a version waits."""
     at = datetime.fromtimestamp(moment or 0.0, timezone.utc)
     return f"version {number} waits for its moment, {at:%H:%M:%S} UTC"
 

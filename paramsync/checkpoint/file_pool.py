@@ -53,7 +53,7 @@ class FilePool:
     """
 
     def __init__(self, directory: Path, *, durable: bool = False) -> None:
-        """Takes over the spares of an earlier publisher. Raises OSError."""
+        """Take over the spares of an earlier publisher. Raises OSError."""
         self._directory = directory
         self._durable = durable
         self.in_memory = memory.is_memory(directory.stat())
@@ -199,7 +199,7 @@ class PooledFile:
     """A data file, open and mapped for writing. Other processes that map or read the file see each write at once."""
 
     def __init__(self, path: Path, file: FileIO, *, in_memory: bool) -> None:
-        """Takes over the open file. `path` is a spare's name, or a temporary name."""
+        """Take over the open file. `path` is a spare's name, or a temporary name."""
         self.path = path
         self._file = file  # a FileIO closes its file even if an interrupt prevents `close`
         self.descriptor = file.fileno()

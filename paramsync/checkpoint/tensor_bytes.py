@@ -38,7 +38,8 @@ _POLYNOMIAL = 0x82F63B78  # the polynomial of crc32c, with its bits reversed
 _PROBE = 1 << 12  # how many bytes of a piece are compared first, because most changes show there
 _NOTHING = np.empty(0, np.uint8)
 _WORTH_KNOWING = 1 << 20  # bytes: the finding of a smaller piece is not kept for the next write
-_MISSES = 2  # once failed full comparisons outnumber the others by more than this, the rest is copied uncompared
+# if full comparisons failed this much more often than they succeeded, the rest is copied without comparison
+_MISSES = 2
 
 DType = np.dtype[np.generic]
 
@@ -278,7 +279,7 @@ def write(
     def unchanged(start: int, source: Array, test: Test | None) -> Finding | None:
         """Return the finding of a piece that the file already has, else None.
 
-        This pays for large tables: few of their rows change, and those are mostly adjacent.
+        Comparing pays for large tables, because few of their rows change, and mostly adjacent rows.
         """
         nonlocal misses
         known = before.get((start, len(source), test))

@@ -32,7 +32,7 @@ LINKED = 8  # how many data files a checkpoint may share with its predecessor
 _PAGE = 4096
 _STALE = 0.5  # a data file is linked only if at most this share of its bytes is stale
 _WORTH = 1 << 20  # bytes: tensors that are at least this large together get their own data file
-_SHARE = 1 / 64  # so do smaller tensors that are together at least this share of the checkpoint
+_SHARE = 1 / 64  # smaller tensors get a file too if they are together at least this share of the checkpoint
 _NOTHING: Array = np.empty(0, np.uint8)
 _NO_LINK = {errno.EPERM, errno.EMLINK, errno.ENOENT, errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS}
 
@@ -75,7 +75,7 @@ class Written:
     unchanged: frozenset[str] = frozenset()
     shards: tuple[Shard, ...] = ()
     finite: bool = True  # whether all values were checked to be finite
-    seal: str = ""  # the seal of the data files; "" for files that are not in memory
+    seal: str = ""  # the state of the data files, see `seal_of`; "" for files that are not in memory
 
     def checksum(self) -> str:
         """Return a digest of the tensors' checksums, dtypes and shapes, but not of their places in files."""
@@ -335,7 +335,8 @@ class _Source:
 
     def __init__(self, name: str, tensor: Tensor | Entry) -> None:
         """`tensor` is an entry if the tensor's bytes are still to come."""
-        self._checksum: int | None = None  # set only for strings: their checksum is not that of their stored bytes
+        # set only for strings, whose checksum is not the checksum of their stored bytes
+        self._checksum: int | None = None
         self.is_given = not isinstance(tensor, Entry)
         if isinstance(tensor, Entry):
             self._array = _NOTHING
@@ -450,7 +451,7 @@ def arrange(sizes: tuple[int, ...]) -> Layout:
     offsets = []
     end = 0
     for size in sizes:
-        if size:  # an empty tensor is not aligned: it could then lie behind the end of the file
+        if size:  # an empty tensor is not aligned, because its place could then be behind the end of the file
             alignment = _PAGE if size >= _PAGE else ALIGNMENT
             end = -(-end // alignment) * alignment
         offsets.append(end)

@@ -47,7 +47,7 @@ class Follower(Generic[V]):
 
     `start`, or a `with` block, starts a worker thread. It calls `run_once` whenever the watch reports a change, and
     every `poll_seconds`. Without `start`, the thread that calls `run_once` is the worker. All other methods may be
-    called from any thread; only `sync`, `pin` and the like wait for a restore.
+    called from any thread. Only methods with a `timeout` wait for a restore.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Follower(Generic[V]):
 
     @property
     def latest(self) -> int | None:
-        """How many of the newest versions stay in memory; None if the last versions that served stay instead."""
+        """How many of the newest versions stay in memory; None: the versions that served last stay instead."""
         return self._requests.latest
 
     @property
@@ -125,7 +125,7 @@ class Follower(Generic[V]):
     def hold(self, change: Change | None) -> None:
         """Restore the versions that this change needs, and keep them in memory until the next call of `hold`.
 
-        A request with `Action.PREPARE` waits until they are in memory.
+        A request with `Action.PREPARE` waits until these versions are in memory.
         """
         self._requests.hold(change)
         self.notify()

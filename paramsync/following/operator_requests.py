@@ -62,7 +62,7 @@ class OperatorRequest:
     label: str = ""
     change: Change = field(default_factory=Change)
     serve_at: float | None = None  # the moment at which a SYNC, PIN, UNPIN or ROLLBACK is made; None: at once
-    newest: int | None = None  # the newest version when a request with a moment was first seen
+    newest: int | None = None  # for a request with a moment: the store's newest version when the request was first seen
     answer: Future[Status] = field(default_factory=Future)
     admitted: bool = False
     backward: bool = False  # a sync that names a version older than the serving one
@@ -105,7 +105,7 @@ def _synced(request: OperatorRequest, status: Status, published: Collection[int]
             f"version {number} of model {status.model!r} is older than version {serving}, which serves; pin it to go"
             " back"
         )
-    return True  # a newer version overtook it
+    return True  # a newer version serves instead
 
 
 def _pinned(request: OperatorRequest, status: Status, published: Collection[int] | None) -> bool:
@@ -213,7 +213,8 @@ class OperatorRequests:
     def __init__(self, choices: Choices, keep: Callable[[Choices], None], *, latest: int | None = None) -> None:
         """`keep` saves the choices. It is called after each change, before the caller gets its answer.
 
-        `latest` is how many of the newest versions stay in memory; None: the last versions that served stay instead.
+        `latest` is how many of the newest versions stay in memory. If it is None, the versions that served most
+        recently stay.
         """
         self._choices = choices
         self.fleet = Choices()
@@ -221,9 +222,9 @@ class OperatorRequests:
         self.fleet_move: Move | None = None
         """How all followers of the bucket come to the pin of `fleet`; None: at once."""
         self.now = 0.0
-        """The time of day of this round, in seconds since the epoch."""
+        """When this round began, in seconds since the epoch."""
         self.is_waiting = False
-        """Whether the moment of `next_move` is to come."""
+        """Whether the moment of `next_move` is still in the future."""
         self._next: OperatorRequest | None = None  # the request that `next_move` is about
         self._keep = keep
         self._latest = latest
@@ -255,7 +256,7 @@ class OperatorRequests:
         return request.answer
 
     def hold(self, change: Change | None) -> None:
-        """Keep the versions that this change needs in memory; None: keep none for a change any more. Any thread."""
+        """Keep in memory the versions that this change needs. With None, keep no versions for a change. Any thread."""
         self._held = change
 
     @property
@@ -270,7 +271,7 @@ class OperatorRequests:
 
     @property
     def latest(self) -> int | None:
-        """How many of the newest versions stay in memory; None if the last versions that served stay instead."""
+        """How many of the newest versions stay in memory; None: the versions that served most recently stay instead."""
         held = self._held
         return self._latest if held is None or held.latest is None else max(held.latest, self._latest or 0)
 
@@ -287,7 +288,9 @@ class OperatorRequests:
 
     @property
     def pinned(self) -> int | None:
-        """The version to serve until it is unpinned; None without a pin. The pin of an admitted request comes first."""
+        """The version to serve until it is unpinned; None without a pin. The pin of an admitted request takes
+        precedence.
+        """
         if self._pinned_here is not None:
             return self._pinned_here
         move = self.fleet_move
@@ -296,7 +299,7 @@ class OperatorRequests:
 
     @property
     def pinned_next(self) -> int | None:
-        """The pinned version after the moment of `next_move`."""
+        """The version that will be pinned after the moment of `next_move`."""
         request = self._next
         if request is not None and request.action is not Action.UNPIN:
             return request.number if request.action in _PINNING else self.pinned
@@ -307,7 +310,7 @@ class OperatorRequests:
 
         `newest` is the newest version in the store.
         """
-        with self._lock:  # an admitted sync still overrides the moment of its version
+        with self._lock:  # an admitted sync still counts: its moment overrides its version's own
             waiting = [
                 request
                 for request in self._open
@@ -348,7 +351,7 @@ class OperatorRequests:
     def fresh(self) -> list[OperatorRequest]:
         """Return the requests that are due and not admitted yet.
 
-        Call this before a look at the store, and `admit` after it, so that no request is older than the look.
+        Call this before a look at the store, and `admit` after the look, so that the look is newer than the requests.
         """
         with self._lock:
             return [
@@ -358,7 +361,7 @@ class OperatorRequests:
             ]
 
     def refuse_unknown(self, status: Status, published: Collection[int] | None) -> None:
-        """Let requests fail before their moments if their versions are neither in memory nor in the store."""
+        """Fail pins and rollbacks before their moments if their versions are neither in memory nor in the store."""
         with self._lock:
             pins = [request for request in self._open if request.action in _PINNING and not request.admitted]
         for request in pins:
@@ -511,7 +514,7 @@ def _in_memory(request: OperatorRequest, status: Status) -> bool:
     if request.action is Action.CHANGE:
         return not request.change.unpin  # an unpin needs a look at the store
     if request.action is Action.UNPIN:
-        return request.serve_at is not None  # its version was brought into memory before its moment
+        return request.serve_at is not None  # the next version was restored before the moment of the unpin
     return request.action is Action.UNLABEL
 
 

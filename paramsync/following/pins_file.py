@@ -51,7 +51,8 @@ class Change:
     labels: Mapping[str, int] = field(default_factory=dict)  # labels to give, or to move to another version
     without: Collection[str] = ()  # labels to take away, if they exist
     beside: tuple[int, ...] | None = None  # other versions to keep in memory; None: the same as before
-    latest: int | None = None  # how many of the newest versions stay in memory; None: the last that served stay
+    # how many of the newest versions stay in memory; None: the versions that served last stay
+    latest: int | None = None
 
     @property
     def versions(self) -> list[int]:
@@ -84,7 +85,7 @@ class PinsFile:
     def __init__(
         self, directory: Path | None, model: str, store: Path, *, given: Mapping[str, int] | None = None
     ) -> None:
-        """`given` are the labels from the settings. Those that changed since the file was written override the file.
+        """`given` are the labels from the settings. A label that changed since the file was written overrides the file.
 
         A file that was written for another store is ignored, because that store has other versions.
         """
@@ -114,7 +115,7 @@ class PinsFile:
         return self._known
 
     def write(self, choices: Choices) -> None:
-        """Save the choices if they changed. Only the changed choices replace those that another process has saved."""
+        """Save the choices if they changed. Choices that did not change stay as another process may have saved them."""
         if self._path is None or choices == self._known:
             return
         before, self._known = self._known, choices

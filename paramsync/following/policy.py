@@ -77,9 +77,9 @@ def upcoming(
 ) -> list[Candidate]:
     """Return the versions to have in memory for the next moments, in the order in which they will serve.
 
-    `coming` has the moments that are still to come, by the numbers of their versions; the moment of an operator's move,
-    from which on `pinned_next` is pinned, has None as its number. For each moment this decides as `next_restore` will
-    decide then. A version is left out if a newer version comes no later.
+    `coming` has the moments that are still to come, by version number. The moment of an operator's move has the key
+    None; from this moment on, `pinned_next` is pinned. For each moment, the result has the version that `next_restore`
+    will return at this moment. A version is left out if a newer version serves at the same moment or before.
     """
     found: list[Candidate] = []
     for moment in sorted({*coming.values()}):

@@ -24,8 +24,8 @@ from paramsync.status import State
 from paramsync.version import Candidate, InMemory, Version
 
 _log = logging.getLogger("paramsync.follower")
-_LOOK_SECONDS = 0.1  # from a swap at a moment to the next look at the store
-_CLOCK_SECONDS = 1.0  # between two looks at the clock while a version waits: somebody may set the clock
+_LOOK_SECONDS = 0.1  # after a swap at a moment, the look at the store waits for this time
+_CLOCK_SECONDS = 1.0  # how often the clock is read while a version waits for its moment: the clock may be set
 
 
 class _OvertakenError(Exception):
@@ -69,16 +69,17 @@ class Reconciler:
         self._newest: list[InMemory] = []  # the newest versions of the store, which stay in memory
         self._moments = Moments()
         self._waiting: list[InMemory] = []  # versions that wait in memory for their moments, the earliest first
-        self._candidates: list[Candidate] = []  # the versions that the last decision was about
-        self._moved_at: float | None = None  # the moment of a move, in the round that makes it
+        self._candidates: list[Candidate] = []  # the versions among which the last round chose
+        self._moved_at: float | None = None  # the moment of the move that this round makes, if any
         self._follows_since: float | None = None  # when this follower began, or was last pinned or unpinned
 
     def run_once(self) -> Version | None:
         """Run one round. Returns the version to which the round swapped, if any.
 
         1. Handle requests that need only versions in memory, and swap to a version in memory whose moment has come.
-           Both come first because a look at the store may take long. After such a swap that nobody waits for, the round
-           ends, and the next one comes soon: other followers of this machine swap now, too, and need its processors.
+           This comes first because a look at the store may take long. If a moment led to the swap and no caller waits,
+           the round ends here, and the next round comes soon: other followers of this machine swap at the same moment,
+           and need the processors.
         2. Look at the store.
         3. Set the labels of versions in memory. This comes before the restores, because a pin may interrupt a restore.
         4. Restore the version to serve and swap to it. If the version cannot be used, quarantine it and try the next
@@ -131,7 +132,8 @@ class Reconciler:
             self._soon(self._looks.left(now))
         else:
             self._looks = Backoff()
-        self._report.set_publisher(look.publisher if note is None else note.publisher)  # the mirror locks a copy
+        # the lock of a copy belongs to the mirror
+        self._report.set_publisher(look.publisher if note is None else note.publisher)
         absent = look.latest is None and look.problem is None
         absence = diagnosis.absence(self._replica.source.path) if absent else ""
         self._report.set_waiting(absence, unread=look.problem is not None)
@@ -149,7 +151,7 @@ class Reconciler:
         return self._clock(), time.monotonic()
 
     def _is_time(self) -> bool:
-        """Whether the moment has come of a version that waits in memory, or of a move."""
+        """Return whether the moment of a move, or of a version that waits in memory, has come."""
         numbers = {*(resident.version.number for resident in self._waiting), None}
         return self._moments.left(*self._now(), only=numbers) == 0.0
 
@@ -222,7 +224,8 @@ class Reconciler:
         numbers = {candidate.number for candidate in published}
         wanted = {pinned, self._requests.pinned_next, *(resident.version.number for resident in self._waiting)}
         if serving is not None and not published:
-            wanted.add(serving.number)  # or an older version that waits would show that the store started over
+            # otherwise an older version that waits would look as if the store had started over
+            wanted.add(serving.number)
         kept = [  # versions in memory that this look does not list
             Candidate(resident.version, self._files.get(resident))
             for resident in self._residents
@@ -297,7 +300,7 @@ class Reconciler:
         self._replica.swap(resident)
         moment = self._moved_at or self._moments.of(resident.version)
         if self._serving is None or self._follows_since is None or (moment or 0.0) < self._follows_since:
-            moment = None  # the version could not have come in time
+            moment = None  # the moment was before this follower began, or was last pinned or unpinned
         self._waiting = [other for other in self._waiting if other.version.number > candidate.number]
         left = None if self._serving is None else self._serving.number
         self._serving = candidate

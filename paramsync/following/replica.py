@@ -40,9 +40,10 @@ class Replica(Residents[Resident]):
         """The last `resident` versions that served stay in memory, and all labelled versions.
 
         `source` is a Source, a Store or its path, or a bucket's address such as s3://bucket/models/digits. For a
-        bucket, a separate process copies new versions into a local store in memory, as long as this replica lives; it
-        looks at once when the `trainer`, the address of its control port, says that a version is in the bucket. The
-        arguments from `inputs` to `trust` are passed to `open_source`; they do not apply to a Source.
+        bucket, a separate process copies new versions into a local store in memory, as long as this replica lives.
+        `trainer` is the address of the trainer's control port. With it, the process looks at the bucket as soon as the
+        trainer says that a new version is there. The arguments from `inputs` to `trust` are passed to `open_source`;
+        they do not apply to a Source.
         """
         if isinstance(source, str) and is_address(source):
             source = follow(source, self, trainer=trainer)
@@ -70,7 +71,7 @@ class Replica(Residents[Resident]):
         version: int | None = None,
         label: str = "",
     ) -> tuple[dict[str, tf.Tensor], Version]:
-        """Compute with exactly one version. Returns the outputs and that version.
+        """Compute with exactly one version. Returns the outputs and the version.
 
         Raises as `take` and `Resident.predict` do.
         """

@@ -74,7 +74,7 @@ class Subscription:
 
 
 class Report:
-    """Reports what has happened. Any thread may use `status` and `subscribe`; the worker uses the rest."""
+    """Reports what has happened. Any thread may use `status` and `subscribe`; the follower's worker uses the rest."""
 
     def __init__(self, model: str, store: Path, *, pinned: int | None, clock: Callable[[], float]) -> None:
         self._lock = threading.Lock()  # guards changes of the next field; not held while an event is delivered
@@ -213,9 +213,11 @@ class Report:
         signed_by: str,
         moment: float | None,
     ) -> None:
-        """Set the serving version. `not_served` are signatures left out, `signed_by` is the trusted key ("": none).
+        """Set the serving version.
 
-        `moment` is when the version was to serve; None if it came too late to be known in time.
+        `not_served` has the reason for each signature that is left out. `signed_by` is the trusted key; "" if there is
+        none. `moment` is when the version was to serve; None if the follower could not meet its moment, or if it has
+        none.
         """
         swaps = self._status.swaps + 1
         skew = None if moment is None else self._clock() - moment
@@ -240,7 +242,7 @@ class Report:
         self._compare()
 
     def _log_swaps(self) -> None:
-        """Log swaps, unless the model is on trial: it then answers no requests yet."""
+        """Log swaps, unless the model is on trial, because a model on trial answers no requests yet."""
         if not self._on_trial:
             self._swaps.flush()
 

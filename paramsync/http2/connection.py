@@ -42,7 +42,7 @@ class ServerConnection(Sender):
         self._rest = bytearray()  # the beginning of a frame, read once it has `_wanted` bytes
         self._wanted = 0
         self.work = 0
-        """Work of the last `receive`, in frames."""
+        """How much work the last `receive` did, in frames."""
         self._begun = False
         self.is_settled = False
         """Whether the client has taken our SETTINGS."""
@@ -152,7 +152,7 @@ class ServerConnection(Sender):
         return self._read(content, events, len(PREFACE)) if self._begun else 0
 
     def _read(self, content: bytes, events: list[Event], at: int = 0) -> int:
-        """Read whole frames, and parts of DATA. Returns where the rest begins."""
+        """Read all whole frames, and the received parts of DATA frames. Returns where the unread bytes begin."""
         end = len(content)
         if self._data_left or self._padding_left:
             at = self._read_data(content, at, events)

@@ -10,7 +10,7 @@ from paramsync.http2.events import Event, Sent
 from paramsync.http2.frames import DATA, END_HEADERS, END_STREAM, HEADER, HEADERS, LARGEST_NUMBER
 
 _REMEMBERED = 1024  # how many streams `_left_early` remembers
-_END = -1  # in place of a frame type: HEADERS that end the stream
+_END = -1  # stands in place of a frame type for HEADERS that end the stream
 
 
 class Stream:

@@ -116,7 +116,7 @@ _ONE_ARGUMENT: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _each(operation: Any, given: Sequence[Made]) -> Made:
-    """The rule of elementwise ops. An argument with fewer dimensions is the same for all rows."""
+    """Return what an elementwise op makes. An argument with fewer dimensions is the same for all rows."""
     if any(made.of is InputPart.COUNT for made in given):
         return ALL
     rank = max(_rank(tensor) for tensor in operation.inputs)
@@ -133,7 +133,7 @@ def _same(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _products(operation: Any, given: Sequence[Made]) -> Made:
-    """The rule of matrix products, which broadcast all dimensions except the last two."""
+    """Return what a matrix product makes. It broadcasts all dimensions except the last two."""
     left, right = map(_rank, operation.inputs)
     if _is_row(given, 0, 1):
         return _of(left == right >= 3)
@@ -153,7 +153,7 @@ def _einsum(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _reshaped(operation: Any, given: Sequence[Made]) -> Made:
-    """Rows stay apart if the first dimension stays the first."""
+    """Return what Reshape makes. Rows stay apart if the first dimension stays the first."""
     if given[0] != ROW:
         return ALL
     if given[1].of is InputPart.COUNT:
@@ -224,7 +224,7 @@ def _tiled(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _filled(operation: Any, given: Sequence[Made]) -> Made:
-    """Rows stay apart if the number of rows sets the first dimension: each row is the same constant."""
+    """Return what Fill makes. If the number of rows is the first dimension, each row is the same constant."""
     return _of(_counts(given[0]) and given[1] == NOTHING)
 
 
@@ -274,7 +274,7 @@ def is_elementwise(graph: Graph, signature: str) -> bool:
     """Return whether an input of any shape is safe: there is one input, and all ops are elementwise or scalars.
 
     Other kernels rely on ranks. Some end the process for a wrong rank, even if only a control dependency runs them.
-    Constants and parameters must be scalars, because broadcasting to a larger one could take any amount of memory.
+    Constants and parameters must be scalars, because broadcasting to a larger tensor could take any amount of memory.
     """
     message = graph.message()
     described = message.signatures[signature]

@@ -63,8 +63,8 @@ class Resumable(Protocol):
 class Training:
     """The training that the port reports once it has begun.
 
-    `total_steps` is None if training goes on until it is stopped, `steps_per_epoch` if the job has no epochs, `state`
-    if no training state is saved.
+    None stands for training without an end (`total_steps`), a job without epochs (`steps_per_epoch`), and training
+    whose state is not saved (`state`).
     """
 
     publisher: Publishing

@@ -52,7 +52,7 @@ class ValueSource(Protocol):
     """The source of a publisher's values and of their graph."""
 
     digest: str
-    content: bytes  # the graph file; `pin` replaces it, and `digest`, if the structure has changed
+    content: bytes  # the bytes of the graph file; if the structure has changed, `pin` replaces `content` and `digest`
 
     def pin(self, values: Any = None) -> dict[str, Any]:
         """Return the values of this step by their checkpoint keys. Later steps do not change the returned values.
@@ -142,7 +142,7 @@ class Publisher:
         self._source = source if isinstance(source, ValueSource) else _live(source, averages, allow_ops)
         self._schedule = PublishSchedule() if schedule is None else schedule
         self._raise = options.get("on_error") == "raise"
-        self._since: Moment | None = None  # when the last snapshot was taken, or counting began
+        self._since: Moment | None = None  # when the last snapshot was taken; before the first snapshot, the first call
         self._seen: tuple[int, Metrics | None, Values | None] | None = None  # the arguments of the last call
         self._raised: str | None = None  # the text of the failure that was raised last
         self._warned = False  # whether a warning about a lower step was logged
@@ -159,7 +159,8 @@ class Publisher:
             until_failure.callback(self._close_control)
             self._store = _store_writer(store, self._outgoing, options)
             until_failure.pop_all()
-        self._empty, self._before = _latest(self._store)  # when it began: whether it was empty, latest metrics
+        # the store at the start: whether it was empty, and its latest metrics
+        self._empty, self._before = _latest(self._store)
         self._begun: int | None = None  # the step given to `begin`, if the store had a version
         self._pinned: Metrics = self._before  # the metrics of the last snapshot, even if its write failed
         self._precision = options.get("precision") or ""
@@ -209,8 +210,8 @@ class Publisher:
     def begin(self, step: int, *, values: Values | None = None) -> Version | None:
         """Call this before the first step is trained. Publishes this step if the schedule wants the start.
 
-        The call is optional. If the store has versions, and training ends at this same step, nothing was trained, and
-        the end is not published.
+        The call is optional. It lets the publisher recognise a training that did nothing: if the store has versions,
+        and training ends at this same step, the end is not published.
         """
         self._begun = None if self._empty else step_number(step)
         return self.publish_if_due(step, values=values)

@@ -242,7 +242,7 @@ def _tensor(tensor: Any) -> Any:
 
 
 def _parts(parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
-    """Return by name a whole variable, or all parts of a partitioned one. Raises GraphError if parts are missing."""
+    """Return, by name, each whole variable, or all parts of a partitioned variable. Raises GraphError if parts lack."""
     by_name: dict[str, list[Parameter]] = {}
     for parameter in parameters:
         by_name.setdefault(parameter.name, []).append(parameter)
@@ -257,7 +257,7 @@ def _parts(parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
 
 
 def _averages(graph: tf.Graph, averages: Averages) -> dict[str, str]:
-    """Return the node of each variable's average, by the node of the variable. Variables without one are left out."""
+    """Return the node of each variable's average, by the node of the variable, for variables that have an average."""
     nodes = {}
     for key in (v1.GraphKeys.GLOBAL_VARIABLES, v1.GraphKeys.LOCAL_VARIABLES):
         for variable in graph.get_collection(key):

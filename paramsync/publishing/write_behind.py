@@ -130,7 +130,7 @@ class WriteBehind(Generic[T]):
         atexit.unregister(self._end)
 
     def check_thread(self) -> None:
-        """Raise PublishError on the writing thread, because it would wait for itself."""
+        """Raise PublishError on the writing thread, because this thread would wait for itself."""
         if threading.current_thread() is self._thread:
             raise PublishError("expected another thread than the one that writes: a listener must not wait for it")
 
@@ -212,8 +212,8 @@ class Snapshot:
     def tensors(self) -> dict[str, Array]:
         """Return the tensors of a checkpoint, by key. Values in host memory are not copied; others are fetched.
 
-        A fetched value is released on its device. So fetching takes at most the size of the parameters and of one piece
-        of the device's memory.
+        A fetched value is released on its device. So the device never holds more than the parameters and one more
+        piece.
         """
         return fetch(self.values, fetched=self.let_go)
 

@@ -57,7 +57,7 @@ _EFFECTS = {**_listed(Effect.HEALTH, _HEALTH), **_listed(Effect.READS, _READS)}
 
 
 def effect_of(method: str) -> Effect:
-    """The effect of a gRPC method, as "package.Service/Method". An unlisted method counts as a change."""
+    """Return the effect of a gRPC method, given as "package.Service/Method". An unlisted method counts as a change."""
     return _EFFECTS.get(method, Effect.CHANGES)
 
 
@@ -71,12 +71,12 @@ class Caller:
 
     @classmethod
     def of(cls, peer: str, metadata: Iterable[tuple[str, str | bytes]], certificate: str | None) -> Caller:
-        """The caller with these headers. `certificate` is the name in its verified certificate."""
+        """Return the caller with these headers. `certificate` is the name in its verified certificate."""
         return cls(peer, bearer(next((value for name, value in metadata if name == _HEADER), None)), certificate)
 
     @classmethod
     def of_grpc(cls, context: Any, peer: str) -> Caller:
-        """The caller of a call at a grpcio server."""
+        """Return the caller of a call at a grpcio server."""
         shown = context.auth_context()  # gRPC has verified the certificate
         names = shown.get("x509_common_name") or shown.get("x509_subject_alternative_name") or (None,)
         name = None if names[0] is None else names[0].decode(errors="replace")
@@ -84,13 +84,13 @@ class Caller:
 
 
 def bearer(header: str | bytes | None) -> str | None:
-    """The token of an authorization header, if any."""
+    """Return the token of an authorization header, if any."""
     text = header.decode(errors="replace") if isinstance(header, bytes) else header or ""
     return text[len(_SCHEME) :].strip() if text[: len(_SCHEME)].lower() == _SCHEME else None
 
 
 def name_in(certificate: Mapping[str, Any] | None) -> str | None:
-    """The common name, or else the first other name, in a certificate from Python's ssl; None without names."""
+    """Return the common name in a certificate from Python's ssl, or else the first other name; None without names."""
     shown = certificate or {}
     names = [value for part in shown.get("subject", ()) for key, value in part if key == "commonName"]
     return next((str(name) for name in (*names, *(value for _, value in shown.get("subjectAltName", ())))), None)
@@ -99,8 +99,8 @@ def name_in(certificate: Mapping[str, Any] | None) -> str | None:
 class RefusalLimit:
     """Decides which refusals of an interval get a log line, and counts all others by host, so that logs stay small.
 
-    If a host has too many refusals, they are only counted until an interval passes without any. The caller takes the
-    lock.
+    If a host has too many refusals, they are only counted until an interval passes without a refusal of this host. The
+    caller takes the lock.
     """
 
     def __init__(self) -> None:
@@ -109,7 +109,7 @@ class RefusalLimit:
         self._counted: frozenset[str] = frozenset()  # hosts with too many refusals in the previous interval
 
     def is_told(self, host: str) -> bool:
-        """Whether this refusal gets a line; if not, it is counted."""
+        """Return whether this refusal gets a line. If not, count it."""
         if host in self._counted or self._told[host] >= _TOLD_EACH or self._told.total() >= _TOLD_ALL:
             self._more[host if host in self._more or len(self._more) < _HOSTS else "others"] += 1
             return False
@@ -153,7 +153,7 @@ class Access:
         """Whether every caller may change something."""
 
     def in_plain(self, *, tls: bool) -> str:
-        """Advice on configuration if tokens travel unencrypted; else empty."""
+        """Return advice on configuration if tokens travel unencrypted; else empty."""
         if tls or self._tokens is None or is_loopback(self.host):
             return ""
         with_what = f"{self._options.certificate} FILE and {self._options.key} FILE"
@@ -174,11 +174,11 @@ class Access:
         )
 
     def looks_at(self, effect: Effect) -> bool:
-        """Whether calls with this effect are checked."""
+        """Return whether calls with this effect are checked."""
         return effect is Effect.CHANGES or (effect is Effect.READS and self._reads)
 
     def who(self, caller: Caller) -> str | None:
-        """The name of a caller with a valid credential, if any."""
+        """Return the name of a caller with a valid credential, if any."""
         by_token = None if self._tokens is None or caller.token is None else self._tokens.who(caller.token)
         return by_token or (caller.certificate if self._certificates else None)
 

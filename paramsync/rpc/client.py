@@ -91,7 +91,7 @@ class _Client:
             self._channel = grpc.secure_channel(address, tls.credentials, options=_OPTIONS)
 
     def serves(self, service: str = "") -> bool:
-        """Whether the program's health check reports that a service serves; False for an unknown service."""
+        """Return whether the program's health check reports that a service serves; False for an unknown service."""
         from grpc_health.v1 import health_pb2
 
         request = health_pb2.HealthCheckRequest(service=service)
@@ -129,7 +129,7 @@ class _Client:
         )
 
     def _explain(self, error: grpc.RpcError, seconds: float | None) -> errors.ParamsyncError:
-        """The failure as one of our errors, on one line."""
+        """Return the failure as one of our errors, on one line."""
         code, detail = error.code(), " ".join((error.details() or "").split())
         if code is grpc.StatusCode.UNAVAILABLE and detail.startswith(_NO_CONNECTION):
             if why := self._why_no_connection(detail):
@@ -147,7 +147,7 @@ class _Client:
         """Find a reason that gRPC does not give: a bad certificate, or one side that does not speak TLS."""
         if any(words in detail for words in _NOBODY_THERE):
             return None
-        from paramsync.rpc import tls  # here, because most calls connect
+        from paramsync.rpc import tls  # imported here, because most calls connect
 
         return tls.advise_tls(self.address) if self._tls is None else self._tls.explain(self.address)
 
@@ -166,7 +166,7 @@ class Trainer(_Client):
         return self._ask("/paramsync.v1.Publisher/Publish", pb.PublishRequest(), pb.Version, seconds=seconds)
 
     def watch(self, *, in_bucket: bool = False) -> Stream[pb.Version]:
-        """Every version from now on, once it is committed, or with `in_bucket` once it is in the bucket.
+        """Return a stream of all versions from now on: once committed, or with `in_bucket` once they are in the bucket.
 
         The stream ends when it is closed.
         """
@@ -181,11 +181,11 @@ class Inferencer(_Client):
     mistaken = "it may be the inferencer's other port, for predictions; expected its control port"
 
     def status(self, model: str = "") -> tuple[pb.ModelStatus, ...]:
-        """The status of a model, or of all models if none is named."""
+        """Return the status of a model, or of all models if none is named."""
         return tuple(self.report(model).models)
 
     def report(self, model: str = "", *, load: bool = False) -> pb.GetStatusResponse:
-        """The status of models and workers; with `load` also the workers' counts of requests."""
+        """Return the status of models and workers; with `load` also the workers' counts of requests."""
         request = pb.GetStatusRequest(model=model, load=load)
         return self._ask("/paramsync.v1.Sync/GetStatus", request, pb.GetStatusResponse)
 
@@ -213,7 +213,7 @@ class Inferencer(_Client):
         return last.status
 
     def watch(self, model: str = "") -> Stream[pb.Event]:
-        """Every event from now on, until the stream is closed."""
+        """Return a stream of all events from now on, until the stream is closed."""
         return self._open("/paramsync.v1.Sync/Watch", pb.WatchRequest(model=model), pb.Event)
 
     def pin(
@@ -300,7 +300,7 @@ class Predictor(_Client):
 
 
 def _until(serve_at: float | None) -> float:
-    """Seconds until a moment; 0 if there is none."""
+    """Return the seconds until a moment; 0 if there is none."""
     return 0.0 if serve_at is None else max(0.0, serve_at - time.time())
 
 

@@ -23,7 +23,7 @@ Tensor = Any
 """A serving_pb2.Tensor or a tensorflow.TensorProto: they have the same fields."""
 
 MAX_BYTES = 64 << 20
-"""Limit for the bytes of all arrays of a call in which a value is repeated. The message's size limits all others."""
+"""The most bytes of all arrays of a call that repeat a value. The message's size limits all other arrays."""
 
 VALUE_FIELDS = {  # fields that list single values instead of bytes
     "float32": "float_val",
@@ -63,7 +63,7 @@ _ADDRESSABLE = 1 << 63  # bytes; numpy refuses larger shapes, even with a dimens
 
 
 def from_array(array: np.ndarray) -> serving_pb2.Tensor:
-    """The tensor of an array. Raises InputError for a dtype that TensorFlow lacks."""
+    """Return the tensor of an array. Raises InputError for a dtype that TensorFlow lacks."""
     array = array.astype(array.dtype.newbyteorder("<"), copy=False)
     number = dtypes.from_numpy(array.dtype)
     if number is None:
@@ -101,7 +101,7 @@ class TensorHeader:
 
 
 def header(tensor: Tensor, what: str) -> TensorHeader:
-    """The header of a tensor. Raises InputError, which begins with `what`, if it describes no array."""
+    """Return the header of a tensor. Raises InputError, which begins with `what`, if it describes no array."""
     dtype = dtypes.to_numpy(tensor.dtype)
     if dtype is None:
         expected = "a dtype of numbers, booleans or strings"
@@ -110,7 +110,7 @@ def header(tensor: Tensor, what: str) -> TensorHeader:
 
 
 def to_arrays(tensors: Mapping[str, Tensor], side: str) -> dict[str, np.ndarray]:
-    """The arrays of one call; strings are object arrays of bytes. `side` is "input" or "output".
+    """Return the arrays of one call; strings are object arrays of bytes. `side` is "input" or "output".
 
     Raises InputError, which names the first tensor whose values do not fit its header.
     """
@@ -184,17 +184,20 @@ def extend(values: Any, array: np.ndarray) -> None:
 
 
 def packed(number: int, content: bytes) -> bytes:
-    """The bytes of a packed repeated field. Making them is far faster than adding the values as Python numbers."""
+    """Return the bytes of a packed repeated field. This is far faster than adding the values as Python numbers."""
     return opening(number, len(content)) + content
 
 
 def opening(number: int, size: int) -> bytes:
-    """The tag and length before the `size` bytes of a field: packed values, a string, a message."""
+    """Return the tag and length before the `size` bytes of a field: packed values, a string, a message."""
     return bytes([number << 3 | 2]) + sstable.varint(size)
 
 
 def _fixed(tensor: Tensor, number: int, size: int) -> bytes:
-    """The last `size` bytes of a tensor's message, if they are all values of the packed field `number`; else empty."""
+    """Return the values of a packed field as bytes, if they are the last `size` bytes of the tensor's message.
+
+    Returns no bytes otherwise. `number` is the field's number.
+    """
     content: bytes = tensor.SerializeToString()
     values = content[len(content) - size :]
     return values if content.endswith(packed(number, values)) else b""
@@ -250,7 +253,7 @@ def _strings(head: TensorHeader, content: bytes) -> np.ndarray:
 
 
 def _of_values(head: TensorHeader, tensor: Tensor) -> np.ndarray:
-    """The listed values of a tensor: all, or fewer if the last value repeats, or none if all are zero."""
+    """Return the listed values of a tensor: all, or fewer if the last value repeats, or none if all are zero."""
     kind = dtypes.name(tensor.dtype)
     field = _READ_FIELDS[kind]
     values = getattr(tensor, field)

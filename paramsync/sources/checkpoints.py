@@ -62,7 +62,6 @@ class GraphCache(Generic[G]):
             return graph
 
     def keep(self, key: Hashable, graph: G) -> G:
-        """Add a graph. Returns the graph."""
         with self._lock:
             self._graphs[key] = graph
             while len(self._graphs) > _GRAPHS:
@@ -70,7 +69,7 @@ class GraphCache(Generic[G]):
         return graph
 
     def find_or_build(self, key: Hashable, build: Callable[[], G]) -> G:
-        """The cached graph, or else the graph that `build` returns. `build` is called without the lock."""
+        """Return the cached graph, or else the graph that `build` returns. `build` is called without the lock."""
         graph = self.find(key)
         return self.keep(key, build()) if graph is None else graph
 
@@ -126,11 +125,11 @@ class Checkpoints(ABC, Generic[G, R]):
 
     @abstractmethod
     def build_graph(self, content: bytes) -> tuple[G, str]:
-        """The graph in a graph file, and its digest. Raises GraphError."""
+        """Return the graph in a graph file, and its digest. Raises GraphError."""
 
     @abstractmethod
     def make_resident(self, version: Version, graph: G, bundle: Bundle, keys: Sequence[str]) -> R:
-        """The version in memory, from a bundle that was checked. Raises CorruptCheckpointError."""
+        """Return the version in memory, made from a bundle that was checked. Raises CorruptCheckpointError."""
 
     @abstractmethod
     def copy_unrecorded(self, version: Version, tell: ProgressCallback) -> R:
@@ -171,9 +170,9 @@ class Checkpoints(ABC, Generic[G, R]):
         return resident
 
     def damage(self, resident: InMemory) -> CorruptCheckpointError | None:
-        """How the bytes of a version in memory differ from the published bytes; None if they do not differ.
+        """Return how the bytes of a version in memory differ from the published bytes; None if they do not differ.
 
-        Also None if its files cannot be read now, and for copies, which cannot be damaged.
+        Also returns None if the files cannot be read now, and for copies, which cannot be damaged.
         """
         known = self._known.get(resident)
         if known is None or self.trust is not None:
@@ -190,7 +189,7 @@ class Checkpoints(ABC, Generic[G, R]):
         return None
 
     def read_graph(self, path: Path) -> G:
-        """The graph in a graph file. Raises GraphError, OSError."""
+        """Return the graph in a graph file. Raises GraphError, OSError."""
         return self._build(path, files.content(path, limit=files.MAX_MESSAGE))[0]
 
     def _read_published(self, version: Version) -> G:
@@ -265,12 +264,15 @@ class Checkpoints(ABC, Generic[G, R]):
 
 
 def needs(version: Version, path: Path) -> str:
-    """The text of the error for a version whose graph file is missing."""
+    """Return the text of the error for a version whose graph file is missing."""
     return f"version {version.number} needs the graph file {path}, which is not there"
 
 
 def _without_embeddings(graph: GraphSpec, bundle: Bundle, keys: Sequence[str]) -> tuple[str, ...]:
-    """The tensors that requests read whole. Of a large embedding, requests read only rows, which the kernel loads."""
+    """Return the tensors that requests read whole.
+
+    Requests read only rows of a large embedding, and the kernel loads these rows.
+    """
     large = {
         key
         for spec, key in zip(graph.parameters, keys, strict=True)

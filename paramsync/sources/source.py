@@ -90,7 +90,7 @@ class Restores(Protocol[R_co]):
     def saved_model(self, version: Version, directory: Path, tell: ProgressCallback) -> R_co: ...
 
     def damage(self, resident: InMemory) -> Exception | None:
-        """How the bytes of a restored version differ from the published bytes; None if they do not differ."""
+        """Return how the bytes of a restored version differ from the published bytes; None if they do not differ."""
 
 
 class Source(Generic[R]):
@@ -139,7 +139,9 @@ class Source(Generic[R]):
         return look
 
     def identity(self, version: Version) -> Hashable:
-        """A value that identifies the version's files, as in `Look.published`. It changes when they are rewritten."""
+        """Return a value that identifies the version's files, as in `Look.published`. It changes when they are
+        rewritten.
+        """
         if self._is_numbered:
             return identify_saved_model(self.path / version.prefix)
         return self._identify(version, _Listing(self.path))
@@ -163,7 +165,7 @@ class Source(Generic[R]):
         return resident
 
     def damage(self, resident: R) -> Exception | None:
-        """How the bytes of a version in memory differ from the published bytes; None if they do not differ."""
+        """Return how the bytes of a version in memory differ from the published bytes; None if they do not differ."""
         return self.restores.damage(resident)
 
     def bell(self, ring: Callable[[], None]) -> Bell:
@@ -187,7 +189,7 @@ class Source(Generic[R]):
         return Look(latest=latest, published=published, problem=problem, publisher=publisher)
 
     def _read_versions(self) -> tuple[Version | None, list[Version], _Listing, Exception | None]:
-        """The latest version, all listed versions, the listing, and the error if the latest cannot be read.
+        """Return the latest version, all listed versions, the listing, and the error if the latest cannot be read.
 
         A record is read again only if a file of its version changed. Raises the errors of `Store.versions`.
         """
@@ -228,7 +230,10 @@ class Source(Generic[R]):
         return Look(latest=versions[-1] if versions else None, published=published)
 
     def _shows_numbers(self) -> bool:
-        """Whether the directory has numbered SavedModels. For an empty or unreadable directory, the previous answer."""
+        """Return whether the directory has numbered SavedModels.
+
+        For an empty or unreadable directory, returns the previous answer.
+        """
         try:
             if state_file(self.path).exists():
                 return False
@@ -243,7 +248,7 @@ class Source(Generic[R]):
 
 
 def graph_options(graph: Path | None, inputs: Sequence[str]) -> str:
-    """The names of the given options about the graph of checkpoints."""
+    """Return the names of the given options about the graph of checkpoints."""
     return "graph" if graph is not None else "inputs and outputs" if inputs else ""
 
 
@@ -262,7 +267,7 @@ class _Listing:
                 self._of_checkpoints[match["prefix"]].append(name)
 
     def identify_checkpoint(self, prefix: str, *, with_links: bool = False) -> Hashable:
-        """A value that identifies a checkpoint's files, even if their times were set back.
+        """Return a value that identifies a checkpoint's files, even if their times were set back.
 
         A later version may hard-link a data file. This changes no bytes, and changes the value only `with_links`.
         """
@@ -273,23 +278,23 @@ class _Listing:
         )
 
     def identify_file(self, name: str) -> Hashable | None:
-        """A value that identifies a file; None if there is no such file."""
+        """Return a value that identifies a file; None if there is no such file."""
         return _identity(self._facts_of(name)) if name in self._names else None
 
     def _facts_of(self, name: str) -> os.stat_result | int:
-        """The facts of a file, or of the link itself, not of its target."""
+        """Return the facts of a file; for a link the facts of the link, not of its target."""
         if name not in self._facts:
             self._facts[name] = _facts(self._directory / name, follow_symlinks=False)
         return self._facts[name]
 
 
 def identify_saved_model(directory: Path) -> Hashable:
-    """A value that changes when a file of the SavedModel is replaced or added."""
+    """Return a value that changes when a file of the SavedModel is replaced or added."""
     return frozenset(file for folder in _OF_A_SAVED_MODEL for file in _files(directory, folder))
 
 
 def identify_graph(path: Path) -> Hashable:
-    """A value that changes when the graph file changes, or the SavedModel if the path is a directory."""
+    """Return a value that changes when the graph file changes, or the SavedModel if the path is a directory."""
     facts = _facts(path)
     is_folder = not isinstance(facts, int) and stat.S_ISDIR(facts.st_mode)
     return identify_saved_model(path) if is_folder else _identity(facts)
@@ -310,7 +315,7 @@ def _files(directory: Path, folder: str) -> list[Hashable]:
 
 
 def _facts(file: Path | os.DirEntry[str], *, follow_symlinks: bool = True) -> os.stat_result | int:
-    """The facts of a file, or the number of the error."""
+    """Return the facts of a file, or the number of the error."""
     try:
         return file.stat(follow_symlinks=follow_symlinks)
     except OSError as error:

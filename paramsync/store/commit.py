@@ -70,7 +70,7 @@ class StoreWriter:
         self._graph_files: dict[str, tuple[bytes, str]] = {}  # by graph: the file's content and its digest
         self._numbers = threading.Lock()  # guards `_reserved`
         self._fresh_graphs: set[str] = set()  # graphs that no version uses yet
-        self._sound: dict[Path, FileStamp] = {}  # graph files with the right content, until their stamp changes
+        self._sound: dict[Path, FileStamp] = {}  # by graph file: its stamp when its content was found right
         self._pool: FilePool | None = None
         self.unchanged: frozenset[str] = frozenset()
         """The parameters that the last commit did not change."""
@@ -139,7 +139,8 @@ class StoreWriter:
         Completes the record with prefix, committed_at, serve_at, bytes, bytes_written, checksum, finite and seal, and
         signs it if there is a key. `Arriving` tensors belong to a version of another store: this version's record stays
         as it is, and the tensors must have the record's checksum. The version may be older than the latest, which stays
-        the latest. If the store has a version of this number, which is damaged, its files are removed first.
+        the latest. If the store already has a version of this number, for example a damaged one, its files are removed
+        first.
 
         Args:
             unchanged: Names of parameters that have the same values as in this writer's last successful commit. All

@@ -8,11 +8,11 @@ another entry. Its key encodes the variable's name and the part's extents, so th
 
     00 | name, 00 as 00 FF and FF as FF 00 | 00 01 | rank | for each dimension: start, length
 
-The rank is a byte that says how many bytes follow, then these bytes. A start or length has as many bytes as it has
-leading one bits.
+The rank is stored as the number of its bytes, in one byte, followed by these bytes. The number of leading one bits of a
+start or length is the number of its bytes.
 
 A tensor of strings is stored as the lengths as varints, the masked crc32c of the lengths, and the bytes. This checksum
-and the tensor's checksum cover each length as a number of 4 bytes (8 if it needs them), not in its stored form.
+and the tensor's checksum cover each length as a number of 4 bytes (8 bytes for a large length), not in its stored form.
 Variants are stored in nearly the same way, and are not decoded here.
 """
 
@@ -319,7 +319,9 @@ class _Reader:
         return Part(tuple(start for start, _ in extents), entry)
 
     def _check_places(self, entries: Mapping[str, Entry]) -> None:
-        """Refuse overlapping tensors, by which a small file could expand. Several names may share one whole tensor."""
+        """Refuse overlapping tensors, with which a small file could fill much memory. Names may share a whole
+        tensor.
+        """
         places = {(entry.shard, entry.offset, entry.size) for entry in entries.values() if not entry.parts}
         parts = [part.entry for entry in entries.values() for part in entry.parts]
         end = (0, 0)

@@ -2,7 +2,7 @@
 
 A *parameter node* stands for a variable: its output is a handle or, in v1 graphs, a reference. Lifting turns the node
 into a placeholder for the value. All reads of the variable then use the value, also in functions, loops and branches,
-whether of v1 (Enter, Switch) or of v2 (While, If). GraphError names an op that cannot compute the same from a value.
+whether of v1 (Enter, Switch) or of v2 (While, If). An op that cannot compute the same from a value raises GraphError.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ class _Library:
 
 
 class _Body:
-    """The nodes of a graph or of one function. Functions spell their tensors differently."""
+    """The nodes of a graph or of one function. Graphs and functions name tensors differently."""
 
     def __init__(self, nodes: Any, library: _Library, *, in_function: bool) -> None:
         self._nodes = nodes
@@ -157,7 +157,7 @@ class _Body:
         """The new names of renamed tensors."""
 
     def lift(self, values: Mapping[str, _Value]) -> dict[str, _Value]:
-        """Rewrite all nodes that read `values` in place of handles. Returns all tensors that are values now."""
+        """Rewrite all nodes that get one of `values` in place of a handle. Returns all tensors that are values now."""
         reached = self._follow(values)
         for node, taken in self._taken.values():
             self._rewrite(node, taken)
@@ -167,7 +167,10 @@ class _Body:
         return reached
 
     def _follow(self, values: Mapping[str, _Value]) -> dict[str, _Value]:
-        """Find all tensors that carry variables. Loops of v1 graphs are cycles, and nodes may come in any order."""
+        """Find all tensors that carry variables.
+
+        One pass is not enough, because loops of v1 graphs are cycles, and nodes may come in any order.
+        """
         consumers: dict[str, list[tuple[Any, int]]] = defaultdict(list)
         for node in self._nodes:
             for position, tensor in enumerate(node.input):

@@ -125,7 +125,7 @@ def v1_tables(
 ) -> list[graph_pb2.Table]:
     """Return the tables among the nodes `wanted`, with their contents.
 
-    Runs the operations that fill each table: those that `fillers` need, or all if `fillers` need none. Raises
+    Runs the operations that `fillers` need. If these do not fill a table, runs all operations that fill it. Raises
     GraphError for a table that nothing in the graph fills. With `foreign`, only safe ops run, and only the graph's own
     files are read.
     """
@@ -152,7 +152,11 @@ def v1_tables(
 
 
 def _fillers_of(tables: Sequence[Any], nodes: Mapping[str, Any], fillers: Collection[str]) -> list[str]:
-    """Return the operations that fill these tables: for each table those that `fillers` need; without any, all."""
+    """Return the operations that fill these tables.
+
+    A table's operations are those that `fillers` need. If `fillers` need none of its operations, all of them are
+    returned.
+    """
     restored = _restored(nodes)
     filling: dict[tuple[str, str], list[str]] = defaultdict(list)
     for node in nodes.values():

@@ -53,7 +53,7 @@ def library_of(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[Any]
     """Return the functions that these operations call, directly or indirectly."""
     nodes = [operation.node_def for operation in operations]
     if not any(any(functions_of(node.attr)) or definition(node.op) is None for node in nodes):
-        return []  # without reading the functions, which takes as long as reading the whole graph
+        return []  # return early: reading the functions takes as long as reading the whole graph
     library = graph.as_graph_def(from_version=graph.version).library  # has no nodes, because no node is newer
     return functions_called(library.function, nodes)
 
@@ -93,7 +93,8 @@ class _Library:
         self._functions = {function.signature.name: function for function in library}
         self._scope, self._device, self._keep_seeds = scope, device, keep_seeds
         self._number = next(_numbers)
-        self._own: dict[tuple[Any, ...], str] = {}  # by a function's name, and dtype and shape of each passed handle
+        # names of copies, by the function's name and each passed handle's dtype and shape
+        self._own: dict[tuple[Any, ...], str] = {}
         self.made: list[Any] = []
 
     def inline(self, nodes: Iterable[Any], spelling: _Spelling, whole: Collection[str] = ()) -> list[Any]:
