@@ -40,7 +40,7 @@ class PublishCallback(keras.callbacks.Callback):
     `publish_if` is the name of a metric that must not get worse, such as "val_loss", or a function that gets Keras'
     logs and returns whether to publish. It decides about every due step, and about the end of the fit. With
     `publish_if`, due steps are also published at the ends of epochs, when logs are complete. The start has no logs, so
-    it is then published only with `at_start=True`.
+    `publish_if` holds it back unless `at_start=True`.
 
     An interrupted fit leaves the store locked until the callback is used again or freed, or the process ends.
 
@@ -192,7 +192,7 @@ def _counted(optimizer: keras.Optimizer | None) -> int:
 
 
 def _leaves_out(optimizer: keras.Optimizer | None) -> bool:
-    """Whether the optimizer skips updates after some batches."""
+    """Return whether the optimizer skips updates after some batches."""
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return scales or bool(getattr(optimizer, "gradient_accumulation_steps", None))
 

@@ -136,7 +136,7 @@ class Candidate:
         return self.version.number
 
     def same_as(self, other: Candidate | None) -> bool:
-        """Whether both are the same version with the same files."""
+        """Return whether both are the same version with the same files."""
         return other is not None and (self.number, self.files) == (other.number, other.files)
 
 
@@ -168,8 +168,8 @@ class View(Generic[R]):
     def __post_init__(self) -> None:
         residents = tuple(dict.fromkeys((*self.recent, *self.beside, *self.labels.values())))
         object.__setattr__(self, "residents", residents)
-        # If files are rewritten, a labelled version and its successor share a number. Requests for the number then get
-        # the one that served last.
+        # If files are rewritten, a labelled version and its successor share a number. A request for this number then
+        # gets the version that served last.
         object.__setattr__(self, "numbered", {resident.version.number: resident for resident in reversed(residents)})
 
     def take(self, model: str, version: int | None = None, label: str = "") -> R:

@@ -45,7 +45,7 @@ Ranges: TypeAlias = Sequence[tuple[int, int]]
 
 
 class FileStamp(NamedTuple):
-    """Differs between any two files of a file system, and changes when the file is written to by a system call."""
+    """A value that differs between any two files of a file system, and changes with each write by a system call."""
 
     device: int
     inode: int
@@ -80,10 +80,10 @@ def open_data_file(
 ) -> DataFile | None:
     """Open and lock a data file; None while a publisher overwrites it. Raises CorruptCheckpointError, UnreadableError.
 
-    A mapped file is used in place: if another program truncates it, this process ends with SIGBUS. Otherwise bytes are
-    copied when they are first read, and later changes to the file do not matter. With `frozen`, maps an immutable copy
-    of these bytes. `shared` has files that are mapped already: if the file is among them, that mapping is used.
-    `folder` is as in `files.regular`.
+    A mapped file is used in place: if another program truncates it, this process ends with SIGBUS. With `mapped=False`,
+    bytes are copied when they are first read, and later changes to the file do not matter. With `frozen`, maps an
+    immutable copy of these bytes. `shared` has files that are mapped already: if the file is among them, its mapping is
+    used again. `folder` is as in `files.regular`.
     """
     with files.reading(path, _WHAT), files.regular(path, folder=folder) as descriptor:
         before = shared.get(FileStamp.of(os.fstat(descriptor))) if mapped else None
@@ -148,7 +148,8 @@ class DataFile:
         self._mapping: mmap.mmap | None = None
         if mapped and self.size:  # an empty file cannot be mapped
             try:
-                # Writable, because numpy and dlpack share no read-only memory. Private, so that no write leaves here.
+                # Writable, because numpy and dlpack share no read-only memory. Private, so that no write reaches the
+                # file.
                 access = mmap.PROT_READ | mmap.PROT_WRITE
                 self._mapping = mmap.mmap(self._file.descriptor, self.size, flags=mmap.MAP_PRIVATE, prot=access)
             except ValueError as error:  # the file was truncated after its size was read

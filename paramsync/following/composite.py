@@ -75,9 +75,10 @@ class Connection:
         return self._reason
 
     def take(self, version: int | None = None, label: str = "") -> Resident:
-        """Return the serving pair, or the pair's version of the first part joined with another version of the second.
+        """Return the serving pair.
 
-        `version` or `label` names the version of the second part.
+        `version` or `label` names a version of the second part. With one of them, return this version joined with the
+        pair's version of the first part.
 
         Raises NotServingError, which names the part that has no version yet, UnknownVersionError, UnknownLabelError.
         """

@@ -9,7 +9,9 @@ _Place = TypeVar("_Place", bound=Hashable)
 
 
 def reach(start: Iterable[_Place], following: Callable[[_Place], Iterable[_Place]]) -> dict[_Place, None]:
-    """Return all places that can be reached from `start`, with `start`. `following` returns a place's successors."""
+    """Return all places that can be reached from `start`, including `start`. `following` returns a place's
+    successors.
+    """
     reached: dict[_Place, None] = {}
     waiting = list(start)
     while waiting:

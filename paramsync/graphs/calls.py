@@ -97,7 +97,7 @@ def _own(graph_def: Any, signature: graph_pb2.Signature, placeholders: Collectio
 
 
 def _arguments(signature: graph_pb2.Signature, message: graph_pb2.Graph) -> list[str]:
-    """Return the names of the placeholders: those of a signature's inputs, then of the parameters and of the tables."""
+    """Return the names of the placeholders of a signature's inputs, then of the parameters, then of the tables."""
     inputs = (node_of(end.tensor) for end in signature.inputs)
     return [*inputs, *(value.node for value in message.parameters), *(table.node for table in message.tables)]
 

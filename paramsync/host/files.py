@@ -65,7 +65,6 @@ def keep_aside(path: Path, aside: Path) -> None:
 
 
 def names(directory: Path) -> list[str]:
-    """The names in a directory."""
     with os.scandir(directory) as entries:
         return [entry.name for entry in entries]
 
@@ -112,7 +111,10 @@ def regular(path: Path, *, folder: int | None = None) -> Iterator[int]:
 
 
 def content(path: Path, *, limit: int, folder: int | None = None) -> bytes:
-    """The content of a regular file. Raises the errors of `regular`, and CorruptCheckpointError above `limit` bytes."""
+    """Return the content of a regular file.
+
+    Raises the errors of `regular`, and CorruptCheckpointError above `limit` bytes.
+    """
     with regular(path, folder=folder) as descriptor:
         size = os.fstat(descriptor).st_size
         if size > limit:
@@ -150,7 +152,7 @@ def beneath(directory: Path, *parts: str) -> Iterator[int]:
 
 
 def content_beneath(directory: Path, name: str, *, limit: int) -> bytes:
-    """The content of a regular file beneath a directory, by a name such as "folder/file".
+    """Return the content of a regular file beneath a directory, by a name such as "folder/file".
 
     Raises the errors of `beneath` and `content`, and ValueError for a name that leads out of the directory.
     """
@@ -162,12 +164,12 @@ def content_beneath(directory: Path, name: str, *, limit: int) -> bytes:
 
 
 def is_of_the_file(error: OSError) -> bool:
-    """Whether the file itself caused an error of reading it. An error without errno is about its content."""
+    """Return whether the file itself caused an error of reading it. An error without errno is about its content."""
     return error.errno is None or error.errno in _OF_THE_FILE
 
 
 def unread(path: Path, expected: str, error: OSError) -> CorruptCheckpointError | UnreadableError:
-    """The error to raise if a required file cannot be read. `expected` says what it should contain."""
+    """Return the error to raise if a required file cannot be read. `expected` says what it should contain."""
     why = error.strerror or str(error)
     if is_of_the_file(error):
         return CorruptCheckpointError(path, expected=expected, found=why)
@@ -184,7 +186,7 @@ def reading(path: Path, expected: str) -> Iterator[None]:
 
 
 def has(path: Path, expected: bytes) -> bool:
-    """Whether the path is a regular file with exactly this content."""
+    """Return whether the path is a regular file with exactly this content."""
     try:
         return content(path, limit=len(expected)) == expected
     except (OSError, CorruptCheckpointError):
@@ -195,18 +197,18 @@ def has(path: Path, expected: bytes) -> bool:
 
 
 def shown(found: object) -> str:
-    """A value from a file as one line of a message: shortened, without terminal control characters."""
+    """Return a value from a file as one line of a message: shortened, without terminal control characters."""
     text = line(repr(found) if isinstance(found, str | bytes) else str(found))
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def line(text: str) -> str:
-    """The text on one line, safe for a terminal."""
+    """Return the text on one line, safe for a terminal."""
     return harmless(" ".join(text.split()))
 
 
 def harmless(text: str) -> str:
-    """The text with characters that cannot be printed escaped, as \\x1b."""
+    """Return the text with characters that cannot be printed escaped, as \\x1b."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)

@@ -27,7 +27,7 @@ def limit_memory(share: float) -> None:
 
 
 def memory_bytes() -> int:
-    """Bytes of the machine's memory, or the container's limit if it is lower."""
+    """Return the bytes of the machine's memory, or the container's limit if it is lower."""
     found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for limit in _MEMORY_LIMITS:
         with suppress(OSError, ValueError):  # the file says "max" if there is no limit
@@ -43,7 +43,7 @@ class Memory(NamedTuple):
 
 
 def memory_of(pid: int) -> Memory:
-    """The memory of a process; zero if the process is gone. Reading it does not delay the process."""
+    """Return the memory of a process; zero if the process is gone. Reading it does not delay the process."""
     with suppress(OSError):
         _, resident, of_files, *_ = map(int, Path(f"/proc/{pid}/statm").read_text().split())
         page = os.sysconf("SC_PAGE_SIZE")
@@ -52,7 +52,7 @@ def memory_of(pid: int) -> Memory:
 
 
 def processors() -> int:
-    """How many processors this process may use, within its affinity and its container's quota."""
+    """Return how many processors this process may use, within its affinity and its container's quota."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with suppress(OSError, ValueError):  # the file says "max 100000" if there is no quota
         quota, period = map(int, _QUOTA.read_text().split())

@@ -33,7 +33,9 @@ class HeaderReader:
     """Reads one peer's sections in their order, because each can change the meaning of later sections."""
 
     def __init__(self, largest: int, most: int) -> None:
-        """A head of more than `largest` bytes is marked `too_large`; one of more than `most` ends the connection."""
+        """A head of more than `largest` bytes is marked `too_large`. A head of more than `most` bytes ends the
+        connection.
+        """
         self.decoded = 0
         """Bytes of blocks that were not in the cache."""
         self._largest = largest

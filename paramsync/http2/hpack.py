@@ -22,7 +22,7 @@ _STATIC_NAMES_AND_VALUES = (
 _STATIC_PAIRS = [tuple(entry.encode().partition(b"=")[::2]) for entry in _STATIC_NAMES_AND_VALUES.split(";")]
 _STATIC = [field(name, value) for name, value in _STATIC_PAIRS]
 _STATIC_INDICES = {name: index for index, (name, _) in reversed([*enumerate(_STATIC_PAIRS, 1)])}
-_HUFFMAN_LENGTHS = {  # symbols by the length of their codes in bits; the code is canonical, so this determines it
+_HUFFMAN_LENGTHS = {  # symbols by the length of their codes in bits; the code is canonical, so the lengths determine it
     5: b"012aceiost",
     6: b" %-./3456789=A_bdfghlmnpru",
     7: b":BCDEFGHIJKLMNOPQRSTUVWYjkqvwxyz",

@@ -37,9 +37,10 @@ class VariableReader:
     """Reads variables without copying them. One thread owns it.
 
     A value is the variable's own buffer, as `value()` returns it. One function reads all variables in the host's
-    memory, because each call of TensorFlow costs microseconds and releases the GIL, which another thread, such as the
-    writer, may then keep for a while. Two kinds of variables are read one by one: those of accelerators, because the
-    function would move their values to the host, and those of distribution strategies, whose values may need a sum.
+    memory. This is faster than a call for each variable, because each call of TensorFlow costs microseconds and
+    releases the GIL, and another thread, such as the writer, may keep the GIL for a while. Two kinds of variables are
+    read one by one: those of accelerators, because the function would move their values to the host, and those of
+    distribution strategies, whose values may need a sum.
     """
 
     def __init__(self, variables: Sequence[tf.Variable]) -> None:
@@ -89,7 +90,7 @@ def _function(types: Sequence[tf.DType]) -> Any:
     def read(*handles: tf.Tensor) -> list[tf.Tensor]:
         return [_read(handle, dtype) for handle, dtype in zip(handles, types, strict=True)]
 
-    # wrap_function builds it faster than tf.function would, with as many arguments.
+    # With many arguments, wrap_function builds the function faster than tf.function.
     return tf.compat.v1.wrap_function(read, [tf.TensorSpec([], tf.resource)] * len(types))
 
 

@@ -55,7 +55,7 @@ _log = logging.getLogger("paramsync.trainer")
 
 
 class Gate:
-    """Compares the metrics of a step with those of the newest version. Belongs to the thread that trains."""
+    """Compares the metrics of a step with the newest version's metrics. Belongs to the thread that trains."""
 
     def __init__(self, publish_if: PublishIf) -> None:
         """`publish_if` is a function, or a metric as "min NAME" or "max NAME". Raises SettingsError.

@@ -34,12 +34,12 @@ def read_port(text: str) -> int:
 
 
 def address(host: str, port: int) -> str:
-    """HOST:PORT, with brackets around an IPv6 address."""
+    """Return HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can call a server on this host: all its addresses are loopback addresses."""
+    """Return whether only this machine can call a server on this host: all its addresses are loopback addresses."""
     try:
         resolved = {str(where[0]) for *_, where in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
@@ -77,7 +77,7 @@ def check_different(ports: Mapping[str, int]) -> None:
 
 
 def free_port(host: str) -> int:
-    """A port that was free a moment ago, for a program whose address must be known before it listens."""
+    """Return a port that was free a moment ago, for a program whose address must be known before it listens."""
     with socket.create_server((host, 0)) as probe:
         return int(probe.getsockname()[1])
 
@@ -102,7 +102,7 @@ def check_port(host: str, port: int, option: str) -> None:
 
 
 def bound(host: str, port: int, option: int) -> socket.socket:
-    """A socket with this option, bound to the first address of the host that this machine has.
+    """Return a socket with this option, bound to the first address of the host that this machine has.
 
     Raises OSError, and UnicodeError for a text that cannot be the name of a host.
     """
@@ -133,7 +133,7 @@ def refused(host: str, port: int, option: str) -> SettingsError:
 
 
 def is_here(host: str, names: Collection[str]) -> bool:
-    """Whether HOST or HOST:PORT names this machine.
+    """Return whether HOST or HOST:PORT names this machine.
 
     The name is not resolved, because any site can have its name resolve to a loopback address.
     """
@@ -145,5 +145,5 @@ def is_here(host: str, names: Collection[str]) -> bool:
 
 
 def _plain(name: str) -> str:
-    """A name in lower case, without the final dot of an absolute name."""
+    """Return a name in lower case, without the final dot of an absolute name."""
     return name.lower().removesuffix(".")

@@ -34,7 +34,7 @@ class ReadAgain(ABC, Generic[T]):
         """Read the value. Raises SettingsError."""
 
     def value(self) -> T:
-        """The value. Reads the files again if they changed."""
+        """Return the value. Reads the files again if they changed."""
         stamps = self._look()
         if stamps != self._stamps:
             self._stamps = stamps  # set before reading, so that other threads do not read as well
@@ -53,9 +53,9 @@ class ReadAgain(ABC, Generic[T]):
 
 
 def read_secret(option: str, path: Path) -> bytes:
-    """The content of a file with a secret. Raises SettingsError if anyone but its owner may read it.
+    """Return the content of a file with a secret. Raises SettingsError if anyone but its owner may read it.
 
-    The group may read a file of another owner: that is how secrets are mounted for unprivileged processes.
+    The group may read a file of another owner, because secrets are mounted in this way for unprivileged processes.
     """
     content, status = _read(option, path)
     if too_open := status.st_mode & (0o077 if status.st_uid == os.geteuid() else 0o007):
@@ -68,7 +68,7 @@ def read_secret(option: str, path: Path) -> bytes:
 
 
 def read_file(option: str, path: Path) -> bytes:
-    """The content of a file that an option names. Raises SettingsError."""
+    """Return the content of a file that an option names. Raises SettingsError."""
     return _read(option, path)[0]
 
 

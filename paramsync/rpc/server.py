@@ -24,7 +24,7 @@ _PORTS = 3  # ports of a process, which share the file descriptors
 _MOST_CALLS_OF_ONE = 1 << 10  # most open calls of one connection; further calls wait at the client
 _MOST_PENDING = 1 << 12  # most calls of a port that were received and that no thread has started
 
-_MOST_TOLD = 1 << 12  # bytes; of a larger request the log contains only the size
+_MOST_TOLD = 1 << 12  # bytes; the log contains only the size of a larger request
 _MOST_BYTES = 1000  # most bytes of a status text: it is sent in a header of limited size, and a byte may take three
 
 UNFORESEEN = "internal error; the server's log has it"
@@ -56,12 +56,12 @@ CODES: Codes = {
 
 
 def code_of(error: BaseException, codes: Codes = CODES) -> grpc.StatusCode | None:
-    """The code of the error's nearest class in the table; None for an unforeseen error."""
+    """Return the code of the error's nearest class in the table; None for an unforeseen error."""
     return next((codes[kind] for kind in type(error).__mro__ if kind in codes), None)
 
 
 def one_line(text: str) -> str:
-    """The text of a status: one line, cut if it is long, without characters that cannot be sent."""
+    """Return the text of a status: one line, cut if it is long, without characters that cannot be sent."""
     begins = text[: 4 * _MOST_BYTES]  # the rest of a very long text is ignored
     content = " ".join(begins.split()).encode(errors="backslashreplace")
     whole = len(content) <= _MOST_BYTES and len(begins) == len(text)
@@ -69,18 +69,18 @@ def one_line(text: str) -> str:
 
 
 def request_text(request: Message) -> str:
-    """A request as text, for the log."""
+    """Return a request as text, for the log."""
     size = request.ByteSize()
     return text_format.MessageToString(request, as_one_line=True) if size <= _MOST_TOLD else f"{size} bytes"
 
 
 def most_connections() -> int:
-    """How many connections a port accepts."""
+    """Return how many connections a port accepts."""
     return min(_MOST_CONNECTIONS, connection_limit() // _PORTS)
 
 
 def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
-    """Options of a grpcio server that strangers may reach, for messages of at most `message_bytes`."""
+    """Return options of a grpcio server that strangers may reach, for messages of at most `message_bytes`."""
     return (
         ("grpc.so_reuseport", 0),  # so that no second server can share the port and its calls
         ("grpc.max_receive_message_length", message_bytes),
@@ -103,7 +103,7 @@ def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
 
 
 def plain(message: Message) -> dict[str, Any]:
-    """A message as JSON values: every field, None for an absent field, enum values as words."""
+    """Return a message as JSON values: every field, None for an absent field, enum values as words."""
     return {field.name: _field(message, field) for field in message.DESCRIPTOR.fields}
 
 

@@ -29,7 +29,7 @@ KEYWORDS = OptionNames(f"{TOKEN_FILE} (or {TOKEN})", "tls.certificate", "tls.key
 
 
 def tokens(file: Path | None = None) -> Tokens | None:
-    """The tokens from --token-file, or else from the environment; None without tokens. Raises SettingsError."""
+    """Return the tokens from --token-file, or else from the environment; None without tokens. Raises SettingsError."""
     named, text = os.environ.get(TOKEN_FILE), os.environ.get(TOKEN)
     if file is None and not named and not text:
         return None
@@ -43,7 +43,7 @@ def tokens(file: Path | None = None) -> Tokens | None:
 def client_files(
     ca: Path | None, certificate: Path | None, key: Path | None
 ) -> tuple[Path, Path | None, Path | None] | None:
-    """The files for calls with TLS, from flags or else from the environment; None for plaintext calls.
+    """Return the files for calls with TLS, from flags or else from the environment; None for plaintext calls.
 
     Raises SettingsError for a certificate without a CA.
     """

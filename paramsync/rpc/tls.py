@@ -16,7 +16,7 @@ from paramsync.rpc.settings import FLAGS, OptionNames
 if TYPE_CHECKING:
     import grpc  # imported in functions: gRPC reads the environment when it is imported
 
-_LOOK_SECONDS = 2.0  # for a handshake that is made only to learn why handshakes fail
+_LOOK_SECONDS = 2.0  # timeout of a handshake that is made only to learn why other handshakes fail
 _REMEDIES = {  # X509_V_ERR_CERT_HAS_EXPIRED, X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
     10: "give it a new one",
     **dict.fromkeys((62, 64), "call it by a name that stands in its certificate"),
@@ -44,7 +44,7 @@ class TlsFiles:
 def tls_files(
     certificate: Path | None, key: Path | None, client_ca: Path | None, *, options: OptionNames = FLAGS
 ) -> TlsFiles | None:
-    """The files that are named by three options of a server. Raises SettingsError if they cannot be used."""
+    """Return the files that three options of a server name. Raises SettingsError if they cannot be used."""
     both = f"{options.certificate} FILE and {options.key} FILE"
     if certificate is None and key is None:
         if client_ca is not None:
@@ -76,7 +76,7 @@ class ServerTls(ReadAgain[_Loaded]):
         super().__init__(self._certificate, self._key, *([] if self._client_ca is None else [self._client_ca]))
 
     def grpc_credentials(self) -> grpc.ServerCredentials:
-        """Credentials for one port. At each handshake gRPC calls `changed`, which returns a new certificate, if any."""
+        """Return the credentials for one port. At each handshake gRPC calls `changed` for a new certificate, if any."""
         import grpc
 
         given = self.value()
@@ -91,11 +91,13 @@ class ServerTls(ReadAgain[_Loaded]):
         return grpc.dynamic_ssl_server_credentials(_grpc_configuration(given), changed, given.client_ca is not None)
 
     def http_context(self) -> ssl.SSLContext:
-        """The context of one HTTP port. A caller may show a certificate."""
+        """Return the context of one HTTP port. A caller may show a certificate."""
         return self._exchanged(lambda loaded: loaded.http)
 
     def http2_context(self) -> ssl.SSLContext:
-        """The context of one port of our own gRPC server. With `client_ca` a caller has to show a certificate."""
+        """Return the context of one port of our own gRPC server. With `client_ca` a caller has to show a
+        certificate.
+        """
         return self._exchanged(lambda loaded: loaded.http2)
 
     def _exchanged(self, of: Callable[[_Loaded], ssl.SSLContext]) -> ssl.SSLContext:
@@ -166,7 +168,7 @@ class ClientTls:
         return grpc.ssl_channel_credentials(*self._credentials)
 
     def explain(self, address: str) -> str | None:
-        """Why the handshake with the server at this address fails; None if it does not fail."""
+        """Return why the handshake with the server at this address fails; None if it does not fail."""
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         try:
@@ -188,7 +190,7 @@ class ClientTls:
 
 
 def advise_tls(address: str) -> str | None:
-    """Advice about a server that was called in plaintext but speaks TLS; None if it does not speak TLS."""
+    """Return advice about a server that was called in plaintext but speaks TLS; None if it does not speak TLS."""
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing but the handshake is sent
@@ -202,7 +204,7 @@ def advise_tls(address: str) -> str | None:
 
 
 def _shake(context: ssl.SSLContext, host: str, port: int) -> bool:
-    """Whether the connection stays open after the handshake. Raises OSError.
+    """Return whether the connection stays open after the handshake. Raises OSError.
 
     With TLS 1.3, a server that refuses the caller's certificate closes the connection only after the handshake.
     """

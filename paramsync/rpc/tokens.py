@@ -36,7 +36,9 @@ class Tokens(ReadAgain[tuple[Token, ...]]):
         super().__init__(*(() if file is None else (file,)))
 
     def who(self, secret: str) -> str | None:
-        """The owner of a token; None if it is not valid. The time it takes does not reveal anything about tokens."""
+        """Return the owner of a token; None if it is not valid. The time that this takes reveals nothing about
+        tokens.
+        """
         shown, name = _digest(secret), None
         for token in self.value():
             if hmac.compare_digest(_digest(token.secret), shown):
@@ -44,7 +46,7 @@ class Tokens(ReadAgain[tuple[Token, ...]]):
         return name
 
     def first(self) -> str:
-        """The token to send to other servers."""
+        """Return the token to send to other servers."""
         return self.value()[0].secret
 
     def _read(self) -> tuple[Token, ...]:
@@ -77,5 +79,5 @@ def read(where: str, text: str) -> tuple[Token, ...]:
 
 
 def _digest(secret: str) -> bytes:
-    """A digest of a secret. Digests are compared because they all have the same length."""
+    """Return a digest of a secret. Digests are compared because they all have the same length."""
     return hashlib.sha256(secret.encode(errors="replace")).digest()

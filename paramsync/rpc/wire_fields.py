@@ -20,7 +20,7 @@ class Fields:
         """Whether the last field has a size, as messages, strings and packed numbers do."""
 
     def field(self, at: int, end: int) -> tuple[int, int, int]:
-        """Returns the number of the field at `at`, and where its value begins and ends. Raises DecodeError."""
+        """Return the number of the field at `at`, and where its value begins and ends. Raises DecodeError."""
         self.left -= 1
         tag, body = self.number(at, end)
         kind = tag & 7
@@ -39,7 +39,7 @@ class Fields:
         return tag >> 3, body, after
 
     def number(self, at: int, end: int) -> tuple[int, int]:
-        """Returns the varint at `at`, and where it ends. Raises DecodeError."""
+        """Return the varint at `at`, and where it ends. Raises DecodeError."""
         found = shift = 0
         for position in range(at, min(at + 10, end)):
             byte = self.content[position]

@@ -53,7 +53,9 @@ def _why(store: Path) -> str:
 
 
 def misplaced(path: Path) -> str | None:
-    """Which model of another kind a directory contains, and what to do about it; None if there is no such model."""
+    """Return which model of another kind a directory contains, and what to do about it; None if there is no such
+    model.
+    """
     try:
         if committed(path) is not None:
             return (
@@ -75,7 +77,7 @@ def _other(directory: Path) -> str | None:
 
 
 def _unlisted(path: Path) -> str | None:
-    """What to do about checkpoints that no file `checkpoint` lists; None if all are listed."""
+    """Return what to do about checkpoints that no file `checkpoint` lists; None if all are listed."""
     names = files.names(path)
     indexes = [name for name in names if name.endswith(".index") and not _OURS.fullmatch(name)]
     if not indexes or state_file(path).name in names:

@@ -126,7 +126,7 @@ class _Restores(Checkpoints[Graph, Resident]):
         return resident
 
     def _graph(self, version: Version) -> Graph:
-        """The graph for a checkpoint that names no graph."""
+        """Return the graph for a checkpoint that names no graph."""
         if self._given is not None:
             path = self._given
             if not path.exists():
@@ -149,7 +149,7 @@ class _Restores(Checkpoints[Graph, Resident]):
         )
 
     def _graph_of(self, directory: Path) -> Graph:
-        """The graph of a SavedModel, from the cache if `saved_model.pb` is the same as before.
+        """Return the graph of a SavedModel, from the cache if `saved_model.pb` is the same as before.
 
         A graph with tables is captured each time, because the contents of its tables are in other files.
         """
@@ -171,7 +171,7 @@ class _Restores(Checkpoints[Graph, Resident]):
         return self.graphs.keep(graph.digest if graph.message().tables else key, next(same, graph))
 
     def _capture(self, path: Path) -> Graph:
-        """The graph of a SavedModel or a graph file. Logs the signatures that cannot be served."""
+        """Return the graph of a SavedModel or a graph file. Logs the signatures that cannot be served."""
         if not path.is_dir():
             return self.read_graph(path)
         graph = capture(path, allowed=self._allowed).graph
@@ -181,7 +181,7 @@ class _Restores(Checkpoints[Graph, Resident]):
 
 
 def _is_cut(content: bytes) -> bool:
-    """Whether the file is too short for a SavedModel, perhaps because it is being written."""
+    """Return whether the file is too short for a SavedModel, perhaps because it is being written."""
     try:
         return not saved_model_pb2.SavedModel.FromString(content).meta_graphs
     except DecodeError:

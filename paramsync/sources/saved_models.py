@@ -18,11 +18,11 @@ _WATCHED = 2  # how many directories to watch, beginning with the highest number
 
 
 def versions(path: Path) -> list[Version]:
-    """The versions in a directory, in ascending order.
+    """Return the versions in a directory, in ascending order.
 
     Raises OSError if the directory, or the directory of every version, cannot be read.
     """
-    closed: list[OSError] = []  # one for each directory that cannot be read
+    closed: list[OSError] = []  # an error for each directory that cannot be read
     names = sorted(numbered(path).items())
     versions_there = [version for _, name in names if (version := _version(path / name, closed)) is not None]
     if closed and len(closed) == len(versions_there):
@@ -53,7 +53,7 @@ def _version(directory: Path, closed: list[OSError]) -> Version | None:
 
 
 def numbered(path: Path) -> dict[int, str]:
-    """The names of directories that are numbers (7, or 007), by number. Raises OSError.
+    """Return the names of directories that are numbers (7, or 007), by number. Raises OSError.
 
     If several names have the same number, the last of them in alphabetical order counts, as in TensorFlow Serving.
     """
@@ -62,7 +62,7 @@ def numbered(path: Path) -> dict[int, str]:
 
 
 def highest(path: Path) -> list[Path]:
-    """The directories of the highest numbers, with links resolved. The target of a link need not exist yet."""
+    """Return the directories of the highest numbers, with links resolved. The target of a link need not exist yet."""
     try:
         entries = [entry for entry in _entries(path) if _NUMBER.fullmatch(entry.name)]
         directories = [entry for entry in entries if entry.is_symlink() or entry.is_dir()]
@@ -72,7 +72,7 @@ def highest(path: Path) -> list[Path]:
 
 
 def committed(directory: Path) -> float | None:
-    """When the SavedModel in a directory was written; None if there is none yet. Raises OSError."""
+    """Return when the SavedModel in a directory was written; None if there is none yet. Raises OSError."""
     file = next((entry for entry in _entries(directory) if entry.name in (COMMIT, AS_TEXT)), None)
     try:
         return None if file is None else file.stat(follow_symlinks=False).st_mtime
@@ -90,7 +90,7 @@ def _is_directory(entry: os.DirEntry[str]) -> bool:
 
 
 def _size(directory: Path) -> int:
-    """Bytes of the SavedModel's variables; 0 if they cannot be read."""
+    """Return the bytes of the SavedModel's variables; 0 if they cannot be read."""
     try:
         with files.beneath(directory, "variables") as descriptor, os.scandir(descriptor) as entries:
             return sum(entry.stat(follow_symlinks=False).st_size for entry in entries if ".data-" in entry.name)

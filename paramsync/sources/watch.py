@@ -44,7 +44,7 @@ _NEWS: list[type[FileSystemEvent]] = [
 
 _TRIES = 10  # attempts of `arm` if folders are made or removed meanwhile; after them only polling finds versions
 # Publishers and TensorFlow rename a file to `checkpoint`. A Saver, and perhaps other writers, write the graph after it.
-# A publisher that ends closes its lock.
+# A publisher closes `publisher.lock` when it ends.
 _STORE = re.compile(r"checkpoint|publisher\.lock|mirror\.json|[^/]*\.meta|graph-[^/]*\.pb|\d{1,18}|saved_model\.pb")
 _NUMBERED = re.compile(r"checkpoint|\d{1,18}")
 # TensorFlow writes `saved_model.pb` last, but a tool that copies a folder may copy it before the variables.
@@ -144,9 +144,9 @@ class WatchedFolder(FileSystemEventHandler):
     """A folder and all its listeners, until the folder is removed: watchdog allows one watch for each path.
 
     A listener is called with the name of each file that appears, and with "" when the folder itself is removed. The
-    call comes on watchdog's thread and under watchdog's lock. So a listener must return at once, and must not raise,
-    which would end the thread. When a file is moved out of the folder, watchdog waits half a second for its new place,
-    and delays later events.
+    call comes on watchdog's thread and under watchdog's lock. So a listener must return at once. It must not raise,
+    because an error would end the thread. When a file is moved out of the folder, watchdog waits half a second for its
+    new place, and delays later events.
     """
 
     _lock = threading.Lock()  # guards the attributes below, and each folder's listeners
@@ -184,7 +184,9 @@ class WatchedFolder(FileSystemEventHandler):
         self._emitter = next(emitter for emitter in self._own_observer.emitters if emitter.watch == self._watch)
 
     def is_alive(self) -> bool:
-        """Whether the path still leads to the watched folder. inotify does not report that a folder was moved."""
+        """Return whether the path still leads to the watched folder. inotify does not report that a folder was
+        moved.
+        """
         watches = self._emitter.is_alive() and self._emitter.should_keep_running()
         return watches and self._target == _target(Path(self._path))
 
@@ -206,7 +208,7 @@ class WatchedFolder(FileSystemEventHandler):
 
     @classmethod
     def forget_all(cls) -> None:
-        """Forget all watches in a forked child. Ending them would end the parent's, which share the same inotify."""
+        """Forget all watches in a forked child. Parent and child share one inotify, so ending them would end both."""
         cls._lock, cls._folders, cls._observer = threading.Lock(), {}, None
 
 
@@ -214,7 +216,7 @@ os.register_at_fork(after_in_child=WatchedFolder.forget_all)
 
 
 def _nearest(folder: Path) -> _Target | None:
-    """The folder, or the nearest existing folder above it."""
+    """Return the folder, or the nearest existing folder above it."""
     folders = (folder, *folder.absolute().parents)
     return next((target for path in folders if (target := _target(path))), None)
 
@@ -228,17 +230,17 @@ def _target(path: Path) -> _Target | None:
 
 
 def store_places(path: Path) -> list[WatchedPlace]:
-    """The places to watch for a directory of checkpoints, or a directory that shows nothing yet."""
+    """Return the places to watch for a directory of checkpoints, or a directory that shows nothing yet."""
     return [WatchedPlace(path, _STORE)]
 
 
 def numbered_places(path: Path, highest: list[Path]) -> list[WatchedPlace]:
-    """The places to watch for numbered SavedModels; the SavedModels at `highest` may still be written."""
+    """Return the places to watch for numbered SavedModels; the SavedModels at `highest` may still be written."""
     return [WatchedPlace(path, _NUMBERED), *(place for directory in highest for place in _of_saved_model(directory))]
 
 
 def graph_places(path: Path) -> list[WatchedPlace]:
-    """The places to watch for a graph file or a SavedModel, which may not exist yet."""
+    """Return the places to watch for a graph file or a SavedModel, which may not exist yet."""
     places = [WatchedPlace(path.absolute().parent, re.compile(re.escape(path.name)))]
     try:
         is_folder = path.is_dir()

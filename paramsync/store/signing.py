@@ -35,7 +35,8 @@ SIGNED = tuple(field.name for field in fields(Version) if field.name not in _UNS
 A reader of an older release that lacks one of these fields computes other bytes, and so refuses the signature.
 """
 
-_STATEMENT = b"paramsync: the record of a version, 1\n"  # no signature of other data is valid for a record
+# with this prefix, no signature of other data is valid for a record
+_STATEMENT = b"paramsync: the record of a version, 1\n"
 _EXPECTED_PRIVATE = "expected an Ed25519 private key in PEM, as paramsync keys new makes it"
 _END = b"-----END PUBLIC KEY-----"
 _ID = 16  # hexadecimal digits of a key's id

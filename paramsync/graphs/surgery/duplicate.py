@@ -47,7 +47,7 @@ class Copy:
     _names: Names = field(repr=False)
 
     def __getitem__(self, item: Any) -> Any:
-        """Raises GraphError for an item that was not copied."""
+        """Return the counterpart of an item of the source. Raises GraphError if the item was not copied."""
         meant = element(self._names.source, item, f"the copy {self.scope!r}")
         if isinstance(meant, tf.Variable):
             if meant.op.name in self.variables:
@@ -146,7 +146,7 @@ def _select(source: tf.Graph, target: tf.Graph, replacements: Replacements, ends
 
 
 _KEYS = tf.compat.v1.GraphKeys
-# TensorFlow reads only the first member of these collections. So a member of the copy is added only if there is none.
+# TensorFlow reads only the first member of these collections. So a member of the copy is added only to an empty one.
 _SINGLE = frozenset(
     {
         _KEYS.GLOBAL_STEP,
@@ -190,7 +190,7 @@ class Synchronisation:
     feeds: tuple[tf.Tensor, ...]
 
     def run(self, session: tf.compat.v1.Session, target_session: tf.compat.v1.Session | None = None) -> None:
-        """Synchronise once. `session` is the source's session. A single run of it reads all values."""
+        """Synchronise once. `session` is the source's session; a single run of this session reads all values."""
         check_session(session, self.reads[0].graph, "session")
         if not self.feeds:
             if target_session is not None and target_session is not session:

@@ -50,8 +50,8 @@ class Replacements:
     def make(self, scope: str, taken: Iterable[str], *, stand_ins: bool = False) -> dict[str, tf.Tensor]:
         """Make placeholders and constants under `scope` in the default graph. Names in `taken` are avoided.
 
-        Returns all replacements by the names of the replaced tensors. With `stand_ins`, tensors of the target are
-        replaced by stand-ins, because the default graph is that of a rehearsal.
+        Returns all replacements by the names of the replaced tensors. With `stand_ins`, the default graph is only a
+        rehearsal, so stand-ins take the place of tensors of the target.
         """
         taken = {name.lower() for name in taken}
         made: dict[str, tf.Tensor] = {}

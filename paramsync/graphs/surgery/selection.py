@@ -94,7 +94,7 @@ class Selection:
                     self._walk(initialisers, self._keep)
 
     def add_beside(self) -> None:
-        """Select the losses and updates that depend on the selection, and only on what the copy has; see `_fits`."""
+        """Select the losses and updates that belong to the copy; see `_fits`."""
         for key in _BESIDE:
             for member in self.graph.get_collection(key):
                 operation = operation_of(member)
@@ -151,7 +151,7 @@ class Selection:
         """Return whether an operation belongs to the copy: it depends on a selected operation or a given tensor.
 
         The operation must not need a placeholder, input pipeline or variable that is not selected. With `fresh`, it may
-        need such a variable, and a selected variable alone does not make it belong to the copy.
+        need such a variable, but must depend on more than selected variables.
         """
         touches = False
         seen: set[str] = set()

@@ -111,13 +111,13 @@ def _kind(*, resource: bool) -> Any:
 
 
 def saved_as(name: str, variable: tf.Variable) -> tuple[str, tf.TensorShape]:
-    """Return a variable's key and shape in a checkpoint. A part of a variable has those of the whole variable."""
+    """Return a variable's key and shape in a checkpoint. For a part, these are the whole variable's key and shape."""
     whole = variable._get_save_slice_info()
     return (name, variable.shape) if whole is None else (whole.full_name, tf.TensorShape(whole.full_shape))
 
 
 def saved(graph: tf.Graph, variables: Mapping[str, tf.Variable]) -> dict[str, tf.Variable]:
-    """Return the variables that tf.train.Saver() saves: not those in collections other than the global variables."""
+    """Return the variables that tf.train.Saver() saves: it leaves out variables that are only in other collections."""
     global_names = {variable.op.name for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
     local_names = known(graph).keys() - global_names
     return {name: variable for name, variable in variables.items() if variable.op.name not in local_names}
