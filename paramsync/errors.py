@@ -11,7 +11,9 @@ class ParamsyncError(Exception):
     """The base class of all errors of this project. The text is one line for people."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the constructor's arguments, because processes send errors to each other."""
+        """Pickle the error by its attributes, because the constructors of some errors take other arguments than
+        `args`.
+        """
         return _again, (type(self), self.args, self.__dict__)
 
 
@@ -171,7 +173,7 @@ class UnsafeGraphError(GraphError):
 
 
 class StructureError(GraphError):
-    """The variables or layers of a model have changed since it was captured, and it cannot be captured again."""
+    """A model's variables or layers have changed since its capture, and the model cannot be captured again."""
 
 
 class ParameterError(GraphError):

@@ -39,7 +39,7 @@ from paramsync.version import Version
 
 _NAMESPACE = "paramsync"
 _USED_SECONDS, _LEFT_SECONDS = 10.0, 60.0  # how often users report their use; how long an unused copy is kept
-_LOOK_SECONDS = 0.005  # between two looks of an actor that waits for a version
+_LOOK_SECONDS = 0.005  # seconds between two looks of an actor that waits for a version
 _NEVER = threading.Event()
 
 _log = logging.getLogger("paramsync.ray")
@@ -125,9 +125,7 @@ class LearnerPublisher(Publisher):
         super().__init__(store, NamedArrays(copy=copy), schedule=schedule, **options)
 
     def accepts(self, number: int, *, most_versions: int) -> bool:
-        """Return whether a sample made with version `number` is at most `most_versions` versions old; if not, drop
-        it.
-        """
+        """Return whether a sample is at most `most_versions` versions old. `number` is the version that made it."""
         published = self.status().published
         return published is None or published.number - number <= most_versions
 
@@ -219,9 +217,7 @@ def _read(store: Store, version: Version) -> Parameters:
 
 
 def local_copy(source: str, owner: object) -> Path:
-    """Return the directory of a store, or of this node's copy of a bucket. The copy stays at least while `owner`
-    lives.
-    """
+    """Return the directory of a store, or of this node's copy of a bucket. The copy stays as long as `owner` lives."""
     if not is_address(source):
         return Path(source)
     node = ray.get_runtime_context().get_node_id()
@@ -232,7 +228,7 @@ def local_copy(source: str, owner: object) -> Path:
 
 
 def _use(source: str, node: str, owner: weakref.ref[Any]) -> None:
-    """Say that the copy is in use, and start its actor again if it died."""
+    """Report again and again that the copy is in use, while `owner` lives. Restart the copy's actor if it died."""
     while owner() is not None:
         with suppress(ray.exceptions.RayError):
             ray.get(_mirror(source, node).path.remote())

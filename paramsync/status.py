@@ -74,7 +74,7 @@ class Stage(Enum):
     RESTORING = "restoring"
     RESIDENT = "resident"  # requests may name it
     LEAVING = "leaving"  # only requests that already use it are answered from it
-    ENDED = "ended"  # it left memory, or it cannot be used; in the second case it has a reason
+    ENDED = "ended"  # the version left memory, or it cannot be used; if it cannot be used, it has a reason
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,12 +108,12 @@ class Status:
     next_at: float | None = None  # when it comes to serve, in seconds since the epoch
     parts: tuple[tuple[str, Version], ...] = ()  # only for a joined model: the versions of its parts
     resident: tuple[int, ...] = ()  # versions in memory, the serving version first
-    labels: Mapping[str, int] = field(default_factory=dict)  # the labels of resident versions
+    labels: Mapping[str, int] = field(default_factory=dict)  # by label: the version in memory that has the label
     leaving: tuple[int, ...] = ()
-    ended: tuple[int, ...] = ()  # the last few versions that left memory, in this order
+    ended: tuple[int, ...] = ()  # the last few versions that left memory, in the order in which they left
     quarantined: tuple[Quarantined, ...] = ()
     pinned: int | None = None
-    publisher: LastPublisher | None = None  # None if the store does not record it
+    publisher: LastPublisher | None = None  # None if the store does not record its publisher
     reason: str = ""  # why the store has no version, or why the newest version is not restored; empty if all is well
     store_lost: bool = False  # the store cannot be read, or is empty although a version from it serves
     swaps: int = 0  # this and the next two are counts since the process started

@@ -43,10 +43,10 @@ class FilePool:
     5. The file is unlocked, and renamed to its new name.
     6. The name of a surplus spare is removed under the lock; then its memory is freed.
 
-    A follower may have opened the file by a version's name before step 1, and lock it only later. After locking, it
-    checks that the name still leads to the locked file. If it locks before step 2, step 2 fails. If it locks after step
-    2, step 1 has already removed the name for good, because no version number is used twice. The follower notices this
-    and closes the file unread.
+    A follower may have opened the file by a version's name before step 1, and lock it only later. After locking, the
+    follower checks that the name still leads to the locked file. If the follower locks before step 2, step 2 fails. If
+    the follower locks after step 2, step 1 has already removed the name for good, because no version number is used
+    twice. The follower notices this and closes the file unread.
 
     A server may have a spare mapped without the lock. It reads nothing of the spare until a version uses the file again
     and the server has the lock. A file that ever had a version's name is never truncated.

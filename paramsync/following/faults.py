@@ -21,7 +21,7 @@ from paramsync.host.files import line
 
 
 class Fault(Enum):
-    UNFINISHED = "unfinished"  # its files seem to be still being written
+    UNFINISHED = "unfinished"  # the files of the version seem to be still being written
     ITS_OWN = "its own"  # each restore fails in the same way until the version's files change
     NOT_ITS_OWN = "not its own"  # the error may be gone at the next look at the store
     THE_MACHINES = "the machine's"  # no version is at fault: the same restore may succeed a moment later

@@ -252,7 +252,7 @@ class Follower(Generic[V]):
         bell.close()
 
     def _follow(self) -> None:
-        """Run rounds until a round swaps nothing, or was short: a watch may miss a publication during a long round."""
+        """Run rounds until a round swaps nothing or is short. A watch may miss a publication during a long round."""
         while True:
             began = time.monotonic()
             swapped = self.run_once()

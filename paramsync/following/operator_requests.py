@@ -43,7 +43,7 @@ class Action(Enum):
     UNLABEL = "unlabel"
     PREPARE = "prepare"  # bring the versions that a change needs into memory
     BEGIN = "begin"  # PREPARE for a new follower
-    CHANGE = "change"  # make a prepared change
+    CHANGE = "change"  # apply a prepared change
 
 
 _PINNING = (Action.PIN, Action.ROLLBACK)
@@ -220,7 +220,7 @@ class OperatorRequests:
         self.fleet = Choices()
         """The choices that the bucket has for all its followers. Choices made at this follower override them."""
         self.fleet_move: Move | None = None
-        """How all followers of the bucket come to the pin of `fleet`; None: at once."""
+        """The move of all followers of the bucket to the pin of `fleet`; None if they move at once."""
         self.now = 0.0
         """When this round began, in seconds since the epoch."""
         self.is_waiting = False
@@ -243,7 +243,7 @@ class OperatorRequests:
         change: Change | None = None,
         serve_at: float | None = None,
     ) -> Future[Status]:
-        """Open a request. Any thread. Raises InputError for a label that cannot be stored."""
+        """Open a request. Safe from any thread. Raises InputError for a label that cannot be stored."""
         if action is Action.LABEL:
             check_label("label", label)
         request = OperatorRequest(action, number, label, change or Change(), serve_at)
@@ -256,7 +256,7 @@ class OperatorRequests:
         return request.answer
 
     def hold(self, change: Change | None) -> None:
-        """Keep in memory the versions that this change needs. With None, keep no versions for a change. Any thread."""
+        """Keep in memory the versions that this change needs; None: no versions for a change. Safe from any thread."""
         self._held = change
 
     @property
@@ -288,9 +288,7 @@ class OperatorRequests:
 
     @property
     def pinned(self) -> int | None:
-        """The version to serve until it is unpinned; None without a pin. The pin of an admitted request takes
-        precedence.
-        """
+        """The version to serve until it is unpinned; None without a pin. An admitted request's pin takes precedence."""
         if self._pinned_here is not None:
             return self._pinned_here
         move = self.fleet_move

@@ -91,7 +91,9 @@ class Report:
         self._waiting = ""  # why the store has no version
 
     def set_on_trial(self, trial: bool) -> None:
-        """Set whether the model is a new configuration on trial, beside a model of the same name. Any thread."""
+        """Set whether the model is a new configuration on trial, beside a model of the same name. Safe from any
+        thread.
+        """
         self._on_trial = trial
 
     @property
@@ -190,9 +192,9 @@ class Report:
         self._tell(EventKind.RESTORING, version)
 
     def set_progress(self, version: Version, progress: Progress) -> None:
-        """Set the progress of the restore. Sends at most one event in _BETWEEN seconds. Any thread."""
+        """Set the progress of the restore. Sends at most one event in _BETWEEN seconds. Safe from any thread."""
         known = self._progress
-        if known is not None and not progress.bytes_total:  # later phases report no totals: keep the last ones
+        if known is not None and not progress.bytes_total:  # later phases report no totals: keep the last totals
             progress = replace(known, phase=progress.phase)
         self._progress = progress
         now = time.monotonic()
@@ -216,8 +218,8 @@ class Report:
         """Set the serving version.
 
         `not_served` has the reason for each signature that is left out. `signed_by` is the trusted key; "" if there is
-        none. `moment` is when the version was to serve; None if the follower could not meet its moment, or if it has
-        none.
+        none. `moment` is when the version was to serve; None if it has no moment, or one that this follower could not
+        meet.
         """
         swaps = self._status.swaps + 1
         skew = None if moment is None else self._clock() - moment

@@ -68,7 +68,7 @@ class Residents(Generic[R]):
 
     @property
     def view(self) -> View[R]:
-        """The versions that requests are answered from."""
+        """The versions from which requests are answered."""
         return self._view
 
     @property

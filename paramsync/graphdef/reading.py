@@ -9,9 +9,7 @@ _Place = TypeVar("_Place", bound=Hashable)
 
 
 def reach(start: Iterable[_Place], following: Callable[[_Place], Iterable[_Place]]) -> dict[_Place, None]:
-    """Return all places that can be reached from `start`, including `start`. `following` returns a place's
-    successors.
-    """
+    """Return all places that `start` leads to, including `start`. `following` returns a place's successors."""
     reached: dict[_Place, None] = {}
     waiting = list(start)
     while waiting:
@@ -23,7 +21,7 @@ def reach(start: Iterable[_Place], following: Callable[[_Place], Iterable[_Place
 
 
 def readers_of(nodes: Iterable[Any]) -> dict[str, list[str]]:
-    """Return by each node's name the names of the nodes that read it or wait for it."""
+    """Return, by each node's name, the names of the nodes that read the node or wait for it."""
     readers: dict[str, list[str]] = {}
     for node in nodes:
         for tensor in node.input:

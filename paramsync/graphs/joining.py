@@ -112,7 +112,7 @@ def _rename(graph_def: Any, prefix: str) -> None:
 
 
 def _connect(graph_def: Any, sources: Mapping[str, str]) -> None:
-    """Replace the placeholders in `sources`, wherever nodes read them, by the tensors to which `sources` maps them."""
+    """Make each node that reads a placeholder in `sources` read the tensor that `sources` has for the placeholder."""
     spelled: dict[str, str] = {}
     for tensor, source in sources.items():
         spelled |= {tensor: source, node_of(tensor): source, f"^{node_of(tensor)}": f"^{node_of(source)}"}

@@ -28,7 +28,10 @@ def made_up(dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:
 
 
 def difference(found: Any, expected: Any, rounding: float) -> str:
-    """Describe how two arrays of one dtype differ; "" for at most `rounding` times the largest expected value."""
+    """Describe how two arrays of one dtype differ.
+
+    Returns "" if they differ by at most `rounding` times the largest expected value.
+    """
     if found.shape != expected.shape or found.dtype.kind not in "fcV":  # bfloat16 is of kind V
         return "" if np.array_equal(found, expected) else "in value"
     wide = np.complex128 if found.dtype.kind == "c" else np.float64

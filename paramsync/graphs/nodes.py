@@ -16,7 +16,7 @@ PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
 """Placeholders without a default value."""
 
 REFERENCES = frozenset({"Variable", "VariableV2"})
-"""Ops of TensorFlow 1's reference variables. Other ops use their output as a value, without an op that reads it."""
+"""Ops of TensorFlow 1's reference variables. Other ops take their output directly, without an op that reads it."""
 
 VARIABLES = REFERENCES | {"VarHandleOp"}
 
@@ -136,7 +136,8 @@ _DEPTH = 100  # the most nested calls that are inlined; deeper calls stay
 @dataclass
 class Inlined:
     graph_def: Any
-    _results: dict[str, str] = field(default_factory=dict)  # by the result of an inlined call
+    # the tensors that replace the results of inlined calls, by result
+    _results: dict[str, str] = field(default_factory=dict)
 
     def tensor(self, name: str) -> str:
         """Return the name that a tensor of the original graph has after inlining."""

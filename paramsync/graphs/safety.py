@@ -30,7 +30,7 @@ BUILT = 2_000_000  # nodes and parameters of all signatures together: each signa
 ENDS = 1 << 18  # parameters, tables, inputs and outputs: the same limit as for the tensors of a checkpoint
 DEPTH = 100  # nested calls of functions
 REPEATED = 256 << 20  # bytes that constants take in memory in addition to their bytes in the file
-TENSORS = 1_000_000  # inputs and outputs of nodes; counts only those whose number an attribute sets
+TENSORS = 1_000_000  # inputs and outputs of nodes, counted only if an attribute sets their number
 SMALL = 32 << 20  # bytes of a message that is parsed without an estimate of its memory
 STRUCTURE = 128 << 20  # estimated bytes of a parsed message, without its constants' values
 

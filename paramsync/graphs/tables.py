@@ -93,8 +93,8 @@ class Contents:
 def fill(tables: Sequence[Contents]) -> list[tf.Tensor]:
     """Make tables with these contents, and return their handles.
 
-    While the caller's thread builds a graph, ops do not run on it. A new thread then makes the tables. Returns an empty
-    list in a program without eager execution, because such a program cannot call a graph.
+    If the caller's thread is building a graph, ops cannot run on this thread, so a new thread makes the tables. Returns
+    an empty list in a program without eager execution, because such a program cannot call a graph.
     """
     if tf.executing_eagerly() or not tables:
         return [contents.fill() for contents in tables]

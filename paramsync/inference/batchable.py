@@ -55,7 +55,7 @@ _ROUNDING = 1e-3  # kernels may divide their work differently; their results the
 
 
 def of(graph: Graph, signature: str) -> Traits:
-    """Return the traits of a signature; all False if the graph was not examined. Any thread."""
+    """Return the traits of a signature; all False if the graph was not examined. Safe from any thread."""
     return _FOUND.get(graph, {}).get(signature, UNKNOWN)
 
 

@@ -54,7 +54,7 @@ class _Plan:
 
 
 class Joiner:
-    """Joins versions of two models. Any thread."""
+    """Joins versions of two models. Safe to use from any thread."""
 
     def __init__(self, names: tuple[str, str], inputs: Mapping[str, str], outputs: Collection[str] = ()) -> None:
         """`inputs` maps inputs of the second model to outputs of the first. `outputs` are returned, too."""
@@ -98,7 +98,9 @@ class Joiner:
 
 
 def _prefixes(first: str, second: str) -> tuple[str, str]:
-    """Return the prefixes of parameters: the names of the two models, or first and second if these are no prefixes."""
+    """Return the prefixes of parameters: the names of the models, or "first" and "second" if names cannot be
+    prefixes.
+    """
     sound = first != second and all(re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII) for name in (first, second))
     return (first, second) if sound else ("first", "second")
 

@@ -45,7 +45,7 @@ NOTHING, ROW, ALL = Made(InputPart.NOTHING), Made(InputPart.ROW), Made(InputPart
 
 
 def _rank(tensor: Any) -> int:
-    return len(tensor.shape)  # ValueError if it is unknown
+    return len(tensor.shape)  # raises ValueError if the rank is unknown
 
 
 def _static(tensor: Any) -> list[Any]:

@@ -284,7 +284,7 @@ _HANDLERS = {
 
 
 class _Admission(grpc.ServerInterceptor):  # type: ignore[type-arg]  # takes no type argument at run time
-    """Refuses calls that `access` does not allow, and logs each call that changes something. Any thread."""
+    """Refuses calls that `access` does not allow, and logs each call that changes something. Safe from any thread."""
 
     def __init__(self, access: Access) -> None:
         self._access = access

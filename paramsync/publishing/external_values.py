@@ -23,7 +23,7 @@ from paramsync.tensorbundle.index import OBJECT_GRAPH
 from paramsync.v1 import graph_pb2
 
 Values = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-"""Arrays by name, or a function that returns arrays by name. It is called when a publication is due."""
+"""Arrays by name, or a function that returns arrays by name. The function is called when a publication is due."""
 
 
 class ExternalValues:

@@ -49,7 +49,7 @@ class VariableReader:
         self(variables)  # the first call is the slowest
 
     def __call__(self, variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
-        """Return the values of these variables. Fastest if they are the variables of the call before."""
+        """Return the values of these variables. This is fastest for the variables of the previous call."""
         if len(variables) != len(self._variables) or not all(map(operator.is_, variables, self._variables)):
             self._choose(variables)
         values: list[Any] = [None] * len(variables)

@@ -13,7 +13,7 @@ _WINDOW = 1.0  # seconds over which the speed is measured
 
 
 class Meter:
-    """Loss and speed. The training thread writes, any thread reads. A reader may wait for a loss being computed."""
+    """Loss and speed. The training thread writes, any thread reads. A reader may wait until the loss is computed."""
 
     def __init__(self, step: int = 0, now: float | None = None) -> None:
         """`now` is the time when `step` ended. Without it, the speed is measured from the first call of `advance`."""

@@ -242,7 +242,10 @@ def _tensor(tensor: Any) -> Any:
 
 
 def _parts(parameters: Sequence[Parameter]) -> dict[str, list[Parameter]]:
-    """Return, by name, each whole variable, or all parts of a partitioned variable. Raises GraphError if parts lack."""
+    """Return, by name, each whole variable, or all parts of a partitioned variable.
+
+    Raises GraphError if parts are missing.
+    """
     by_name: dict[str, list[Parameter]] = {}
     for parameter in parameters:
         by_name.setdefault(parameter.name, []).append(parameter)

@@ -212,8 +212,8 @@ class Snapshot:
     def tensors(self) -> dict[str, Array]:
         """Return the tensors of a checkpoint, by key. Values in host memory are not copied; others are fetched.
 
-        A fetched value is released on its device. So the device never holds more than the parameters and one more
-        piece.
+        A fetched value is released on its device. So a snapshot takes at most the size of the parameters and of one
+        piece of the device's memory.
         """
         return fetch(self.values, fetched=self.let_go)
 

@@ -248,7 +248,7 @@ class Inferencer(_Client):
         return self._change("Unlabel", pb.UnlabelRequest(model=model, label=label), seconds)
 
     def replace_workers(self, *, seconds: float = REPLACING_SECONDS) -> Iterator[pb.ReplacedWorker]:
-        """Replace the worker processes one after the other; yields each once it is replaced.
+        """Replace the worker processes one after the other. Yields each worker once it is replaced.
 
         Raises SyncError if a new process does not come up, or if a worker takes longer than `seconds` on average.
         """

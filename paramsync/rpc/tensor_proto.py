@@ -23,7 +23,7 @@ Tensor = Any
 """A serving_pb2.Tensor or a tensorflow.TensorProto: they have the same fields."""
 
 MAX_BYTES = 64 << 20
-"""The most bytes of all arrays of a call that repeat a value. The message's size limits all other arrays."""
+"""The most bytes of a call's arrays that repeat a value, all together. The message's size limits other arrays."""
 
 VALUE_FIELDS = {  # fields that list single values instead of bytes
     "float32": "float_val",
@@ -263,7 +263,7 @@ def _of_values(head: TensorHeader, tensor: Tensor) -> np.ndarray:
     if not listed:
         if other := [
             name for name in _ALL_FIELDS if len(getattr(tensor, name))
-        ]:  # must not be ignored and become zeros
+        ]:  # values in another field would be ignored, and all values would be zero
             raise InputError(str(head), expected=f"values in {field}", found=f"values in {', '.join(other)}")
         return np.empty(0, head.dtype)
     if kind in _PARTS:

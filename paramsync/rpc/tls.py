@@ -66,7 +66,7 @@ class _Loaded(NamedTuple):
 
 
 class ServerTls(ReadAgain[_Loaded]):
-    """The certificate of all ports of a process. Any thread."""
+    """The certificate of all ports of a process. Safe to use from any thread."""
 
     def __init__(self, files: TlsFiles) -> None:
         """Raises SettingsError if the files cannot be used."""
@@ -95,8 +95,8 @@ class ServerTls(ReadAgain[_Loaded]):
         return self._exchanged(lambda loaded: loaded.http)
 
     def http2_context(self) -> ssl.SSLContext:
-        """Return the context of one port of our own gRPC server. With `client_ca` a caller has to show a
-        certificate.
+        """Return the context of one port of our own gRPC server. With `client_ca`, callers have to show
+        certificates.
         """
         return self._exchanged(lambda loaded: loaded.http2)
 

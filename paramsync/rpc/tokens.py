@@ -26,7 +26,7 @@ class Token:
 
 
 class Tokens(ReadAgain[tuple[Token, ...]]):
-    """The valid tokens, read again when their file changes. Any thread."""
+    """The valid tokens, read again when their file changes. Safe to use from any thread."""
 
     def __init__(self, option: str, file: Path | None, text: str = "") -> None:
         """Read the tokens from a file, or else from a text; `option` names it in errors. Raises SettingsError."""
@@ -36,9 +36,7 @@ class Tokens(ReadAgain[tuple[Token, ...]]):
         super().__init__(*(() if file is None else (file,)))
 
     def who(self, secret: str) -> str | None:
-        """Return the owner of a token; None if it is not valid. The time that this takes reveals nothing about
-        tokens.
-        """
+        """Return the owner of a token; None if it is not valid. The time of a call reveals nothing about tokens."""
         shown, name = _digest(secret), None
         for token in self.value():
             if hmac.compare_digest(_digest(token.secret), shown):

@@ -53,9 +53,7 @@ def _why(store: Path) -> str:
 
 
 def misplaced(path: Path) -> str | None:
-    """Return which model of another kind a directory contains, and what to do about it; None if there is no such
-    model.
-    """
+    """Return which model of another kind a directory contains, and what to do about it; None for no such model."""
     try:
         if committed(path) is not None:
             return (

@@ -139,7 +139,7 @@ class Source(Generic[R]):
         return look
 
     def identity(self, version: Version) -> Hashable:
-        """Return a value that identifies the version's files, as in `Look.published`. It changes when they are
+        """Return a value that identifies the version's files, as in `Look.published`. It changes if they are
         rewritten.
         """
         if self._is_numbered:
@@ -282,7 +282,7 @@ class _Listing:
         return _identity(self._facts_of(name)) if name in self._names else None
 
     def _facts_of(self, name: str) -> os.stat_result | int:
-        """Return the facts of a file; for a link the facts of the link, not of its target."""
+        """Return the facts of a file. For a link, these are the facts of the link itself."""
         if name not in self._facts:
             self._facts[name] = _facts(self._directory / name, follow_symlinks=False)
         return self._facts[name]

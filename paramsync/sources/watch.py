@@ -42,7 +42,7 @@ _NEWS: list[type[FileSystemEvent]] = [
     DirDeletedEvent,
 ]
 
-_TRIES = 10  # attempts of `arm` if folders are made or removed meanwhile; after them only polling finds versions
+_TRIES = 10  # how often `arm` tries if folders are made or removed meanwhile; then only polling finds versions
 # Publishers and TensorFlow rename a file to `checkpoint`. A Saver, and perhaps other writers, write the graph after it.
 # A publisher closes `publisher.lock` when it ends.
 _STORE = re.compile(r"checkpoint|publisher\.lock|mirror\.json|[^/]*\.meta|graph-[^/]*\.pb|\d{1,18}|saved_model\.pb")
@@ -184,7 +184,7 @@ class WatchedFolder(FileSystemEventHandler):
         self._emitter = next(emitter for emitter in self._own_observer.emitters if emitter.watch == self._watch)
 
     def is_alive(self) -> bool:
-        """Return whether the path still leads to the watched folder. inotify does not report that a folder was
+        """Return whether the path still leads to the watched folder. inotify does not report a folder that was
         moved.
         """
         watches = self._emitter.is_alive() and self._emitter.should_keep_running()

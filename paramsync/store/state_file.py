@@ -98,7 +98,7 @@ class StateFile:
         return self._names
 
     def publish(self, version: Version, names: tuple[str, ...]) -> None:
-        """Replace `checkpoint`, by rename, to list these names, among them the version's. Raises OSError."""
+        """Replace `checkpoint` by rename. The new file lists these names, among them the version's. Raises OSError."""
         self.list_only(names)
         self._records = {name: self._records[name] for name in names if name in self._records}
         self._records[version.prefix] = version

@@ -319,9 +319,7 @@ class _Reader:
         return Part(tuple(start for start, _ in extents), entry)
 
     def _check_places(self, entries: Mapping[str, Entry]) -> None:
-        """Refuse overlapping tensors, with which a small file could fill much memory. Names may share a whole
-        tensor.
-        """
+        """Refuse overlapping tensors, with which a small file could fill much memory. Names may share a tensor."""
         places = {(entry.shard, entry.offset, entry.size) for entry in entries.values() if not entry.parts}
         parts = [part.entry for entry in entries.values() for part in entry.parts]
         end = (0, 0)
@@ -348,7 +346,7 @@ def _problem(entry: Entry, shards: int) -> tuple[str, object] | None:
         return None  # the index may list the tensor, but its values cannot be read
     item = dtype.itemsize if dtype else 1
     count = math.prod(entry.shape)
-    # numpy refuses a shape whose other sizes overflow even when one of them is 0
+    # numpy refuses a shape if the product of its sizes other than 0 overflows
     if (count or math.prod([size or 1 for size in entry.shape])) * item >= _INT64:
         return "a shape that can be addressed", entry.shape
     if entry.dtype in (dtypes.STRING, dtypes.VARIANT):

@@ -105,7 +105,9 @@ class _Library:
         self._lifted: dict[object, tuple[str, dict[int, _Value]]] = {}
 
     def lift(self, name: str, arguments: Mapping[int, _Value]) -> tuple[str, dict[int, _Value]]:
-        """Lift a function so that it takes values at these positions. Returns its new name, and its value results."""
+        """Lift a function so that it takes values at these positions. Returns its new name, and the values among its
+        results.
+        """
         key = (name, *sorted((position, value.dtype.name, value.seed) for position, value in arguments.items()))
         if key not in self._lifted:
             copy = type(self.functions[name])()
@@ -116,7 +118,7 @@ class _Library:
         return self._lifted[key]
 
     def _lift(self, function: Any, arguments: Mapping[int, _Value]) -> dict[int, _Value]:
-        """Rewrite a function to take values at these positions. Returns its results that are values."""
+        """Rewrite a function to take values at these positions. Returns the values among its results, by position."""
         values = {}
         shapes = function.attr["_input_shapes"].list.shape if "_input_shapes" in function.attr else []
         for position, value in arguments.items():
@@ -325,8 +327,8 @@ class _Body:
     def _result(self, node: str, name: str, within: int, position: int) -> str:
         """Return the name of a tensor.
 
-        In a function it contains the result's name and the place within this result, in a graph the place among all
-        results of the node.
+        In a function, the name contains the name of a result and the place within this result. In a graph, it contains
+        the place among all results of the node.
         """
         return f"{node}:{name}:{within}" if self._in_function else f"{node}:{position}"
 

@@ -219,7 +219,7 @@ def _defined(variable: Any) -> _Saved:
 
 
 def _saved(nodes: Mapping[str, Any], saver: str) -> dict[str, _Saved]:
-    """Return the key and the part under which the first SaveV2 of each variable writes it, by the variable's node."""
+    """Return, by the node of each variable, the key and the part that the variable's first SaveV2 writes."""
     saved: dict[str, _Saved] = {}
     for node in _saving(nodes, saver):
         _, names, places, *tensors = node.input

@@ -23,7 +23,10 @@ def check_scope(name: str, what: str = "scope") -> None:
 
 
 def normalise_device(device: str | None) -> str | None:
-    """Return the device in TensorFlow's spelling. "" means no device, None the source's devices. Raises GraphError."""
+    """Return the device in TensorFlow's spelling. Raises GraphError.
+
+    "" stands for no device, and None for the devices of the source.
+    """
     try:
         return None if device is None else str(tf.DeviceSpec.from_string(device).to_string())
     except ValueError as error:
@@ -93,7 +96,7 @@ def graph_of(roles: Mapping[str, Iterable[Any]]) -> tf.Graph:
 
 
 def element(graph: tf.Graph, value: Any, what: str) -> Any:
-    """Return the tensor, operation or variable that `value` is or names. Raises GraphError; it begins with `what`."""
+    """Return the tensor, operation or variable that `value` is or names. Raises GraphError with a text about `what`."""
     value = plain(value)
     if isinstance(value, str):
         return _named(graph, value, what)

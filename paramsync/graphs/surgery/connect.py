@@ -179,7 +179,7 @@ class _Names:
         return isinstance(value, str) or any(source.graph is graph for source in self.sources)
 
     def joint(self, taker: str, giver: str | tf.Tensor) -> tuple[Named, Named]:
-        """Return the input `taker`, and the output `giver` of an earlier source, which the input shall read."""
+        """Return the input that `taker` names, and the output of an earlier source that `giver` is or names."""
         if isinstance(giver, str):
             givers = self._all(giver, "inputs")
         else:

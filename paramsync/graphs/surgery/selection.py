@@ -35,8 +35,8 @@ class Selection:
     ) -> None:
         """`given` are names of tensors; `values` are the operations of variables that a value replaces.
 
-        Without `own_variables`, variables are *kept*: the copy reads the originals. `same_graph` says that the copy
-        goes into the source's graph; lookup tables are then kept too.
+        Without `own_variables`, variables are *kept*: the copy reads the originals. With `same_graph`, the copy goes
+        into the source's graph, and lookup tables are kept, too.
         """
         self.graph = graph
         self.contexts = contexts_of(graph)
