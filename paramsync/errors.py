@@ -11,9 +11,7 @@ class ParamsyncError(Exception):
     """The base class of all errors of this project. The text is one line for people."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the error by its attributes, because the constructors of some errors take other arguments than
-        `args`.
-        """
+        """Pickle by attributes, because the constructors of some errors take other arguments than `args`."""
         return _again, (type(self), self.args, self.__dict__)
 
 

@@ -143,7 +143,8 @@ class PublishCallback(keras.callbacks.Callback):
 
     def _open(self) -> Publisher:
         if self._publisher is None:
-            from paramsync.graphs.capturing import capture  # here, so that a wrong backend raises our own error first
+            # imported here, so that a wrong backend raises our own error first
+            from paramsync.graphs.capturing import capture
 
             self._publisher = Publisher(
                 self._store,

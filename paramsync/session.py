@@ -100,8 +100,8 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
                 session.run(train)
 
     The graph's global step counts the steps. Without `every_steps` and `every_seconds`, it publishes every second.
-    `metrics` maps names to scalar tensors, or to the names of tensors. They are computed in the run whose step is
-    published; this run must feed their placeholders. The start is published if the store has no version yet, or if
+    `metrics` maps names to scalar tensors, or to the names of tensors. The run whose step is published computes the
+    metrics, and must feed their placeholders. The start is published if the store has no version yet, or if
     `at_start` is true. With `publish_if`, a step is published only with metrics (see Publisher). So the end is never
     published, and the start only with `at_start=True`. Other options are those of SessionPublisher.
 

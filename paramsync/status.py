@@ -70,10 +70,10 @@ class State(Enum):
 class Stage(Enum):
     """The stage that a version has reached in this process."""
 
-    FOUND = "found"  # it is published, and will be restored
+    FOUND = "found"  # the version is published, and will be restored
     RESTORING = "restoring"
-    RESIDENT = "resident"  # requests may name it
-    LEAVING = "leaving"  # only requests that already use it are answered from it
+    RESIDENT = "resident"  # requests may name the version
+    LEAVING = "leaving"  # only requests that already use the version are answered from it
     ENDED = "ended"  # the version left memory, or it cannot be used; if it cannot be used, it has a reason
 
 
@@ -105,8 +105,8 @@ class Status:
     restoring: int | None = None
     restoring_progress: Progress | None = None
     next: int | None = None  # a version in memory that waits for its moment
-    next_at: float | None = None  # when it comes to serve, in seconds since the epoch
-    parts: tuple[tuple[str, Version], ...] = ()  # only for a joined model: the versions of its parts
+    next_at: float | None = None  # when this version comes to serve, in seconds since the epoch
+    parts: tuple[tuple[str, Version], ...] = ()  # the versions of the parts of a joined model; empty for other models
     resident: tuple[int, ...] = ()  # versions in memory, the serving version first
     labels: Mapping[str, int] = field(default_factory=dict)  # by label: the version in memory that has the label
     leaving: tuple[int, ...] = ()
@@ -259,10 +259,10 @@ def _age(committed_at: float | None, now: float, known_for: float) -> float | No
 
 class EventKind(Enum):
     FOUND = "found"  # the store has a new latest version
-    RESTORING = "restoring"  # its restore began; repeated, with progress, during a long restore
-    RESTORED = "restored"  # it is checked and in memory
-    SWAPPED = "swapped"  # it serves
-    QUARANTINED = "quarantined"  # it cannot be used; `reason` says why
+    RESTORING = "restoring"  # the restore of a version began; repeated, with progress, during a long restore
+    RESTORED = "restored"  # the version is checked and in memory
+    SWAPPED = "swapped"  # the version serves
+    QUARANTINED = "quarantined"  # the version cannot be used; `reason` says why
 
 
 EVERY_KIND = frozenset(EventKind)

@@ -148,8 +148,7 @@ class DataFile:
         self._mapping: mmap.mmap | None = None
         if mapped and self.size:  # an empty file cannot be mapped
             try:
-                # Writable, because numpy and dlpack share no read-only memory. Private, so that writes do not reach the
-                # file.
+                # Writable: numpy and dlpack share no read-only memory. Private: writes must not reach the file.
                 access = mmap.PROT_READ | mmap.PROT_WRITE
                 self._mapping = mmap.mmap(self._file.descriptor, self.size, flags=mmap.MAP_PRIVATE, prot=access)
             except ValueError as error:  # the file was truncated after its size was read

@@ -94,7 +94,7 @@ class FilePool:
         self.use(file)
 
     def use(self, file: PooledFile) -> None:
-        """Note that the version being written uses this file: unmap it last."""
+        """Note that the version being written uses this file, so that the file is unmapped last."""
         if file.descriptor >= 0:
             self._files.pop(file.inode, None)
             self._files[file.inode] = file
@@ -233,7 +233,8 @@ class PooledFile:
             if memory.make_writable(self.content, start, stop):
                 return
         except OSError:
-            os.posix_fallocate(self.descriptor, start, stop - start)  # raises the reason: no room, quota, read-only
+            # raises an error with the reason: no room, quota or read-only
+            os.posix_fallocate(self.descriptor, start, stop - start)
             raise
         os.posix_fallocate(self.descriptor, start, stop - start)
 

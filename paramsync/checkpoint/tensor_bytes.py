@@ -145,7 +145,7 @@ def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THRE
 
 
 def portions(sizes: Sequence[int]) -> Iterable[tuple[Piece, ...]]:
-    """Divide tensors of these sizes into portions for one thread each: many small tensors, or a part of a large one.
+    """Divide tensors of these sizes into portions for one thread each: many small tensors, or a part of a large tensor.
 
     Every piece begins on a multiple of PORTION in its tensor. An empty tensor has a piece, too.
     """
@@ -279,7 +279,7 @@ def write(
     def unchanged(start: int, source: Array, test: Test | None) -> Finding | None:
         """Return the finding of a piece that the file already has, else None.
 
-        Comparing pays for large tables, because few of their rows change, and mostly adjacent rows.
+        Comparing pays for large tables, because few rows of a table change, and these rows are mostly adjacent.
         """
         nonlocal misses
         known = before.get((start, len(source), test))
@@ -334,7 +334,7 @@ def receive(file: PooledFile, layout: Layout, fill: Fill, *, threads: int) -> li
 
 
 def same(pairs: Sequence[tuple[Array, Array]]) -> list[bool]:
-    """Return for each pair of buffers whether both have the same bytes. The two must have the same length."""
+    """Return for each pair of buffers whether both have the same bytes. Both buffers must have the same length."""
     equal = [True] * len(pairs)
 
     def compare(portion: tuple[Piece, ...]) -> None:

@@ -40,7 +40,7 @@ class Connection:
         self._names = (first.model, second.model)
         self._joiner = Joiner(self._names, inputs, outputs)
         self._lock = threading.Lock()  # guards the next three fields; not held while a graph is built
-        self._serving: Joined | None = None  # the pair that requests are answered from
+        self._serving: Joined | None = None  # the pair from which requests are answered
         self._reason = ""
         self._swaps = 0
         self._leaves: tuple[Callable[[], None], ...] = (
@@ -71,7 +71,7 @@ class Connection:
 
     @property
     def reason(self) -> str:
-        """Why the versions that the parts serve are not joined; empty if they are."""
+        """Why the versions that the parts serve are not joined; empty if they are joined."""
         return self._reason
 
     def take(self, version: int | None = None, label: str = "") -> Resident:

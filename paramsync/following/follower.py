@@ -67,7 +67,7 @@ class Follower(Generic[V]):
             poll_seconds: Seconds between two looks at the store, if the watch reports no change.
             keep: The directory that stores pins and labels over a restart; None: they are lost at a restart.
             labels: Labels from the settings. A label stored in `keep` wins, unless the settings have changed since.
-            latest: How many of the newest versions stay in memory; None: the last versions that served stay instead.
+            latest: How many of the newest versions stay in memory; None: the versions that served last stay instead.
             change: A change of pin and labels that applies from the start, although it is not stored in `keep` yet.
             serve_damaged: Whether a damaged version goes on serving while no other version can replace it.
         """
@@ -119,7 +119,7 @@ class Follower(Generic[V]):
         return self._requests.beside
 
     def on_trial(self, trial: bool) -> None:
-        """Set whether the model is a new configuration on trial. If it is, log lines say so and name its store."""
+        """Set whether the model is a new configuration on trial. Log lines of a model on trial name its store."""
         self._report.set_on_trial(trial)
 
     def hold(self, change: Change | None) -> None:
@@ -167,8 +167,9 @@ class Follower(Generic[V]):
     def rollback(self, version: int | None = None, *, timeout: float | None = None) -> Status:
         """Pin the version that served before the serving one. A version in memory serves at once. Raises as `pin` does.
 
-        `status().back` is the version that a rollback would pin. A caller that showed it to a person passes it as
-        `version`, so that the rollback pins the same version even after a swap. The next rollback goes further back.
+        `status().back` is the version that a rollback would pin. A caller that showed this version to a person passes
+        it as `version`, so that the rollback pins the same version even after a swap. The next rollback goes further
+        back.
         """
         return self._wait(self.ask(Action.ROLLBACK, version), version, timeout)
 

@@ -65,7 +65,7 @@ class OperatorRequest:
     newest: int | None = None  # for a request with a moment: the store's newest version when the request was first seen
     answer: Future[Status] = field(default_factory=Future)
     admitted: bool = False
-    backward: bool = False  # a sync that names a version older than the serving one
+    backward: bool = False  # whether a sync names a version older than the serving version
     failure: ParamsyncError | None = None  # why the request can never be fulfilled
 
     def outcome(
@@ -261,7 +261,7 @@ class OperatorRequests:
 
     @property
     def held(self) -> list[int]:
-        """Versions to keep in memory: those of the change in preparation (see `hold`) and of the last change made."""
+        """The versions to keep in memory for the change in preparation (see `hold`) and for the last change made."""
         return sorted({*self._choices.beside, *(() if self._held is None else self._held.versions)})
 
     @property

@@ -91,8 +91,9 @@ class Report:
         self._waiting = ""  # why the store has no version
 
     def set_on_trial(self, trial: bool) -> None:
-        """Set whether the model is a new configuration on trial, beside a model of the same name. Safe from any
-        thread.
+        """Set whether the model is a new configuration on trial, beside a model of the same name.
+
+        Safe from any thread.
         """
         self._on_trial = trial
 

@@ -129,7 +129,8 @@ class Residents(Generic[R]):
         prepares = self._prepares
         prepared = [self._guarded(number, prepare, resident) for prepare in prepares]
         self._show(View((resident, *others)[: self._most], view.labels, view.beside))
-        came = [prepare for prepare in self._prepares if prepare not in prepares]  # registered while others ran
+        # functions that were registered during the calls above
+        came = [prepare for prepare in self._prepares if prepare not in prepares]
         prepared += [self._guarded(number, prepare, resident) for prepare in came]
         for serve in prepared:
             if serve is not None:

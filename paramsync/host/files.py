@@ -215,8 +215,9 @@ def harmless(text: str) -> str:
 
 
 class Repeats:
-    """Counts failures of one kind in a row. Texts that differ only in numbers are of one kind. Belongs to one
-    thread.
+    """Counts failures of one kind in a row. Texts that differ only in numbers are of one kind.
+
+    Belongs to one thread.
     """
 
     def __init__(self) -> None:

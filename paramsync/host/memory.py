@@ -58,7 +58,7 @@ def is_present(mapped: Array, start: int, stop: int) -> bool:
 
     Takes 0.3 ms for 1 GB if the pages are in the page table.
     """
-    import numpy as np  # here, because a program that only limits its heap needs no numpy
+    import numpy as np  # imported here, because a program that only limits its heap needs no numpy
 
     begin, size = _pages(mapped, start, stop)
     present = np.empty(-(-size // mmap.PAGESIZE), np.uint8)

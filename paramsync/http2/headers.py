@@ -30,11 +30,12 @@ class Head:
 
 
 class HeaderReader:
-    """Reads one peer's sections in their order, because each can change the meaning of later sections."""
+    """Reads one peer's sections in their order, because each section can change the meaning of later sections."""
 
     def __init__(self, largest: int, most: int) -> None:
-        """A head of more than `largest` bytes is marked `too_large`. A head of more than `most` bytes ends the
-        connection.
+        """A head of more than `largest` bytes is marked `too_large`.
+
+        A head of more than `most` bytes ends the connection.
         """
         self.decoded = 0
         """Bytes of blocks that were not in the cache."""

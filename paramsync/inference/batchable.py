@@ -51,7 +51,7 @@ _PROMPT_OPS = """
 _PROMPT = frozenset(_PROMPT_OPS.split())
 _ROWS = 3
 _OPEN = 4  # the made-up size of unknown dimensions other than the first
-_ROUNDING = 1e-3  # kernels may divide their work differently; their results then differ by less than this
+_ROUNDING = 1e-3  # kernels may divide their work differently; the results then differ by less than this share
 
 
 def of(graph: Graph, signature: str) -> Traits:

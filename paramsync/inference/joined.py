@@ -98,9 +98,7 @@ class Joiner:
 
 
 def _prefixes(first: str, second: str) -> tuple[str, str]:
-    """Return the prefixes of parameters: the names of the models, or "first" and "second" if names cannot be
-    prefixes.
-    """
+    """Return the prefixes of parameters: the models' names, or "first" and "second" if a name cannot be a prefix."""
     sound = first != second and all(re.fullmatch(r"[A-Za-z0-9][\w.-]*", name, re.ASCII) for name in (first, second))
     return (first, second) if sound else ("first", "second")
 

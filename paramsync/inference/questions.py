@@ -21,7 +21,7 @@ class Question:
 
     model: str
     resident: Resident
-    """The version that the request was read for; after the call, the version that answered."""
+    """The version for which the request was read; after the call, the version that answered."""
     signature: str
     inputs: Mapping[str, npt.NDArray[np.generic]]
     outputs: tuple[str, ...] = ()

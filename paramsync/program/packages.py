@@ -11,7 +11,7 @@ _TENSORFLOW = ("tensorflow", "keras", "watchdog")  # packages of the extra
 
 def install(extra: str) -> str:
     """Return the command that installs an extra of this distribution."""
-    from importlib import metadata  # here, because it is rarely needed
+    from importlib import metadata  # imported here, because the module is rarely needed
 
     try:
         return f"pip install {requirement(extra, metadata.distribution('paramsync').read_text('direct_url.json'))}"

@@ -25,7 +25,7 @@ def start_logging(log_format: str = "text", handler: logging.Handler | None = No
 
     `handler` replaces standard error and the format. A program calls this once.
     """
-    import logging  # here, because a program handles signals before slow imports
+    import logging  # imported here, because a program handles signals before slow imports
 
     if handler is None:
         handler = logging.StreamHandler()

@@ -89,6 +89,7 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
         tls: ServerTls | None = None,
     ) -> None:
         """Port 0 means any free port. `access` decides who may call; by default it uses the environment's tokens.
+
         `address` is the address of the bucket to which the versions of `store` are copied, if any.
 
         Raises SettingsError, which names `option`, if the server cannot listen on the port.

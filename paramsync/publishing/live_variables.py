@@ -39,8 +39,8 @@ class VariableReader:
     A value is the variable's own buffer, as `value()` returns it. One function reads all variables in the host's
     memory. This is faster than a call for each variable, because each call of TensorFlow costs microseconds and
     releases the GIL, and another thread, such as the writer, may keep the GIL for a while. Two kinds of variables are
-    read one by one: those of accelerators, because the function would move their values to the host, and those of
-    distribution strategies, whose values may need a sum.
+    read one by one: variables of accelerators, because the function would move their values to the host, and variables
+    of distribution strategies, whose values may need a sum.
     """
 
     def __init__(self, variables: Sequence[tf.Variable]) -> None:

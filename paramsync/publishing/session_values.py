@@ -50,11 +50,11 @@ class SessionValues:
 
     Call `pin` on the thread that trains, between two steps. A resource variable is copy-on-write: while the session
     keeps its buffer under a handle, the next update goes into another buffer. So pinning takes microseconds for each
-    variable, of any size. A reference variable, TensorFlow 1's default, is updated in place. So it is copied, which
-    takes time in proportion to its size. All variables of a session in another process are copied, too.
+    variable, of any size. A reference variable, TensorFlow 1's default, is updated in place. So the variable is copied,
+    which takes time in proportion to its size. All variables of a session in another process are copied, too.
 
-    The thread that converts pinned values to arrays fetches them in pieces, and each piece is then released. Values
-    that were never fetched are released by the next `pin` or `tidy`.
+    The thread that converts pinned values to arrays fetches the values in pieces, and each piece is then released.
+    Values that were never fetched are released by the next `pin` or `tidy`.
     """
 
     def __init__(

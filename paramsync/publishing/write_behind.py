@@ -81,7 +81,7 @@ class WriteBehind(Generic[T]):
             self._listeners = (*self._listeners, listener)
 
     def put(self, item: T, *waiting: Future[Version]) -> None:
-        """Queue an item. It replaces an item that is still waiting, and takes over its futures.
+        """Queue an item. It replaces an item that is still waiting, and takes over the futures of that item.
 
         The futures are resolved when the item is written. Raises PublishError after `close`.
         """
@@ -281,7 +281,7 @@ class SnapshotWriter:
         """Commit a snapshot, and return its version. Raises as `StoreWriter.commit` does, and StructureError."""
         if snapshot.problem:
             raise StructureError(snapshot.problem)
-        if "opentelemetry.trace" not in sys.modules:  # without it no tracer provider exists
+        if "opentelemetry.trace" not in sys.modules:  # without this module no tracer provider exists
             return self._written(snapshot)
         from paramsync.publishing.spans import traced
 

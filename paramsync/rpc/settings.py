@@ -33,7 +33,7 @@ def tokens(file: Path | None = None) -> Tokens | None:
     named, text = os.environ.get(TOKEN_FILE), os.environ.get(TOKEN)
     if file is None and not named and not text:
         return None
-    from paramsync.rpc.tokens import Tokens  # here, because most commands need no tokens
+    from paramsync.rpc.tokens import Tokens  # imported here, because most commands need no tokens
 
     if file is not None:
         return Tokens("--token-file", file)

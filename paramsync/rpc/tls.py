@@ -95,8 +95,9 @@ class ServerTls(ReadAgain[_Loaded]):
         return self._exchanged(lambda loaded: loaded.http)
 
     def http2_context(self) -> ssl.SSLContext:
-        """Return the context of one port of our own gRPC server. With `client_ca`, callers have to show
-        certificates.
+        """Return the context of one port of our own gRPC server.
+
+        With `client_ca`, callers have to show certificates.
         """
         return self._exchanged(lambda loaded: loaded.http2)
 

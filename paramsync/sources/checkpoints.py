@@ -101,7 +101,10 @@ class Checkpoints(ABC, Generic[G, R]):
     """
 
     answers_here = True
-    """Whether this process answers requests. If not, it reads pages only to check them; its workers map the files."""
+    """Whether this process answers requests.
+
+    If not, this process reads pages only to check them, and its workers map the files.
+    """
 
     def __init__(
         self,

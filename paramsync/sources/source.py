@@ -48,8 +48,8 @@ def _ignore_progress(progress: Progress) -> None:
 Verification = Literal["auto", "checksums"]
 """Which checksums are computed before parameters serve.
 
-"checksums": all. "auto": skips files in this machine's memory that are as our publisher wrote them, and files that
-were verified for another version in memory.
+"checksums": all. "auto": skips files in this machine's memory that nobody changed since our publisher wrote them, and
+files that were verified for another version in memory.
 """
 
 
@@ -139,8 +139,9 @@ class Source(Generic[R]):
         return look
 
     def identity(self, version: Version) -> Hashable:
-        """Return a value that identifies the version's files, as in `Look.published`. It changes if they are
-        rewritten.
+        """Return a value that identifies the version's files, as in `Look.published`.
+
+        The value changes when the files are rewritten.
         """
         if self._is_numbered:
             return identify_saved_model(self.path / version.prefix)

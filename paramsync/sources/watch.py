@@ -184,8 +184,9 @@ class WatchedFolder(FileSystemEventHandler):
         self._emitter = next(emitter for emitter in self._own_observer.emitters if emitter.watch == self._watch)
 
     def is_alive(self) -> bool:
-        """Return whether the path still leads to the watched folder. inotify does not report a folder that was
-        moved.
+        """Return whether the path still leads to the watched folder.
+
+        This is checked because inotify does not report that a folder was moved.
         """
         watches = self._emitter.is_alive() and self._emitter.should_keep_running()
         return watches and self._target == _target(Path(self._path))

@@ -280,7 +280,7 @@ class StoreWriter:
         return others
 
     def _check(self, version: Version, listed: Sequence[str]) -> None:
-        """Raise StoreError for a version that cannot be added above the listed ones."""
+        """Raise StoreError for a version that cannot be added above the listed versions."""
         above = max(map(store.number_of, listed), default=-1)
         if version.number <= above:  # ignore names without files: a person's mistake or a disk error left them
             gone = self._state.find_gone(listed)

@@ -25,7 +25,7 @@ EDGES = tuple([2.0**exponent for exponent in range(-40, 9)])
 
 _BINS = len(EDGES) - 1
 _FIRST = -40  # the exponent of the first edge
-_FRACTION, _BIAS = 52, 1023  # of a float64: the number of bits of the fraction, and the bias of the exponent
+_FRACTION, _BIAS = 52, 1023  # float64: the number of bits of the fraction, and the bias of the exponent
 _ELEMENTS = 1 << 14  # how many elements are compared at once: intermediate results stay in a processor's cache
 _SQUARED = 1e-100, 1e100  # the squares of numbers between these two can be represented in float64
 _OPAQUE = {dtypes.STRING, dtypes.VARIANT}
@@ -45,7 +45,7 @@ class Difference:
     largest        the largest absolute difference of an element
     not_finite     elements with NaN or infinity in either version; they count only for `changed`
     histogram      counts of absolute differences other than 0 between two of EDGES; smaller differences are in the
-                   first bin, larger ones in the last
+                   first bin, larger differences in the last
     """
 
     name: str

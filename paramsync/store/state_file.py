@@ -19,7 +19,8 @@ MARK = ".unlisted-"
 MOST_BY_AGE = 1000  # most versions kept by age: each look at the store and each publication reads their names
 
 _log = logging.getLogger("paramsync.store")
-_BROKEN = Version(number=0, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0)  # for a record that cannot be read
+# stands for a record that cannot be read
+_BROKEN = Version(number=0, step=0, prefix="", step_done_at=0.0, snapshot_at=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +94,7 @@ class StateFile:
             state = store.read_state(self._directory)
         except CorruptCheckpointError as error:
             return self._heal(error)
-        if self._names is None or state != self._state:  # another program wrote it, or an earlier publisher
+        if self._names is None or state != self._state:  # another program or an earlier publisher wrote the file
             self._state, self._names, self._records = state, self._with_unlisted(state.names if state else ()), {}
         return self._names
 
@@ -155,7 +156,7 @@ class StateFile:
         return self._records[name]
 
     def _heal(self, error: CorruptCheckpointError) -> tuple[str, ...]:
-        """Move a damaged `checkpoint` aside, and write a new one. Returns the names that the new one lists."""
+        """Move a damaged `checkpoint` aside, and write a new file. Returns the names that the new file lists."""
         known = self._names or ()
         gone = self.find_gone(known)
         names = self._with_unlisted([name for name in known if name not in gone])

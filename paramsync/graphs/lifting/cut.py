@@ -156,7 +156,7 @@ def _respelled(
         _rename(end, f"{all_fed[full(end.tensor)]}:0")
     for end in copy.outputs:
         _rename(end, full(_spelled(full(end.tensor), fed, prefix, ends)))
-        if end.dtype:  # otherwise unknown until the graph is built
+        if end.dtype:  # a missing dtype is inferred when the graph is built
             end.dtype = tf.as_dtype(end.dtype).base_dtype.as_datatype_enum  # a reference is read as its value
     return copy
 

@@ -105,8 +105,9 @@ class _Library:
         self._lifted: dict[object, tuple[str, dict[int, _Value]]] = {}
 
     def lift(self, name: str, arguments: Mapping[int, _Value]) -> tuple[str, dict[int, _Value]]:
-        """Lift a function so that it takes values at these positions. Returns its new name, and the values among its
-        results.
+        """Lift a function so that it takes values at these positions.
+
+        Returns its new name, and the values among its results.
         """
         key = (name, *sorted((position, value.dtype.name, value.seed) for position, value in arguments.items()))
         if key not in self._lifted:

@@ -146,7 +146,8 @@ def _select(source: tf.Graph, target: tf.Graph, replacements: Replacements, ends
 
 
 _KEYS = tf.compat.v1.GraphKeys
-# TensorFlow reads only the first member of these collections. So a member of the copy is added only to an empty one.
+# TensorFlow reads only the first member of these collections. So a member of the copy is added only to an empty
+# collection.
 _SINGLE = frozenset(
     {
         _KEYS.GLOBAL_STEP,
