@@ -189,10 +189,13 @@ def _add_operating(commands: _Commands[argparse.ArgumentParser]) -> None:
 
 
 def _add_servers(command: argparse.ArgumentParser) -> None:
-    text = f"an inferencer's control port; may be repeated (default ${SERVER}, or {INFERENCER})"
+    text = (
+        "an inferencer's control port, or dns:///NAME:PORT: of each address of the name; may be repeated"
+        f" (default ${SERVER}, or {INFERENCER})"
+    )
     command.add_argument("--server", dest="servers", action="append", metavar="HOST:PORT", help=text)
-    # the older name of --server
-    command.add_argument("--inferencer", dest="servers", action="append", help=argparse.SUPPRESS)
+    # an older name of --server, and a name for several
+    command.add_argument("--inferencer", "--servers", dest="servers", action="append", help=argparse.SUPPRESS)
 
 
 def _add_predict(commands: _Commands[argparse.ArgumentParser]) -> None:

@@ -156,20 +156,25 @@ def versions(arguments: Namespace) -> bool:
 
 def status(arguments: Namespace) -> bool:
     """Return True if the manifest of every version can be read."""
-    for option in ("check", "servers", "trainer"):
+    for option in ("check", "trainer"):
         if getattr(arguments, option):
-            raise SettingsError(f"--{option.removesuffix('s')}: expected the name of a model with it, not an address")
-    bucket = Bucket(arguments.model)
-    look = Look(bucket)
+            raise SettingsError(f"--{option}: expected --server with it, or the name of a model, not an address")
+    watch = watch_of(arguments.model)
     if arguments.watch:
-        polled = Polled(look.run_once, _POLL_SECONDS)
-        show(Watch(bucket.address, polled), [polled], seconds=_POLL_SECONDS / 4, json=arguments.json)
-    contents = interruptible(look.run_once)
+        show(watch, [watch.polled], seconds=_POLL_SECONDS / 4, json=arguments.json)
+    interruptible(watch.polled.run_once)
+    if (error := watch.polled.last.error) is not None:
+        raise error
     if arguments.json:
-        sys.stdout.write(to_json(_facts(bucket.address, contents)))
+        sys.stdout.write(to_json(watch.facts()))
     else:
-        console().print(_view(bucket.address, contents))
-    return not contents.broken
+        console().print(watch.drawn())
+    return not watch.broken
+
+
+def watch_of(address: str) -> Watch:
+    bucket = Bucket(address)
+    return Watch(bucket.address, Polled(Look(bucket).run_once, _POLL_SECONDS))
 
 
 @dataclass(slots=True)
@@ -179,6 +184,16 @@ class Watch:
     address: str
     polled: Polled[Contents]
     _said: object = None
+
+    @property
+    def broken(self) -> bool:
+        answer = self.polled.last.answer
+        return answer is not None and bool(answer.broken)
+
+    def facts(self) -> dict[str, object] | None:
+        """The last answer as JSON values; None if there is none, or the bucket stopped to answer."""
+        last = self.polled.last
+        return None if last.answer is None or last.error is not None else _facts(self.address, last.answer)
 
     def drawn(self) -> Table | Text:
         last = self.polled.last
@@ -198,9 +213,7 @@ class Watch:
 
     def objects(self) -> Iterator[dict[str, object]]:
         last = self.polled.last
-        facts: dict[str, object] = {"error": str(last.error)}
-        if last.answer is not None and last.error is None:
-            facts = _facts(self.address, last.answer)
+        facts = self.facts() or {"error": str(last.error)}
         if facts != self._said:
             self._said = facts
             yield facts

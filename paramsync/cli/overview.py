@@ -17,7 +17,7 @@ from rich.text import Text
 
 from paramsync.cli.formatting import NOTHING, ago, duration, size, table, way
 from paramsync.cli.live import Last
-from paramsync.cli.servers import bucket_faults, short
+from paramsync.cli.servers import bucket_faults, shares, short
 from paramsync.host.files import line
 from paramsync.remote.bucket_status import stages
 from paramsync.v1 import sync_pb2 as pb
@@ -61,25 +61,49 @@ class FittedTable:
 
 
 def status_view(trainer: pb.PublisherStatus | None, servers: Answers, now: float) -> RenderableType:
-    """The trainer's state, the models of all servers, and their problems."""
+    """The trainer's state, the models of all servers, the slowest first, which versions serve, and problems."""
     parts: list[RenderableType] = [] if trainer is None else [*_trainer(trainer, now), ""]
     several = len(servers) > 1
-    rows = [row for server, last in servers.items() for row in _rows(server, last, several=several)]
+    ranked = [row for server, last in servers.items() for row in _rows(server, last, several=several)]
+    rows = [row for _, row in sorted(ranked, key=lambda pair: pair[0])] if several else [row for _, row in ranked]
     parts += [FittedTable(rows, ("in memory", "age", "published"))] if rows else []
+    parts += ["", *_shares(servers)] if several else []
     notes = [note for server, last in servers.items() for note in _notes(server, last, now, several=several)]
     if notes:
         parts += ["", *notes]
     return Group(*parts)
 
 
-def _rows(server: str, last: Last[pb.GetStatusResponse], *, several: bool) -> Iterator[Mapping[str, Text]]:
+_Rank = tuple[str, int, int]
+
+
+def _rows(
+    server: str, last: Last[pb.GetStatusResponse], *, several: bool
+) -> Iterator[tuple[_Rank, Mapping[str, Text]]]:
+    """The rows of a server, each with its rank: servers without models, then each model, the slowest server first.
+
+    Whole seconds of lag count, because rows of `--watch` should not change places all the time.
+    """
     name = {"server": Text(server)} if several else {}
     if last.answer is None and several:
-        yield {**name, "model": Text(NOTHING), "state": Text("lost", BAD)}
+        yield ("", 0, 0), {**name, "model": Text(NOTHING), "state": Text("lost", BAD)}
     for model in () if last.answer is None else last.answer.models:
-        yield {**name, **_cells(model, last.age)}
+        serving = model.serving.number if model.HasField("serving") else -1
+        yield (model.model, serving, -int(model.lag_seconds)), {**name, **_cells(model, last.age)}
     if last.answer is not None and not last.answer.models:
-        yield {**name, "model": Text(NOTHING), "state": Text("no model is served")}
+        yield ("", 1, 0), {**name, "model": Text(NOTHING), "state": Text("no model is served")}
+
+
+def _shares(servers: Answers) -> Iterator[Text]:
+    """A line for each model: which versions serve on how many servers."""
+    models: dict[str, list[str]] = {}
+    for some in shares(servers):
+        which = "no version" if some.version is None else f"version {some.version}"
+        skew = "" if some.skew_seconds is None else f", swapped within {duration(some.skew_seconds)}"
+        count = f"{some.servers} server{'' if some.servers == 1 else 's'}"
+        models.setdefault(some.model, []).append(f"{which} on {count} ({some.share:.0%}{skew})")
+    for model, parts in models.items():
+        yield Text(line(f"{model}: {'; '.join(parts)}"))
 
 
 def _cells(model: pb.ModelStatus, seconds: float) -> dict[str, Text]:

@@ -7,8 +7,9 @@ import sys
 import threading
 import time
 from argparse import Namespace
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 from paramsync.cli.arguments import INFERENCER, TRAINER
@@ -18,7 +19,7 @@ from paramsync.cli.process import complain
 from paramsync.cli.settings import SERVER, credentials, servers
 from paramsync.errors import CallError, NotReachableError, ParamsyncError, SettingsError, SyncError
 from paramsync.host.files import line
-from paramsync.rpc.addresses import check_address
+from paramsync.rpc.addresses import check_target, resolve
 from paramsync.rpc.client import Inferencer
 from paramsync.rpc.server import plain
 from paramsync.v1 import sync_pb2 as pb
@@ -29,22 +30,23 @@ _Target = TypeVar("_Target")
 _Answer = TypeVar("_Answer")
 
 
-def addresses(arguments: Namespace) -> list[str]:
+def _addresses(arguments: Namespace) -> dict[str, str]:
     """The control ports to ask, each once: from --server, else from PARAMSYNC_SERVER, else the default.
 
-    Raises SettingsError for an address that is not HOST:PORT.
+    The values are the names in the servers' certificates (`resolve`). Raises SettingsError for a wrong address.
     """
     if arguments.servers:
-        return _read(arguments.servers) or [check_address("")]
+        return _read(arguments.servers) or {check_target(""): ""}
     try:
-        return _read([servers()]) or [INFERENCER]
+        return _read([servers()]) or {INFERENCER: ""}
     except SettingsError as error:
         raise SettingsError(f"{SERVER}: {error}") from error
 
 
-def _read(texts: Sequence[str]) -> list[str]:
+def _read(texts: Sequence[str]) -> dict[str, str]:
     named = (part.strip() for text in texts for part in text.split(","))
-    return list(dict.fromkeys(check_address(address) for address in named if address))
+    targets = [check_target(target) for target in named if target]
+    return {address: name for target in targets for address, name in resolve(target).items()}
 
 
 def trainer(arguments: Namespace, servers: Sequence[str]) -> tuple[str, bool]:
@@ -60,7 +62,8 @@ def connected(arguments: Namespace) -> Iterator[list[Inferencer]]:
     """A client for each server. Leaving the context ends calls that still wait."""
     with contextlib.ExitStack() as stack:
         shown = credentials(arguments)
-        yield [stack.enter_context(Inferencer(address, shown)) for address in addresses(arguments)]
+        named = _addresses(arguments).items()
+        yield [stack.enter_context(Inferencer(address, shown, name=name)) for address, name in named]
 
 
 def ask_all(targets: Sequence[_Target], ask: Callable[[_Target], _Answer]) -> list[_Answer | ParamsyncError]:
@@ -92,9 +95,12 @@ def short(error: ParamsyncError, server: str) -> str:
 
 
 def report(
-    address: str, publisher: Last[pb.PublisherStatus], servers: Mapping[str, Last[pb.GetStatusResponse]]
+    address: str,
+    publisher: Last[pb.PublisherStatus],
+    servers: Mapping[str, Last[pb.GetStatusResponse]],
+    bucket: Mapping[str, object] | None,
 ) -> dict[str, Any]:
-    """The last answers of a trainer and of inferencers as JSON values."""
+    """The last answers of a trainer, of inferencers and of a bucket (which `bucket` is already) as JSON values."""
     status = None if publisher.error else publisher.answer
     return {
         "trainer": {
@@ -103,6 +109,8 @@ def report(
             "status": None if status is None else plain(status),
         },
         "servers": [_server_report(server, last) for server, last in servers.items()],
+        "shares": [asdict(share) for share in shares(servers)],
+        "bucket": bucket,
     }
 
 
@@ -114,6 +122,43 @@ def _server_report(address: str, last: Last[pb.GetStatusResponse]) -> dict[str, 
         "models": None if answer is None else [plain(model) for model in answer.models],
         "workers": None if answer is None else [plain(worker) for worker in answer.workers],
     }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """How many servers serve one version of a model; `version` None stands for those that serve none.
+
+    `share` is of the servers that answer and have the model. `skew_seconds` is from the first to the last server's
+    swap, if at least two swapped at the version's moment.
+    """
+
+    model: str
+    version: int | None
+    servers: int
+    share: float
+    skew_seconds: float | None
+
+
+def shares(servers: Mapping[str, Last[pb.GetStatusResponse]]) -> Iterator[Share]:
+    """The versions that each model serves, the newest first. A server that does not answer does not count."""
+    fleet: defaultdict[str, list[pb.ModelStatus]] = defaultdict(list)
+    for last in servers.values():
+        for model in last.answer.models if last.answer is not None and last.error is None else ():
+            fleet[model.model].append(model)
+    for name, models in fleet.items():
+        versions: defaultdict[int | None, list[pb.ModelStatus]] = defaultdict(list)
+        for model in models:
+            versions[model.serving.number if model.HasField("serving") else None].append(model)
+        for version in sorted(versions, key=lambda number: -1 if number is None else number, reverse=True):
+            some = versions[version]
+            late = [model.swap_skew_seconds for model in some if model.HasField("swap_skew_seconds")]
+            yield Share(
+                model=name,
+                version=version,
+                servers=len(some),
+                share=len(some) / len(models),
+                skew_seconds=max(late) - min(late) if len(late) > 1 and version is not None else None,
+            )
 
 
 @dataclass(slots=True)

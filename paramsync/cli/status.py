@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paramsync.cli.formatting import console, duration, to_json
 from paramsync.cli.live import Last, Polled, show
-from paramsync.cli.process import complain, importing
-from paramsync.cli.servers import addresses, ask_all, bucket_faults, connected, report, short, trainer
+from paramsync.cli.process import complain, importing, interruptible
+from paramsync.cli.servers import ask_all, bucket_faults, connected, report, short, trainer
 from paramsync.cli.settings import credentials
 from paramsync.errors import CallError, ParamsyncError, SettingsError
 from paramsync.host.files import line
 from paramsync.remote.bucket import is_address
-from paramsync.rpc.client import Trainer
+from paramsync.rpc.client import Inferencer, Trainer
 from paramsync.v1 import sync_pb2 as pb
+
+if TYPE_CHECKING:
+    from paramsync.cli.bucket import Watch as BucketWatch
 
 _MAX_LAG = 60.0
 _POLL_SECONDS = 0.5
@@ -27,42 +31,67 @@ _POLL_SECONDS = 0.5
 
 def run(arguments: Namespace) -> bool | int:
     """Return True if every server answers; with `--check` the exit code."""
-    if is_address(arguments.model):
-        from paramsync.cli import bucket  # here, because most calls name a model
+    if is_address(arguments.model) and not arguments.servers:
+        from paramsync.cli.bucket import status  # here, because most calls name a model
 
-        return bucket.status(arguments)
+        return status(arguments)
     if arguments.check:
         return _check(arguments)
     if (arguments.max_lag, arguments.max_age) != (None, None):
         raise SettingsError("--max-lag and --max-age: expected --check with them")
-    servers = addresses(arguments)
-    address, expected = trainer(arguments, servers)
-    with connected(arguments) as inferencers, Trainer(address, credentials(arguments)) as training:
-        reports = [partial(inferencer.report, arguments.model) for inferencer in inferencers]
+    bucket: BucketWatch | None = None
+    if is_address(arguments.model):
+        from paramsync.cli.bucket import watch_of  # here, because most calls name a model
+
+        bucket = watch_of(arguments.model)
+    with contextlib.ExitStack() as stack:
+        inferencers = stack.enter_context(connected(arguments))
+        servers = [inferencer.address for inferencer in inferencers]
+        address, expected = trainer(arguments, servers)
+        training = stack.enter_context(Trainer(address, credentials(arguments)))
+        reports = [partial(_ask, inferencer, arguments.model) for inferencer in inferencers]
         asks: list[Callable[[], Any]] = [training.status, *reports]
         programs = [Polled(ask, _POLL_SECONDS) for ask in asks]
+        every = programs if bucket is None else [*programs, bucket.polled]
         if arguments.watch:
-            watch = _Watch(address, programs[0], dict(zip(servers, programs[1:], strict=True)), expected=expected)
-            show(watch, programs, seconds=_POLL_SECONDS, json=arguments.json)
-        ask_all(programs, lambda program: program.run_once())
+            answers = dict(zip(servers, programs[1:], strict=True))
+            watch = _Watch(address, programs[0], answers, expected=expected, bucket=bucket)
+            show(watch, every, seconds=_POLL_SECONDS, json=arguments.json)
+        interruptible(lambda: ask_all(every, lambda program: program.run_once()))
     publisher, *lasts = (program.last for program in programs)
     for last in (publisher, *lasts):
         if last.error is not None and not isinstance(last.error, CallError):
             raise last.error
     if arguments.json:
-        sys.stdout.write(to_json(report(address, publisher, dict(zip(servers, lasts, strict=True)))))
+        facts = None if bucket is None else bucket.facts()
+        sys.stdout.write(to_json(report(address, publisher, dict(zip(servers, lasts, strict=True)), facts)))
     else:
         with importing():  # here, because --json does not need this module
             from paramsync.cli.overview import status_view
         screen = console()
+        if bucket is not None and bucket.polled.last.answer is not None:
+            screen.print(bucket.drawn())
+            screen.print()
         # without errors, which are printed below
         shown = {server: Last(last.answer, last.at) for server, last in zip(servers, lasts, strict=True)}
         screen.print(status_view(publisher.answer, shown, time.time()))
         screen.file.flush()
-    for last in ([publisher] if expected else []) + lasts:
+    failed = lasts if bucket is None else [*lasts, bucket.polled.last]
+    for last in ([publisher] if expected else []) + failed:
         if last.error is not None:
             complain(f"paramsync status: {last.error}")
-    return all(last.error is None for last in lasts)
+    return all(last.error is None for last in failed) and not (bucket and bucket.broken)
+
+
+def _ask(inferencer: Inferencer, model: str) -> pb.GetStatusResponse:
+    """The report of a server about one model, or all without a name, or those that follow the address of a bucket."""
+    if not is_address(model):
+        return inferencer.report(model)
+    answer = inferencer.report()
+    followers = [status for status in answer.models if status.bucket.address == model.rstrip("/")]
+    if not followers:
+        raise CallError(f"inferencer at {inferencer.address} serves no model from {model}", "NOT_FOUND")
+    return pb.GetStatusResponse(models=followers, workers=answer.workers)
 
 
 class _Watch:
@@ -75,8 +104,10 @@ class _Watch:
         servers: Mapping[str, Polled[pb.GetStatusResponse]],
         *,
         expected: bool,
+        bucket: BucketWatch | None = None,
     ) -> None:
         """The trainer is at `address`. If it is `expected`, its absence is shown."""
+        self._bucket = bucket
         self._address = address
         self._training = training
         self._servers = servers
@@ -92,11 +123,15 @@ class _Watch:
         training = self._training.last
         answers = {server: program.last for server, program in self._servers.items()}
         view = status_view(None if training.error else training.answer, answers, time.time())
+        if self._bucket is not None:
+            view = Group(self._bucket.drawn(), "", view)
         if training.error is None or not (self._expected or training.answer):
             return view
         return Group(view, Text(line(str(training.error)), BAD))
 
     def lines(self) -> Iterator[str]:
+        if self._bucket is not None:
+            yield from self._bucket.lines()
         several = len(self._servers) > 1
         for server, program in self._servers.items():
             last = program.last
@@ -117,9 +152,11 @@ class _Watch:
     def objects(self) -> Iterator[object]:
         lasts = {server: program.last for server, program in self._servers.items()}
         essence = repr([str(last.error) if last.error else _essences(last.answer) for last in lasts.values()])
-        if essence != self._said.get(""):
+        changed = self._bucket is not None and list(self._bucket.objects())
+        if essence != self._said.get("") or changed:
             self._said[""] = essence
-            yield report(self._address, self._training.last, lasts)
+            facts = None if self._bucket is None else self._bucket.facts()
+            yield report(self._address, self._training.last, lasts, facts)
 
 
 def _essences(answer: pb.GetStatusResponse | None) -> list[str]:
@@ -163,9 +200,9 @@ def _check(arguments: Namespace) -> int:
     """Print one line for a monitor. Returns the exit code."""
     if arguments.json or arguments.watch:
         raise SettingsError("--check: prints one line, and takes no --json or --watch")
-    servers = addresses(arguments)
     with connected(arguments) as inferencers:
-        answers = ask_all(inferencers, lambda inferencer: inferencer.report(arguments.model))
+        answers = ask_all(inferencers, lambda inferencer: _ask(inferencer, arguments.model))
+    servers = [inferencer.address for inferencer in inferencers]
     several = len(servers) > 1
     findings: list[Finding] = []
     for server, answer in zip(servers, answers, strict=True):

@@ -22,6 +22,7 @@ TRAINER_PORT = 8503
 LAST_PORT = 65535
 # Errors of `bind` to skip: a name may have addresses of other machines, or of a family that is switched off here.
 ABSENT = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+_DNS = "dns:///"
 _DIGITS = re.compile(r"[0-9]{1,5}")  # isdecimal() and \d also match digits of other scripts
 _ADDRESS = re.compile(r"(?:[^\s:\[\]]+|\[[^\s\[\]]*:[^\s\[\]]*\]):([0-9]{1,5})")
 
@@ -59,6 +60,29 @@ def check_address(text: str) -> str:
     if not match or not 0 < int(match[1]) <= LAST_PORT:
         raise SettingsError(f"address {text!r}: expected HOST:PORT, such as 127.0.0.1:8500 or [::1]:8500")
     return text
+
+
+def check_target(text: str) -> str:
+    """Return the text if it is HOST:PORT, or dns:///NAME:PORT for all servers of a name, else raise SettingsError."""
+    check_address(text.removeprefix(_DNS))
+    return text
+
+
+def resolve(target: str) -> dict[str, str]:
+    """The addresses that a target stands for now, each with the name in its server's certificate.
+
+    The certificate of HOST:PORT has the host itself, so its name is "". A name that cannot be resolved stays an
+    address, because calling it says why.
+    """
+    where = target.removeprefix(_DNS)
+    if where == target:
+        return {target: ""}
+    name, _, port = where.rpartition(":")
+    try:
+        found = socket.getaddrinfo(name.strip("[]"), int(port), type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        return {where: ""}
+    return {address(str(at[0]), int(port)): name.strip("[]") for *_, at in sorted(found, key=lambda one: one[-1])}
 
 
 def check_ports(host: str, ports: Mapping[str, int]) -> None:

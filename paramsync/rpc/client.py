@@ -80,15 +80,18 @@ class _Client:
     program: str
     mistaken: str  # advice: which port the caller may have addressed by mistake
 
-    def __init__(self, address: str, credentials: Credentials = NO_CREDENTIALS) -> None:
+    def __init__(self, address: str, credentials: Credentials = NO_CREDENTIALS, *, name: str = "") -> None:
+        """`name` is the name in the server's certificate, if it is not that of the address."""
         self.address = check_address(address)
+        self._name = name
         token = credentials.token
         self._metadata = None if token is None else (("authorization", f"Bearer {token}"),)
         self._tls = tls = credentials.tls
         if tls is None:
             self._channel = grpc.insecure_channel(address, options=_OPTIONS)
         else:
-            self._channel = grpc.secure_channel(address, tls.credentials, options=_OPTIONS)
+            named = (("grpc.ssl_target_name_override", name),) if name else ()
+            self._channel = grpc.secure_channel(address, tls.credentials, options=(*_OPTIONS, *named))
 
     def serves(self, service: str = "") -> bool:
         """Return whether the program's health check reports that a service serves; False for an unknown service."""
@@ -149,7 +152,7 @@ class _Client:
             return None
         from paramsync.rpc import tls  # imported here, because most calls connect
 
-        return tls.advise_tls(self.address) if self._tls is None else self._tls.explain(self.address)
+        return tls.advise_tls(self.address) if self._tls is None else self._tls.explain(self.address, self._name)
 
 
 class Trainer(_Client):

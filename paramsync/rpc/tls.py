@@ -168,12 +168,15 @@ class ClientTls:
 
         return grpc.ssl_channel_credentials(*self._credentials)
 
-    def explain(self, address: str) -> str | None:
-        """Return why the handshake with the server at this address fails; None if it does not fail."""
+    def explain(self, address: str, name: str = "") -> str | None:
+        """Return why the handshake with the server at this address fails; None if it does not fail.
+
+        `name` is the name in its certificate, if it is not that of the address.
+        """
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         try:
-            if _shake(self.context, host, int(port)):
+            if _shake(self.context, host, int(port), name or host):
                 return None
             reason = "it hangs up"
         except ssl.SSLCertVerificationError as error:
@@ -197,21 +200,21 @@ def advise_tls(address: str) -> str | None:
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing but the handshake is sent
     context.set_alpn_protocols(["h2", "http/1.1"])
     try:
-        _shake(context, host.strip("[]"), int(port))
+        _shake(context, host.strip("[]"), int(port), host.strip("[]"))
     except OSError as error:
         if not (isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or "")):
             return None
     return "it speaks TLS: name who signed its certificate with --tls-ca FILE"
 
 
-def _shake(context: ssl.SSLContext, host: str, port: int) -> bool:
+def _shake(context: ssl.SSLContext, host: str, port: int, name: str) -> bool:
     """Return whether the connection stays open after the handshake. Raises OSError.
 
     With TLS 1.3, a server that refuses the caller's certificate closes the connection only after the handshake.
     """
     with (
         socket.create_connection((host, port), timeout=_LOOK_SECONDS) as plain,
-        context.wrap_socket(plain, server_hostname=host) as connection,
+        context.wrap_socket(plain, server_hostname=name) as connection,
     ):
         try:
             return connection.recv(1) != b""

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from rich.console import Console
 from paramsync.cli.__main__ import main
 from paramsync.cli.live import Last
 from paramsync.cli.overview import behind, lag, refusals, status_view
+from paramsync.cli.servers import shares
 from paramsync.cli.status import Level, check_server, summary
 from paramsync.errors import NotReachableError
 from paramsync.v1 import sync_pb2 as pb
@@ -68,13 +70,73 @@ def test_a_status_fits_its_terminal(width: int, count: int) -> None:
 def test_a_fleet_has_a_row_for_each_server_and_a_note_for_what_is_wrong() -> None:
     text = drawn(FLEET, width=200)
     rows = [line.split() for line in text.splitlines() if line.startswith(("10.", "inference", "["))]
-    assert rows[0][:5] == ["10.0.0.1:8502", "digits", "serving", "420", "421"]
-    assert rows[1][:5] == ["10.0.0.2:8502", LONG, "serving", "–", "pinned"]  # noqa: RUF001
-    assert rows[3][2] == "lost"
-    assert rows[4][2:] == ["no", "model", "is", "served", *["–"] * 5]  # noqa: RUF001
+    assert rows[0][:3] == ["10.0.0.4:8502", "–", "lost"]  # noqa: RUF001
+    assert rows[1][2:] == ["no", "model", "is", "served", *["–"] * 5]  # noqa: RUF001
+    assert rows[2][:5] == ["10.0.0.1:8502", "digits", "serving", "420", "421"]
+    assert rows[3][:5] == ["10.0.0.2:8502", LONG, "serving", "–", "pinned"]  # noqa: RUF001
     assert "10.0.0.1:8502 digits: version 421 was refused 10 s ago: [not finite] dense/kernel" in text
     assert "手写数字识别模型: waits for a version: /store: no such directory" in text
     assert "ago: not reachable (refused)" in text
+
+
+def replica(number: int | None, **more: Any) -> Last[pb.GetStatusResponse]:
+    serving = None if number is None else pb.Version(number=number)
+    return answered(pb.ModelStatus(model="m", state=pb.ModelStatus.SERVING, serving=serving, **more))
+
+
+REPLICAS = {
+    "even": replica(9, lag_seconds=0, swap_skew_seconds=0.012),
+    "late": replica(9, lag_seconds=3, swap_skew_seconds=0.047),
+    "lost": LOST,
+    "old": replica(8, lag_seconds=2, swap_skew_seconds=5.0),
+    "none": replica(None),
+}
+
+
+def test_the_slowest_replica_comes_first() -> None:
+    text = drawn(REPLICAS)
+    rows = [line.split()[0] for line in text.splitlines() if line.split() and line.split()[0] in REPLICAS]
+    assert rows[:5] == ["lost", "none", "old", "late", "even"]
+
+
+def test_a_fleet_says_which_versions_serve_on_how_many_servers_and_how_far_apart_they_swapped() -> None:
+    text = " ".join(drawn(REPLICAS).split())
+    shared = "version 9 on 2 servers (50%, swapped within 35 ms); version 8 on 1 server (25%); no version on 1 server"
+    assert f"m: {shared} (25%)" in text
+    assert " on 1 server" not in drawn({"a": replica(9)})
+    assert [(one.version, one.share, one.skew_seconds) for one in shares(REPLICAS)] == [
+        (9, 0.5, pytest.approx(0.035)),
+        (8, 0.25, None),
+        (None, 0.25, None),
+    ]
+
+
+def test_every_address_of_a_name_is_a_replica(
+    nobody: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resolve = socket.getaddrinfo
+
+    def resolver(host: str, port: int, **more: Any) -> Any:
+        hosts = ["127.0.0.3", "127.0.0.1", "127.0.0.2", "127.0.0.1"] if host == "replicas.svc" else [host]
+        return [answer for at in hosts for answer in resolve(at, port, **more)]
+
+    monkeypatch.setattr("socket.getaddrinfo", resolver)
+    with serving(add_models(GOOD)) as first, serving(add_models(GOOD), at=f"127.0.0.2:{first.rpartition(':')[2]}"):
+        port = first.rpartition(":")[2]
+        assert main(["status", "--servers", f"dns:///replicas.svc:{port}", "--trainer", nobody, "--json"]) == 1
+        out, err = capsys.readouterr()
+        fleet = json.loads(out)
+        assert [server["address"] for server in fleet["servers"]] == [f"127.0.0.{n}:{port}" for n in (1, 2, 3)]
+        assert [server["error"] is None for server in fleet["servers"]] == [True, True, False]
+        assert fleet["shares"] == [{"model": "m", "version": 7, "servers": 2, "share": 1.0, "skew_seconds": None}]
+        assert f"inferencer not reachable at 127.0.0.3:{port}" in err
+        assert main(["status", "--server", f"dns:///nothing.invalid:{port},{first}", "--trainer", nobody]) == 1
+        out, err = capsys.readouterr()
+        assert f"inferencer not reachable at nothing.invalid:{port}" in err
+        assert "lost" in out
+        assert first in out
+    assert main(["status", "--server", "dns:///replicas.svc"]) == 2
+    assert "expected HOST:PORT" in only_line(capsys.readouterr().err)
 
 
 def test_what_is_wrong_is_red_and_what_waits_is_yellow() -> None:

@@ -30,11 +30,13 @@ from paramsync.remote.upload import Upload
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import add_checksum
 from paramsync.v1 import graph_pb2
+from paramsync.v1 import sync_pb2 as pb
 from tests.support.buckets import SeaweedFs, environment
 from tests.support.commands import only_line
 from tests.support.json_forms import check
 from tests.support.keys import keys
 from tests.support.mirrors import Pair, same
+from tests.support.servers import SERVING, add_models, serving
 
 COMMANDS = ("versions", "status", "verify", "diff", "gc")
 Run = Callable[..., tuple[int, str, str]]
@@ -65,6 +67,33 @@ def address(seaweedfs: SeaweedFs, tmp_path_factory: pytest.TempPathFactory) -> I
         pair.close()
         fleet.choose(found, fleet.label(found, "stable", 2))
         yield found
+
+
+def test_the_status_of_an_address_and_of_servers_has_their_models_that_follow_it(
+    address: str, nobody: str, run: Run
+) -> None:
+    follows = pb.ModelStatus(model="m", state=pb.ModelStatus.SERVING, serving=pb.Version(number=4))
+    follows.bucket.address = address
+    servers = ["--servers", "", "--trainer", nobody]
+    with serving(add_models(follows, SERVING)) as one, serving(add_models(SERVING)) as other:
+        servers[1] = f"{one},{nobody}"
+        code, text, error = run("status", address, *servers)
+        assert code == 1
+        assert "version 4, step 4, came " in text
+        assert "m: version 4 on 1 server (100%)" in text
+        assert "digits" not in text
+        assert f"not reachable at {nobody}" in error
+        fleet = json.loads(run("status", f"{address}/", *servers, "--json")[1])
+        check(fleet, "fleet")
+        assert fleet["bucket"]["newest"]["number"] == 4
+        assert [server["models"] and len(server["models"]) for server in fleet["servers"]] == [1, None]
+        code, text, _ = run("status", address, "--check", "--servers", one)
+        assert (code, text) == (1, "degraded: 1 of 2 workers answer\n")
+        code, _, error = run("status", address, "--servers", other)
+        assert (code, f"{other} serves no model from {address}" in error) == (1, True)
+        code, text, error = run("status", f"{address}-nothing", "--servers", one)
+        assert code == 1
+        assert "nothing is published there yet" in error
 
 
 def test_versions_are_listed_with_how_they_are_kept_and_what_operators_chose(address: str, run: Run) -> None:
@@ -103,7 +132,7 @@ def test_the_status_of_an_address_says_what_followers_are_to_serve(address: str,
     check(facts, "bucket")
     assert facts["newest"]["number"] == 4
     assert (facts["pinned"], facts["labels"], facts["versions"], facts["deltas"]) == (None, {"stable": 2}, 4, 3)
-    for option in ("--check", "--trainer=localhost:8503"):
+    for option in ("--check", "--trainer=localhost:8503"):  # of servers
         code, _, error = run("status", address, option)
         assert (code, error.count("\n")) == (2, 1)
 

@@ -37,8 +37,14 @@ def commands() -> set[str]:
 @cache
 def objects() -> dict[str, dict[str, str]]:
     """For each object, the types of its fields."""
-    forms: dict[str, dict[str, str]] = json.loads((ROOT / "docs" / "json-fields.json").read_text())
+    text = (ROOT / "docs" / "json-fields.json").read_text()
+    forms: dict[str, dict[str, str]] = json.loads(text, object_pairs_hook=_each_once)
     return forms
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len(dict(pairs)) == len(pairs), f"a name is there twice: {[name for name, _ in pairs]}"
+    return dict(pairs)
 
 
 def check(value: Any, kind: str, where: str = "") -> None:

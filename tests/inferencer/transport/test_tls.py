@@ -8,6 +8,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from tests.support.in_process import InProcess
 from tests.support.programs import eventually
 from tests.support.published import Publisher
 from tests.support.running import LONG, Running, request
+from tests.support.servers import add_sync
 from trainer.metrics import MetricsPort
 
 SECRET = "5ecret-of-the-operators"
@@ -106,6 +108,27 @@ def mutual(publisher: Publisher, authority: Authority) -> Iterator[Secured]:
     """Callers show one, or a token by HTTP."""
     with ExitStack() as stack:
         yield secured(stack, publisher, authority, client_ca=authority.file, tokens=TOKENS)
+
+
+def test_a_replica_that_is_called_by_its_address_shows_the_name_that_the_address_came_from(
+    authority: Authority,
+) -> None:
+    files = authority.sign("replica", names=("replicas.svc",))
+    server = grpc.server(ThreadPoolExecutor(1))
+    add_sync(server)
+    shown = grpc.ssl_server_credentials([(files.key.read_bytes(), files.certificate.read_bytes())])
+    address = f"127.0.0.1:{server.add_secure_port('127.0.0.1:0', shown)}"
+    server.start()
+    credentials = Credentials(tls=ClientTls(authority.file))
+    try:
+        with Inferencer(address, credentials, name="replicas.svc") as inferencer:
+            assert inferencer.status()
+        for name in ("", "others.svc"):
+            with Inferencer(address, credentials, name=name) as inferencer, pytest.raises(CallError) as raised:
+                inferencer.status()
+            assert "call it by a name that stands in its certificate" in str(raised.value)
+    finally:
+        server.stop(None).wait()
 
 
 def test_the_commands_and_stock_clients_are_answered(plainly: Secured) -> None:
