@@ -81,7 +81,7 @@ class PublishCallback(keras.callbacks.Callback):
         self._publisher: Publisher | None = None
         self._step = 0
         self._begun = False
-        self._recorded = 0  # epochs in the History when `on_epoch_end` was called last
+        self._recorded = 0  # how many epochs the History had when `on_epoch_end` was last called
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._release()  # closes the publisher of an interrupted fit
@@ -124,7 +124,7 @@ class PublishCallback(keras.callbacks.Callback):
     def _end(self, logs: Any) -> None:
         try:
             if self._publisher is not None:
-                self._begin()  # for a fit without an epoch
+                self._begin()  # a fit without an epoch has not begun yet
                 self._publisher.finish(self._step, logs)
         finally:
             self._release()
@@ -153,7 +153,8 @@ class PublishCallback(keras.callbacks.Callback):
                 averages=_averages(self.model) if self._averages else None,
                 **self._options,
             )
-            self._forgotten = weakref.finalize(self, _close, self._publisher)  # for an interrupted fit
+            # closes the publisher of an interrupted fit when the callback is freed
+            self._forgotten = weakref.finalize(self, _close, self._publisher)
             self._forgotten.atexit = False
         return self._publisher
 
@@ -171,7 +172,7 @@ def _recorded(model: keras.Model) -> int:
 
 def _after(history: keras.callbacks.History, end: weakref.WeakMethod[Callable[[Any], None]]) -> None:
     """Call the method once, after the History's own `on_train_end`."""
-    before = history.on_train_end  # or the hook of another PublishCallback
+    before = history.on_train_end  # the History's own method, or the hook of another PublishCallback
 
     def on_train_end(logs: Any = None) -> None:
         vars(history).pop("on_train_end", None)
@@ -214,10 +215,10 @@ def _averages(model: keras.Model) -> Averages:
         raise SettingsError(
             "averages: expected weights with different paths, found some with the same; name the layers"
         )
-    known: dict[int, tf.Variable] = {}  # by the identity of the variable
+    known: dict[int, tf.Variable] = {}  # averages, by the identity of the variable
 
     def find(variable: tf.Variable) -> tf.Variable | None:
-        if not known and optimizer.iterations.numpy():  # before its first step the averages are zero
+        if not known and optimizer.iterations.numpy():  # the averages are zero before the optimizer's first step
             averages = {variable.name: variable for variable in optimizer.variables}
             known.update(
                 {id(weight.value): averages[name].value for name, weight in weights.items() if name in averages}

@@ -240,7 +240,7 @@ def _mirror(source: str, node: str) -> Any:
     actor = ray.remote(num_cpus=0)(_Mirror).options(
         name=f"copy of {source} on {node}",
         namespace=_NAMESPACE,
-        lifetime="detached",  # otherwise the copy would end with the first of its users
+        lifetime="detached",  # otherwise the copy would end when its first user ends
         get_if_exists=True,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
     )
@@ -251,7 +251,7 @@ class _Mirror:
     """The copy of a bucket on one node: runs a mirror until nobody has used the copy for a while."""
 
     def __init__(self, source: str) -> None:
-        self._path = cache_of(f"{source} for ray")  # tests run several nodes on one host: these share the copy
+        self._path = cache_of(f"{source} for ray")  # in tests, several nodes on one host share the copy
         self._child = MirrorChild(source, str(self._path))
         self._used_at = time.monotonic()
         self._ending: asyncio.Task[None] | None = None

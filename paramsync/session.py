@@ -168,7 +168,7 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
         if self._is_due:  # decided before the run, which computed the metrics
             session = run_context.session
             self._made.publish_session_if_due(session, self._counted(session), run_values.results["metrics"])
-        else:  # + 2, because this run may have read the step before it raised the step
+        else:  # + 2, because this run may have read the step before it increased the step
             self._next = int(run_values.results["step"]) + 2
 
     def end(self, session: Any) -> None:

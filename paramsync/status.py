@@ -129,7 +129,7 @@ class Status:
     found_at: float = math.inf  # time on the monotonic clock when the newest version was found
     served_at: float = math.inf  # time on the monotonic clock when the serving version began to serve
     overdue: Publication | None = None  # the oldest publication newer than the serving version
-    bucket: BucketStatus | None = None  # if the store is a local copy of a bucket
+    bucket: BucketStatus | None = None  # set if the store is a local copy of a bucket
 
     def ageless(self) -> Status:
         """Return this status without lag and ages, which change even if nothing happens."""

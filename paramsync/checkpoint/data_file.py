@@ -233,7 +233,7 @@ class DataFile:
                 self.check(start, stop - start)  # the file may be too short; otherwise the disk or memory failed
                 raise files.unread(self.path, _WHAT, error) from error
             if not is_done:
-                crc32c(self.memory(start, stop - start))  # the kernel is too old: read each page instead
+                crc32c(self.memory(start, stop - start))  # this kernel cannot prefault: read each page instead
 
     def is_present(self, offset: int, size: int) -> bool:
         """Return whether all these bytes are in memory already, so that the kernel reads none from a disk."""

@@ -58,7 +58,7 @@ class FilePool:
         self._durable = durable
         self.in_memory = memory.is_memory(directory.stat())
         """Whether the files are on tmpfs, where an allocated page can always be written."""
-        self._files: dict[int, PooledFile] = {}  # by inode, the last used file at the end
+        self._files: dict[int, PooledFile] = {}  # by inode; the file that was used last comes last
         self._spares: list[PooledFile] = []  # the files that are spares, the oldest first
         for name in sorted((name for name in files.names(directory) if name.startswith(SPARE)), key=_age):
             if stat.S_ISREG((directory / name).lstat().st_mode):

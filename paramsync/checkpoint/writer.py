@@ -173,7 +173,7 @@ class CheckpointWriter:
         same = self._same(sources, frozenset(unchanged), sound)
 
         def let_go(name: str) -> None:
-            if name in same:  # the caller may keep the tensor, to recognise it as unchanged the next time
+            if name in same:  # the caller may keep this tensor, to recognise it as unchanged next time
                 return
             sources[name].let_go()
             if copied is not None:
@@ -397,7 +397,9 @@ def _digest(contents: list[Array], done: Callable[[int], object]) -> list[bytes]
 def _key(name: object) -> bytes:
     """Return a tensor's name as bytes, the form in which the index sorts names. Raises ParameterError."""
     key = name.encode(errors="replace") if isinstance(name, str) else b""
-    if not key or key[0] == 0 or key.decode() != name:  # the header's key, a key of a slice, a lone surrogate
+    if (
+        not key or key[0] == 0 or key.decode() != name
+    ):  # these would be the header's key, the key of a slice, or text with a lone surrogate
         expected = "names in UTF-8 that are neither empty nor begin with NUL"
         raise ParameterError("a checkpoint", expected=expected, found=files.shown(name))
     return key

@@ -39,7 +39,7 @@ class Connection:
         self.parts = (first, second)
         self._names = (first.model, second.model)
         self._joiner = Joiner(self._names, inputs, outputs)
-        self._lock = threading.Lock()  # guards the next three fields; not held while a graph is built
+        self._lock = threading.Lock()  # guards the next three fields; no thread holds the lock while it builds a graph
         self._serving: Joined | None = None  # the pair from which requests are answered
         self._reason = ""
         self._swaps = 0

@@ -39,7 +39,7 @@ _log = logging.getLogger("paramsync.follower")
 _JOIN_SECONDS = 10.0
 _WAITING_SECONDS = 1.0  # the longest pause between two rounds while nothing serves: the watch may miss a new directory
 _LONG_SECONDS = 0.5  # a longer round with a swap is repeated at once: some file systems report no changes
-_TEND_SECONDS = 0.05  # the pause between two checks whether requests still use a dropped version
+_TEND_SECONDS = 0.05  # how often to check whether requests still use a dropped version
 
 
 class Follower(Generic[V]):

@@ -42,7 +42,7 @@ class Action(Enum):
     LABEL = "label"
     UNLABEL = "unlabel"
     PREPARE = "prepare"  # bring the versions that a change needs into memory
-    BEGIN = "begin"  # PREPARE for a new follower
+    BEGIN = "begin"  # like PREPARE, for a new follower
     CHANGE = "change"  # apply a prepared change
 
 
@@ -138,7 +138,9 @@ def _prepared(request: OperatorRequest, status: Status, published: Collection[in
         return False
     if request.action is Action.BEGIN and not _begun(status, published):
         return False
-    if request.change.latest is None or status.pinned is not None:  # a pinned model does not keep the newest in memory
+    if (
+        request.change.latest is None or status.pinned is not None
+    ):  # a pinned model does not keep the newest versions in memory
         return True
     if published is None:
         return status.store_lost
@@ -157,7 +159,7 @@ def _begun(status: Status, published: Collection[int] | None) -> bool:
 
 def _changed(request: OperatorRequest, status: Status, published: Collection[int] | None) -> bool:
     pinned = request.change.pinned
-    if pinned is None or status.pinned != pinned:  # no pin, or another pin replaced it
+    if pinned is None or status.pinned != pinned:  # there is no pin to wait for, or another pin replaced this pin
         return True
     _check_usable(pinned, status)
     return _serving(status) == pinned

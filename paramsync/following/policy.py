@@ -160,7 +160,7 @@ class _Failure:
 
     files: Hashable
     quarantined: Quarantined | None = None
-    own_fault: bool = True  # if false, the version is tried at every look
+    own_fault: bool = True  # if False, the version is tried again at every look at the store
     incomplete_since: float | None = None
     machine: str = ""  # why this machine could not restore the version
     back_off: Backoff = field(default_factory=Backoff)
@@ -178,7 +178,7 @@ class Failures:
         Without `own_fault`, the version is tried again at every look at the store.
         """
         before = self._failures.get(candidate.number)
-        known = None if before is None else before.quarantined  # the same reason is not new, even for other files
+        known = None if before is None else before.quarantined  # the same reason is not new, even if the files changed
         failure = self._of(candidate)
         news = known is None or known.reason != reason
         failure.quarantined = Quarantined(number=candidate.number, reason=reason, since=since) if news else known
@@ -280,7 +280,7 @@ class Publications:
         count = max((known.count for number, known in seen.items() if number <= highest), default=0)
         for version in published:
             known = seen.get(version.number)
-            if known is None or known.committed_at != version.committed_at:  # published anew
+            if known is None or known.committed_at != version.committed_at:  # the version was published again
                 count = max(count + 1, version.publications)
                 seen[version.number] = Publication(version.number, count, version.committed_at, now)
         kept = {version.number for version in published}

@@ -24,7 +24,7 @@ from paramsync.status import State
 from paramsync.version import Candidate, InMemory, Version
 
 _log = logging.getLogger("paramsync.follower")
-_LOOK_SECONDS = 0.1  # after a swap at a moment, the look at the store waits for this time
+_LOOK_SECONDS = 0.1  # how long the look at the store is delayed after a swap at a moment
 _CLOCK_SECONDS = 1.0  # how often the clock is read while a version waits for its moment: the clock may be set
 
 
@@ -60,7 +60,9 @@ class Reconciler:
         self._serve_damaged = serve_damaged
         self._serving: Candidate | None = None
         self._files: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()
-        self._examined: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()  # files at the last damage check
+        self._examined: WeakKeyDictionary[InMemory, Hashable] = (
+            WeakKeyDictionary()
+        )  # the files of each version at its last damage check
         self._damaged: InMemory | None = None  # a damaged version that serves because there is no other version
         self._failures = Failures()
         self._wanted: set[int] = set()  # versions that this round restored, tried to restore, or postponed
@@ -195,7 +197,7 @@ class Reconciler:
         self._wanted.clear()
         try:
             swapped = self._advance(look, pinned)
-            self._label()  # again, because the new serving version may have labels
+            self._label()  # label again, because the new serving version may have labels
             self._bring_beside(look.published)
             if look.published is not None:
                 self._failures.settle(look.published, self._wanted)
@@ -421,7 +423,7 @@ class Reconciler:
                 self._newest.append(new)
                 self._hold(held)
             elif missing.number not in self._failures.files():
-                return  # tried again at the next look
+                return  # the next round tries this version again
 
     def _bring_upcoming(self, held: list[InMemory]) -> None:
         """Restore the versions whose moments are to come, the earliest first. Raises _OvertakenError."""

@@ -77,7 +77,9 @@ class Report:
     """Reports what has happened. Any thread may use `status` and `subscribe`; the follower's worker uses the rest."""
 
     def __init__(self, model: str, store: Path, *, pinned: int | None, clock: Callable[[], float]) -> None:
-        self._lock = threading.Lock()  # guards changes of the next field; not held while an event is delivered
+        self._lock = (
+            threading.Lock()
+        )  # guards changes of the next field; no thread holds the lock while it delivers an event
         self._subscriptions: tuple[Subscription, ...] = ()
         self._clock = clock
         self._status = Status(model=model, store=store, pinned=pinned)
@@ -273,7 +275,7 @@ class Report:
 
     def set(self, **changes: Any) -> None:
         """Set fields of the status."""
-        if any(getattr(self._status, name) != value for name, value in changes.items()):  # often nothing changes
+        if any(getattr(self._status, name) != value for name, value in changes.items()):  # often no field changes
             self._status = replace(self._status, **changes)
 
     def _tell(self, kind: EventKind, version: Version, **more: Any) -> None:

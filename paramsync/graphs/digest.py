@@ -51,7 +51,7 @@ class _Nodes:
     def _node(self, wanted: str) -> bytes:
         entered: set[str] = set()
         stack = [wanted]
-        while stack:  # not recursive: real graphs are deeper than Python's stack
+        while stack:  # a loop without recursion, because real graphs are deeper than Python's stack
             name = stack[-1]
             if name in self._done:
                 stack.pop()

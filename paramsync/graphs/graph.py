@@ -126,7 +126,7 @@ class Graph:
         message = graph_pb2.Graph()
         message.CopyFrom(self._message)
         message.digest = self.digest
-        message.ClearField("checksum")  # the checksum of the file from which the graph was read
+        message.ClearField("checksum")  # this is the checksum of the file from which the graph was read
         return message
 
     def __call__(
@@ -209,7 +209,7 @@ def _placeless(message: graph_pb2.Graph, graph_def: Any) -> graph_pb2.Graph:
         return message
     for node in placed:
         node.device = ""
-        node.attr.pop("_class", None)  # the node's colocation
+        node.attr.pop("_class", None)  # remove the node's colocation
     placeless = graph_pb2.Graph()
     placeless.CopyFrom(message)
     placeless.graph_def = graph_def.SerializeToString(deterministic=True)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_MOST = 1 << 22  # elements of one made-up tensor
+_MOST = 1 << 22  # the most elements of a made-up tensor
 _WORDS = np.array([b"", b"a", b"bc", b"0", b"1"], object)
 
 

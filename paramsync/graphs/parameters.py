@@ -89,7 +89,7 @@ def alias(array: npt.NDArray[np.generic]) -> tf.Tensor:
     if _can_share(array):
         if array.dtype == _BFLOAT16:
             with tf.device("CPU:0"):
-                return tf.bitcast(_shared(array.view(np.uint16)), tf.bfloat16)  # the same memory, as bfloat16
+                return tf.bitcast(_shared(array.view(np.uint16)), tf.bfloat16)  # shares the memory, read as bfloat16
         tensor = _shared(array)
         if array.dtype.kind != "b" or tensor.dtype == tf.bool:  # older versions of numpy export bool as bytes
             return tensor
@@ -149,7 +149,7 @@ class Ways:
 
     def __init__(self, nodes: Sequence[Any]) -> None:
         self.nodes = nodes
-        self._children: dict[int, Mapping[str, int]] = {}  # by visited node
+        self._children: dict[int, Mapping[str, int]] = {}  # the children of each visited node, by local name
 
     def node(self, name: str, start: int = 0) -> int | None:
         """Follow the path in a key from node `start`. Returns the number of the last node, or None."""

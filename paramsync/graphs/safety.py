@@ -25,9 +25,9 @@ from paramsync.rpc.wire_fields import Fields
 from paramsync.v1 import graph_pb2
 
 # Limits for a graph. Real graphs stay below a tenth of each limit.
-EXPANDED = 1_000_000  # nodes after every call is inlined, as TensorFlow does
+EXPANDED = 1_000_000  # nodes once all calls are inlined, as TensorFlow inlines them
 BUILT = 2_000_000  # nodes and parameters of all signatures together: each signature is built with all of them
-ENDS = 1 << 18  # parameters, tables, inputs and outputs: the same limit as for the tensors of a checkpoint
+ENDS = 1 << 18  # parameters, tables, inputs and outputs: a checkpoint has the same limit for tensors
 DEPTH = 100  # nested calls of functions
 REPEATED = 256 << 20  # bytes that constants take in memory in addition to their bytes in the file
 TENSORS = 1_000_000  # inputs and outputs of nodes, counted only if an attribute sets their number

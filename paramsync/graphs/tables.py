@@ -24,7 +24,7 @@ def pack(node: str, keys: tf.Tensor, values: tf.Tensor) -> graph_pb2.Table:
 
     Each key has one value, a scalar or a tensor. Entries are sorted by key, so that equal tables have equal bytes.
     """
-    at = np.argsort(np.asarray(keys), kind="stable")  # without eager execution, keys are arrays already
+    at = np.argsort(np.asarray(keys), kind="stable")  # without eager execution, keys are already arrays
     packed = [
         tensor_proto.from_array(np.asarray(column)[at]).SerializeToString(deterministic=True)
         for column in (keys, values)

@@ -25,7 +25,7 @@ _TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBL
 # or memory are used up, a disk fails, a server does not answer, permission is missing.
 _OF_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 _OF_THE_FILE |= {errno.ENAMETOOLONG, errno.EINVAL, errno.EFBIG, errno.EOVERFLOW}
-_NUMBER = re.compile(r"\d+")  # such as the number of a version, which differs each time
+_NUMBER = re.compile(r"\d+")  # numbers, such as that of a version, differ from failure to failure
 _IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device"}
 
 
@@ -38,7 +38,7 @@ def aside(path: Path, *, durable: bool = False, writer: str = "") -> Iterator[Bi
     """
     temporary = path.with_name(f"{TEMPORARY}{writer}{path.name}")
     try:
-        temporary.unlink(missing_ok=True)  # left by a writer that was killed
+        temporary.unlink(missing_ok=True)  # remove the file of a writer that was killed
         with temporary.open("xb") as file:  # "x" follows no link
             yield file
             if durable:
@@ -60,7 +60,7 @@ def keep_aside(path: Path, aside: Path) -> None:
     aside.unlink(missing_ok=True)
     try:
         os.link(path, aside, follow_symlinks=False)
-    except OSError:  # a folder, or a file system without links
+    except OSError:  # `path` is a folder, or the file system has no links
         path.rename(aside)
 
 

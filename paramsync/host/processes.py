@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # in a container
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")  # the processor quota of a container
 _MEMORY_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
 _SET_PDEATHSIG = 1  # from prctl.h
 _SET_CHILD_SUBREAPER = 36

@@ -433,7 +433,7 @@ class _Rule(NamedTuple):
 
 
 _UNKNOWN = _Rule(ServerConnection._take_unknown)
-_RULES = (  # by type
+_RULES = (  # the rule of each type of frame, in the order of the types
     _UNKNOWN,  # DATA: `_read` handles it, because it reads such a frame in parts
     _Rule(ServerConnection._take_headers, of_stream=True, cost=0),
     _Rule(ServerConnection._take_priority, size=frames.PRIORITY_SIZE, of_stream=True),

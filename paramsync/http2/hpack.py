@@ -46,7 +46,7 @@ _HUFFMAN_LENGTHS = {  # symbols by the length of their codes in bits; the code i
     30: bytes.fromhex("0a0d16"),
 }
 _SINK = 1 << 20  # the state after an invalid code: an index beyond the table, so that the next look-up fails
-_LONGEST_PADDING = 7  # bits, all 1
+_LONGEST_PADDING = 7  # padding has at most this many bits, and all are 1
 
 
 class Decoder:
@@ -131,7 +131,7 @@ def encoded(name: bytes, value: bytes) -> bytes:
     return _encoded_name(name) + _encoded_string(value)
 
 
-@functools.cache  # a server sends few names
+@functools.cache  # without a limit, because a server sends few names
 def _encoded_name(name: bytes) -> bytes:
     index = _STATIC_INDICES.get(name, 0)
     return _encoded_integer(index, 4) + (b"" if index else _encoded_string(name))

@@ -76,7 +76,7 @@ class Sender:
         self._largest = frames.DEFAULT_FRAME
         self._answers = 0
         self._window = frames.DEFAULT_WINDOW
-        self._ready: dict[int, Stream] = {}  # streams with a queue whose own windows are open
+        self._ready: dict[int, Stream] = {}  # streams that have a queue and an open window
         self._left_early: dict[int, None] = {}  # streams that we ended first: the peer may still send frames for them
 
     # For the application ----------------------------------------------------------------------------------------

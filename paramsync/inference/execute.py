@@ -19,7 +19,7 @@ from paramsync.graphs.parameters import alias
 from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 
-_LARGE = 1 << 20  # bytes of an array that `_argument` calls large
+_LARGE = 1 << 20  # bytes: `_argument` copies arrays of at least this size
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 

@@ -63,7 +63,7 @@ class Joiner:
         self._outputs = tuple(outputs)
         self._prefixes = _prefixes(*names)
         self._lock = threading.Lock()
-        self._plans: dict[tuple[Graph, Graph], _Plan] = {}  # by the graphs of the parts
+        self._plans: dict[tuple[Graph, Graph], _Plan] = {}  # the plan for each pair of graphs
         self._held: weakref.WeakValueDictionary[tuple[int, int], Joined] = weakref.WeakValueDictionary()
 
     def build(self, pair: Pair) -> Joined:

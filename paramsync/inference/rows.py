@@ -93,7 +93,7 @@ _ALWAYS = """
 # must be the same for all rows.
 _ONE_ARGUMENT: Mapping[str, Callable[[Any], bool]] = {
     _ALWAYS: lambda op: _rank(op.inputs[_ROWS_AT.get(op.type, 0)]) >= 1,
-    "LogSoftmax Softmax TopKV2": lambda op: _rank(op.inputs[0]) >= 2,  # along the last dimension
+    "LogSoftmax Softmax TopKV2": lambda op: _rank(op.inputs[0]) >= 2,  # these ops work along the last dimension
     "AvgPool AvgPool3D MaxPool MaxPool3D": lambda op: op.get_attr("ksize")[0] == op.get_attr("strides")[0] == 1,
     "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3": lambda op: not op.get_attr("is_training"),
     "All Any ArgMax ArgMin Cumprod Cumsum EuclideanNorm Max Mean Min Prod ReverseV2 Sum": lambda op: _spares_rows(
@@ -280,7 +280,8 @@ def is_elementwise(graph: Graph, signature: str) -> bool:
     described = message.signatures[signature]
     graph_def = tf.compat.v1.GraphDef.FromString(message.graph_def)
     outputs = [end.tensor for end in described.outputs]
-    runs = leading_to({node.name: node for node in graph_def.node}, outputs)  # also by control dependencies
+    # includes nodes that only control dependencies need
+    runs = leading_to({node.name: node for node in graph_def.node}, outputs)
     whole = inline(with_functions(graph_def, runs))
     nodes = {node.name: node for node in whole.graph_def.node}
     takes = {node_of(end.tensor) for end in described.inputs}
@@ -303,13 +304,13 @@ def _results(operation: Any, given: Sequence[Made]) -> list[Made]:
         return [ALL] * len(outputs)
     if all(argument.of is InputPart.NOTHING for argument in given):
         return [NOTHING] * len(outputs)
-    if operation.type == "IdentityN":  # comes from custom gradients
+    if operation.type == "IdentityN":  # custom gradients add this op
         return list(given)
     if any(argument.of is InputPart.ALL for argument in given):
         return [ALL] * len(outputs)
     try:
         made = _made(operation, given)
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError):  # an unknown rank or value
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError):  # a rank or value is unknown
         made = ALL
     if operation.type in _FIRST_RESULT_ONLY:
         return [made, *[ALL] * (len(outputs) - 1)]

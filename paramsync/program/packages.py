@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_TENSORFLOW = ("tensorflow", "keras", "watchdog")  # packages of the extra
+_TENSORFLOW = ("tensorflow", "keras", "watchdog")  # the packages of the extra `tensorflow`
 
 
 def install(extra: str) -> str:
@@ -15,7 +15,7 @@ def install(extra: str) -> str:
 
     try:
         return f"pip install {requirement(extra, metadata.distribution('paramsync').read_text('direct_url.json'))}"
-    except metadata.PackageNotFoundError:  # not installed: run from a checkout
+    except metadata.PackageNotFoundError:  # the program runs from a checkout
         return f"pip install '.[{extra}]' in the folder of paramsync"
 
 

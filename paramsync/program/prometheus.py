@@ -25,7 +25,7 @@ class MetricsPage(Collector):
         return generate_latest(self.registry)
 
     def describe(self) -> list[Metric]:
-        return []  # no names, so that nothing is collected at registration
+        return []  # no names are listed, so that nothing is collected at registration
 
     @abstractmethod
     def collect(self) -> Iterator[Metric]:

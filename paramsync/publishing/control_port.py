@@ -198,7 +198,7 @@ class ControlPort(sync_pb2_grpc.PublisherServicer):
             def leave() -> None:
                 future.cancel()
 
-            if not context.add_callback(leave):  # False if the caller is gone already
+            if not context.add_callback(leave):  # `add_callback` returns False if the caller is already gone
                 leave()
             return of_value(sync_pb2.Version, future.result())
 

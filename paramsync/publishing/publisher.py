@@ -394,7 +394,7 @@ class Publisher:
     def _has_changed(self, published: Version) -> bool:
         """Return whether the model differs from the last version, for example because a callback restored weights."""
         if not self._is_live:
-            return False  # the caller gives the values with each call
+            return False  # without live variables, the caller gives the values with each call
         try:
             pinned = self._source.pin()
         except StructureError:

@@ -49,7 +49,7 @@ class PublishSchedule:
         if since is None:
             return empty if self.at_start is None else self.at_start
         if step == since.step:
-            return False  # already published
+            return False  # this step is already published
         by_steps = self.every_steps is not None and not 0 <= step - since.step < self.every_steps
         by_seconds = self.every_seconds is not None and now - since.time >= self.every_seconds
         return by_steps or by_seconds

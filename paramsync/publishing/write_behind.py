@@ -42,7 +42,7 @@ class PublisherStatus:
     """The state of publishing. `last_error` is None if the last publication succeeded."""
 
     published: Version | None = None
-    publishes: int = 0  # committed by this publisher
+    publishes: int = 0  # versions that this publisher committed
     skipped: int = 0  # snapshots that a newer snapshot replaced before they were written
     failed: int = 0  # snapshots that could not be published, whatever the reason
     refused: int = 0  # failures because of NaN or infinity
@@ -183,7 +183,7 @@ class WriteBehind(Generic[T]):
             refused = self._status.refused + isinstance(error, NotFiniteError)
             failed = self._status.failed + 1
             self._status = replace(self._status, failed=failed, refused=refused, last_error=text)
-        if (told := self._repeats.text(text)) is not None:  # None: a repeated error that is not logged
+        if (told := self._repeats.text(text)) is not None:  # None for a repeated error that is not logged
             _log.error("a publication failed, training goes on: %s", told, exc_info=None if expected else error)
         for future in waiting:
             if future.set_running_or_notify_cancel():
@@ -293,7 +293,7 @@ class SnapshotWriter:
         version = replace(snapshot.version, metrics=metrics, traceparent=traceparent)
         tensors = snapshot.tensors()
 
-        def let_go(name: str) -> None:  # so that training can update the variable in place
+        def let_go(name: str) -> None:  # lets training update the variable in place
             del tensors[name]
             snapshot.let_go(name)
 

@@ -21,9 +21,9 @@ from paramsync.rpc.tokens import Tokens
 _audit = logging.getLogger("paramsync.audit")
 _HEADER = "authorization"
 _SCHEME = "bearer "
-_TOLD_EACH, _TOLD_ALL = 10, 60  # most refusals that are logged in an interval, for one host and in total
-_TOLD_SECONDS = 60.0  # seconds of an interval
-_HOSTS = 64  # for this many hosts, refusals that are not logged are counted separately
+_TOLD_EACH, _TOLD_ALL = 10, 60  # the most refusals that are logged in an interval: of one host, and in total
+_TOLD_SECONDS = 60.0  # the length of an interval, in seconds
+_HOSTS = 64  # at most this many hosts have their own counts of refusals that are not logged
 
 
 class Effect(enum.Enum):

@@ -43,7 +43,7 @@ class ReadAgain(ABC, Generic[T]):
             except SettingsError as error:
                 _log.error("%s; what was there before is still used", error)
             else:
-                if self._stamps == stamps:  # if not, another thread has read newer files
+                if self._stamps == stamps:  # otherwise another thread has read newer files
                     self._value = value
                 _log.info("read again: %s", ", ".join(map(str, self._paths)))
         return self._value

@@ -20,12 +20,12 @@ ALIVE_SECONDS = 30  # after this time a silent connection with calls is pinged
 _AGE_SECONDS = 3600  # after this time a connection is closed, and its calls end; callers reconnect
 _AGE_GRACE_SECONDS = 60  # the time for calls of an old connection to end by themselves
 _MOST_CONNECTIONS = 4096  # most connections of a port, if there are enough file descriptors
-_PORTS = 3  # ports of a process, which share the file descriptors
+_PORTS = 3  # the ports of a process share its file descriptors
 _MOST_CALLS_OF_ONE = 1 << 10  # most open calls of one connection; further calls wait at the client
-_MOST_PENDING = 1 << 12  # most calls of a port that were received and that no thread has started
+_MOST_PENDING = 1 << 12  # the most received calls of a port that wait for a thread
 
 _MOST_TOLD = 1 << 12  # bytes; the log contains only the size of a larger request
-_MOST_BYTES = 1000  # most bytes of a status text: it is sent in a header of limited size, and a byte may take three
+_MOST_BYTES = 1000  # most bytes of a status text: headers have a limited size, and one byte may take three bytes there
 
 UNFORESEEN = "internal error; the server's log has it"
 """The text, with INTERNAL, for an error that is not in a table."""
@@ -82,7 +82,7 @@ def most_connections() -> int:
 def options(message_bytes: int) -> tuple[tuple[str, int], ...]:
     """Return options of a grpcio server that strangers may reach, for messages of at most `message_bytes`."""
     return (
-        ("grpc.so_reuseport", 0),  # so that no second server can share the port and its calls
+        ("grpc.so_reuseport", 0),  # no second server can share the port and its calls
         ("grpc.max_receive_message_length", message_bytes),
         ("grpc.max_send_message_length", message_bytes),
         ("grpc.max_allowed_incoming_connections", most_connections()),

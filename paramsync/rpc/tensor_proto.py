@@ -58,7 +58,7 @@ _PLAIN = {
 }
 _PARTS = {"complex64": np.float32, "complex128": np.float64}
 _SOME = 1 << 16  # most values that are converted to Python objects in one step
-_MOST_DIMENSIONS = 32  # every numpy supports this many
+_MOST_DIMENSIONS = 32  # all releases of numpy support this many
 _ADDRESSABLE = 1 << 63  # bytes; numpy refuses larger shapes, even with a dimension of 0
 
 
@@ -206,7 +206,7 @@ def _fixed(tensor: Tensor, number: int, size: int) -> bytes:
 def _shape(tensor: Tensor, what: str, itemsize: int) -> tuple[int, ...]:
     if tensor.tensor_shape.unknown_rank:
         raise InputError(f"{what}, shape", expected="dimensions of 0 or more", found="an unknown rank")
-    check_rank(len(tensor.tensor_shape.dim), what)  # before millions of dimensions are read
+    check_rank(len(tensor.tensor_shape.dim), what)  # checked first, because reading millions of dimensions takes long
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
     check_shape(shape, what, itemsize)
     return shape
@@ -282,7 +282,9 @@ def narrowed(head: TensorHeader, wide: np.ndarray, *, bits: bool = False) -> np.
 
     Raises InputError if a value is out of range.
     """
-    kind = np.dtype(np.uint16) if bits else head.dtype[0] if head.dtype.names else head.dtype  # names: quantized
+    kind = (
+        np.dtype(np.uint16) if bits else head.dtype[0] if head.dtype.names else head.dtype
+    )  # only quantized dtypes have names
     limits = ml_dtypes.iinfo(kind)
     if wide.size and not (limits.min <= wide.min() and wide.max() <= limits.max):
         found = f"{wide.min()} to {wide.max()}"

@@ -226,7 +226,8 @@ def _shake(context: ssl.SSLContext, host: str, port: int, name: str) -> bool:
 
 def _load_chain(context: ssl.SSLContext, certificate: Path, key: Path, options: OptionNames = FLAGS) -> None:
     try:
-        context.load_cert_chain(certificate, key, password=lambda: "")  # so that OpenSSL does not prompt
+        # an empty password, so that OpenSSL does not prompt
+        context.load_cert_chain(certificate, key, password=lambda: "")
     except (OSError, ValueError) as error:
         reason = (getattr(error, "reason", None) or str(error)).replace("_", " ").lower()
         raise SettingsError(

@@ -33,7 +33,7 @@ def versions(path: Path) -> list[Version]:
 def _version(directory: Path, closed: list[OSError]) -> Version | None:
     try:
         written = committed(directory)
-    except NotADirectoryError:  # no longer a directory
+    except NotADirectoryError:  # the path is no longer a directory
         return None
     except OSError as error:  # the version's restore reports the error
         closed.append(error)

@@ -122,7 +122,8 @@ class Source(Generic[R]):
         self._graph = graph
         self._options = options
         self._store = Store(path)
-        self._seen: dict[str, tuple[Hashable, Version]] = {}  # by prefix: the identity of the files, and the record
+        # by prefix: the identity of a version's files, and its record
+        self._seen: dict[str, tuple[Hashable, Version]] = {}
         self._is_numbered = False
 
     def look(self) -> Look:
@@ -309,7 +310,7 @@ def _files(directory: Path, folder: str) -> list[Hashable]:
             return [(folder, entry.name, _identity(_facts(entry, follow_symlinks=False))) for entry in there]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except CorruptCheckpointError:  # a link, which is not followed
+    except CorruptCheckpointError:  # links are not followed
         return [(folder, errno.ELOOP)]
     except OSError as error:
         return [(folder, error.errno)]

@@ -170,7 +170,7 @@ class StoreWriter:
             with self._faults(f"version {version.number} was not published"):
                 self._mark(name, version.graph)
                 unlisted = set(listed) - set(names)
-                for dropped in unlisted - self._state.find_gone(unlisted):  # only versions that still have files
+                for dropped in unlisted - self._state.find_gone(unlisted):  # leave out versions without files
                     self._mark(dropped, self._state.graph(dropped) or "")
                 written = self._checkpoints.write(self.path / name, tensors, unchanged, finite=finite, copied=copied)
                 if not isinstance(tensors, Arriving):

@@ -82,7 +82,7 @@ class StateFile:
         self._state: store.CheckpointState | None = None  # the last content of `checkpoint`
         self._names: tuple[str, ...] | None = None  # the result of `read_names`; None: not read yet
         self._text: str | None = None  # the text that this object wrote last: comparing texts is faster than parsing
-        self._records: dict[str, Version | None] = {}  # by name; None without a record
+        self._records: dict[str, Version | None] = {}  # by name; None for a version without a record
 
     def read_names(self) -> tuple[str, ...]:
         """Return the names in `checkpoint`, and of our complete versions that it does not list. Raises StoreError."""
@@ -187,7 +187,7 @@ class StateFile:
         """Return the listed names, and the names of our complete versions that are neither listed nor marked."""
         whole = []
         for name, version in self._unlisted(listed):
-            with suppress(UnreadableError):  # leave the version as it is
+            with suppress(UnreadableError):  # a version that cannot be read now is left as it is
                 if self._record(name) == version and index_file(self._directory / name).is_file():
                     whole.append(name)
         return (*sorted(whole, key=store.number_of), *listed)

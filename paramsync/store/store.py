@@ -142,7 +142,7 @@ class Store:
         """
         try:
             mapped = mapped and bool(version.checksum)
-            most = version.bytes if frozen else None  # the size in the signed record
+            most = version.bytes if frozen else None  # the signed record limits the size
             bundle = Bundle.open(self.prefix(version), mapped=mapped, frozen=most, shared=shared)
         except CorruptCheckpointError as error:
             state = read_state(self.path)
@@ -392,8 +392,8 @@ def release_lock(descriptor: int, *, finished: bool = False) -> None:
 
 class PublisherState(Enum):
     TRAINING = "training"  # has the lock
-    FINISHED = "finished"  # gave the lock back
-    DIED = "died"  # lost the lock without giving it back
+    FINISHED = "finished"  # released the lock
+    DIED = "died"  # lost the lock without releasing it
 
 
 @dataclass(frozen=True, slots=True)

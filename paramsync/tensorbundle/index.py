@@ -183,7 +183,7 @@ def part_key(name: str, extents: Sequence[Extent]) -> bytes:
 
 def _signed(value: int) -> bytes:
     if value < 0:
-        return b"\x7f"  # -1: no other number is negative
+        return b"\x7f"  # the encoding of -1: no other number is negative
     size = value.bit_length() // 7 + 1
     return ((1 << size) - 1 << 7 * size | value).to_bytes(size, "big")
 

@@ -177,7 +177,9 @@ class _Reader:
         (magic,) = _UINT64.unpack(footer[-8:])
         if magic != _MAGIC:
             raise self.fault(f"a table, which ends with {_MAGIC:#x}", f"{magic:#x}")
-        (_, _, *handle), _ = self._varints(footer, 0, 4, "two block handles")  # the first is the empty metaindex
+        (_, _, *handle), _ = self._varints(
+            footer, 0, 4, "two block handles"
+        )  # the first handle is that of the empty metaindex
         for _, value in self.records(self.block(*handle)):
             (offset, size), _ = self._varints(value, 0, 2, "a block handle")
             yield offset, size
@@ -220,7 +222,7 @@ class _Reader:
         key = b""
         while position < end:
             shared, unshared, length = block[position : position + 3]  # the block has 4 more bytes after `end`
-            if shared | unshared | length < 0x80:  # one byte each, as in nearly all records
+            if shared | unshared | length < 0x80:  # each number has one byte, as in nearly all records
                 position += 3
             else:
                 (shared, unshared, length), position = self._varints(block, position, 3, "a record")

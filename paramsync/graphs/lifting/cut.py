@@ -130,7 +130,7 @@ def _copy(
             copy = target.node.add()
             copy.CopyFrom(node)
             copy.name = prefix + node.name
-            copy.attr.pop("_class", None)  # a colocation with a node that may be missing
+            copy.attr.pop("_class", None)  # remove the colocation, whose node may be missing
             prefix_frame(copy, prefix)
             inputs = () if node.name in ends else node.input
             copy.input[:] = [_spelled(tensor, fed, prefix, ends) for tensor in inputs]
@@ -157,7 +157,8 @@ def _respelled(
     for end in copy.outputs:
         _rename(end, full(_spelled(full(end.tensor), fed, prefix, ends)))
         if end.dtype:  # a missing dtype is inferred when the graph is built
-            end.dtype = tf.as_dtype(end.dtype).base_dtype.as_datatype_enum  # a reference is read as its value
+            # the value of a reference has the base dtype
+            end.dtype = tf.as_dtype(end.dtype).base_dtype.as_datatype_enum
     return copy
 
 

@@ -137,7 +137,8 @@ class _Library:
             if function.ret[result.name] in values:
                 results[position] = values[function.ret[result.name]]
                 _retype(result, results[position])
-        for key, tensor in list(function.ret.items()):  # a list, because a map that changes meanwhile skips entries
+        # a list, because a map that changes during the loop skips entries
+        for key, tensor in list(function.ret.items()):
             function.ret[key] = body.renamed.get(tensor, tensor)
         return results
 

@@ -34,7 +34,7 @@ READS = {
     "VariableShape": Read("Shape", {"T": "", "out_type": "out_type"}),
 }
 
-ALWAYS_TRUE = frozenset({"VarIsInitializedOp", "IsVariableInitialized"})  # true of every value
+ALWAYS_TRUE = frozenset({"VarIsInitializedOp", "IsVariableInitialized"})  # these ops return True for every value
 
 # Ops that pass a variable on, and the names of their results. The same ops for references have the prefix "Ref".
 _PASSES = dict.fromkeys(
@@ -152,7 +152,7 @@ def purify(graph_def: Any) -> None:
             if reason := refusals.get(node.op):
                 where = f" in function {function!r}" if function else ""
                 raise GraphError(f"the graph cannot be made pure: {node.op} {node.name!r}{where} {reason}")
-    stateful: dict[str, bool] = {}  # by the name of an op or function
+    stateful: dict[str, bool] = {}  # whether an op or function keeps a state, by name
 
     def is_stateful(node: Any) -> bool:
         names = called(node)

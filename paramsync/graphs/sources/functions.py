@@ -88,7 +88,7 @@ def reason(error: Exception) -> str:
 
 def _arguments(function: Any) -> Iterator[tuple[str, tf.TypeSpec]]:
     """Yield the name and spec of every tensor argument. A name in the spec overrides the argument's name."""
-    if function.structured_input_signature is None:  # a pruned function
+    if function.structured_input_signature is None:  # a pruned function has no signature
         return
     positional, keywords = function.structured_input_signature
     names = [name for name in function.function_type.parameters if name not in keywords]

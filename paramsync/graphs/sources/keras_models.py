@@ -119,7 +119,7 @@ def _trace_symbolically(model: keras.Model) -> Trace:
     inputs = _symbolic(model)
     if isinstance(model, keras.Sequential) and isinstance(inputs.spec, tf.TensorSpec) and inputs.spec.shape.rank:
         of_any_size = tf.TensorSpec((None, *inputs.spec.shape[1:]), inputs.spec.dtype)
-        with suppress(GraphError):  # perhaps the model works only with that batch size
+        with suppress(GraphError):  # the model may work only with the batch size of that call
             return _trace_call(model, ([_Input(inputs.name, of_any_size)], {}))
     return _trace_call(model, ([inputs], {}))
 

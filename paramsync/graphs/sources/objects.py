@@ -24,7 +24,11 @@ Place: TypeAlias = tuple[int, str]
 _LARGEST = 1 << 20  # bytes of the largest array that is compared by value; a larger array is compared by identity
 _NUMBERS = (bool, int, float, complex, str, bytes, np.generic)
 _MUTABLE = (tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable)
-_WHOLE = (tf.saved_model.experimental.TrackableResource, tf.RaggedTensor, tf.SparseTensor)  # compared by identity
+_WHOLE = (
+    tf.saved_model.experimental.TrackableResource,
+    tf.RaggedTensor,
+    tf.SparseTensor,
+)  # values that are compared by identity
 _NOTHING = object()
 
 
@@ -89,7 +93,7 @@ def parts(root: Any) -> tuple[Any, ...]:
 def _layers(model: keras.layers.Layer) -> list[Any]:
     """Return the layers of a model, and of the models in it."""
     layers = list(getattr(model, "layers", ()))
-    for layer in layers:  # grows while we walk
+    for layer in layers:  # more layers are added during the loop
         layers.extend(getattr(layer, "layers", ()))
     return layers
 
@@ -136,7 +140,7 @@ def _walk(root: Any) -> list[_Tracked]:
 
     follow()
     for is_keras in (False, True):  # Keras' own lists come second, because their names are less telling
-        for tracked in every:  # grows while we walk
+        for tracked in every:  # more layers are added during the loop
             layer = tracked.item if isinstance(tracked.item, keras.layers.Layer) else None
             for name, value in list(vars(layer).items()) if layer is not None else ():
                 if (name in KERAS) == is_keras and isinstance(value, _CONTAINERS) and _has_more(value, numbers):

@@ -29,7 +29,7 @@ from paramsync.graphs.sources.table_contents import FILLERS, TABLES, Asset, Fore
 from paramsync.host import files
 from paramsync.v1 import graph_pb2
 
-_SERVE = "serve"  # the tag of the graph that predicts
+_SERVE = "serve"  # the tag of the meta graph that predicts
 _INTERNAL = "__saved_model_"  # prefix of internal signatures, which restore variables
 _MAIN = "__saved_model_init_op"
 _MOST = 200_000  # the most operations of functions that restore or initialise
@@ -291,7 +291,7 @@ class _Rewrite:
 
 def _restored(nodes: Mapping[str, Any], tensor: str) -> str:
     """Return the checkpoint key from which a tensor is restored."""
-    for _ in nodes:  # there are at most as many Identity nodes as nodes
+    for _ in nodes:  # a limit: the path cannot have more Identity nodes than the graph has nodes
         if nodes[node_of(tensor)].op == "Identity":
             tensor = nodes[node_of(tensor)].input[0]
     read = nodes[node_of(tensor)]

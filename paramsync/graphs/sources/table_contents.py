@@ -68,7 +68,8 @@ def _types_looked_up(graph_def: Any, table: str) -> set[tuple[int, int]]:
         function.signature.name: [argument.name for argument in function.signature.input_arg]
         for function in graph_def.library.function
     }
-    readers: dict[tuple[str, str], list[tuple[Any, int]]] = defaultdict(list)  # by body and tensor
+    # the readers of each tensor, by body and tensor
+    readers: dict[tuple[str, str], list[tuple[Any, int]]] = defaultdict(list)
     for body, nodes in bodies(graph_def):
         for node in nodes:
             for position, tensor in enumerate(node.input):

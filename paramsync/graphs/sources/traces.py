@@ -88,7 +88,7 @@ class _Merged:
         keys = {} if keys is None else keys
         self._keys = {id(_handles(variable)[0]): name for name, variable in keys.items()}
         self._whole = {id(handle): variable for variable in keys.values() for handle in _handles(variable)}
-        self._nodes: dict[int, str] = {}  # by the identity of the captured tensor
+        self._nodes: dict[int, str] = {}  # the node of each captured tensor, by the tensor's identity
         self._functions: set[str] = set()
         self._bytes = 0
 
@@ -113,7 +113,7 @@ class _Merged:
         variables = {id(handle): variable for variable in function.graph.variables for handle in _handles(variable)}
         for node in graph_def.node:
             if names[node.name] in added:
-                continue  # an earlier function, or another replica, captured it
+                continue  # an earlier function, or another replica, captured this tensor
             copy = self._copy(node, names, reads)
             added.add(copy.name)
             if node.name in captured:
@@ -138,7 +138,7 @@ class _Merged:
         copy = self.graph_def.node.add()
         copy.CopyFrom(node)
         copy.name = names[node.name]
-        copy.attr.pop("_class", None)  # a colocation, which has the old names
+        copy.attr.pop("_class", None)  # remove the colocation, which has the old names
         # TensorFlow makes a function wait for its reads of variables; these control inputs are left out.
         waits = [name[1:] for name in control_inputs(node) if name[1:] not in reads]
         data = [names[node_of(tensor)] + tensor[len(node_of(tensor)) :] for tensor in data_inputs(node)]

@@ -143,7 +143,8 @@ def _nodes_of_copy(
         prefix_frame(node, f"{scope}/")
         if node.op in VARIABLES and node.attr["shared_name"].s:  # variables with equal names would share their value
             node.attr["shared_name"].s = f"{scope}/".encode() + node.attr["shared_name"].s
-        if "var_name" in node.attr and node.attr["var_name"].s:  # for the same reason, in a TemporaryVariable
+        # TemporaryVariables with equal names would share their value, too
+        if "var_name" in node.attr and node.attr["var_name"].s:
             node.attr["var_name"].s = f"{scope}/".encode() + node.attr["var_name"].s
         if "_class" in node.attr:
             beside = [place.removeprefix(_COLOCATED).decode() for place in node.attr["_class"].list.s]

@@ -141,7 +141,7 @@ def _select(source: tf.Graph, target: tf.Graph, replacements: Replacements, ends
     if own:
         selection.add_initialisers()
         selection.add_beside()
-        selection.add_initialisers()  # again: add_beside() may have selected more variables
+        selection.add_initialisers()  # again, because add_beside() may have selected more variables
     return selection
 
 

@@ -54,7 +54,9 @@ def library_of(graph: tf.Graph, operations: Iterable[tf.Operation]) -> list[Any]
     nodes = [operation.node_def for operation in operations]
     if not any(any(functions_of(node.attr)) or definition(node.op) is None for node in nodes):
         return []  # return early: reading the functions takes as long as reading the whole graph
-    library = graph.as_graph_def(from_version=graph.version).library  # has no nodes, because no node is newer
+    library = graph.as_graph_def(
+        from_version=graph.version
+    ).library  # this GraphDef has no nodes, because no node is newer
     return functions_called(library.function, nodes)
 
 
@@ -233,7 +235,7 @@ def _refresh_seeds(nodes: Iterable[Any], place: str, *, in_function: bool) -> li
         at = _seed_input(node)
         if at is not None:
             constant = constants.get(node.input[at] if in_function else node.input[at].removesuffix(":0"))
-            if constant is not None:  # a seed that is computed or is an input stays
+            if constant is not None:  # a computed seed, and a seed from an input, stay the same
                 seed = type(node)()
                 seed.CopyFrom(constant)
                 seed.name = f"{node.name}/fresh_seed"
@@ -253,7 +255,7 @@ def _seed(node: Any, name: str) -> int:
 
 def _fresh(seed: int, other: int, place: str) -> int:
     drawn = hashlib.sha256(f"{seed} {other} {place}".encode()).digest()
-    return int.from_bytes(drawn[:4], "little") & 0x7FFFFFFF or 1  # 0 would mean no seed
+    return int.from_bytes(drawn[:4], "little") & 0x7FFFFFFF or 1  # a seed of 0 would mean that there is no seed
 
 
 # User-written gradients -----------------------------------------------------------------------------------------------
