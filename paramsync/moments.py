@@ -35,7 +35,7 @@ class Move:
     sync: bool = False
 
     def moment_of(self, version: Version) -> float | None:
-        """Return when the version is to serve; None: at once.
+        """Return when the version is to serve; None if it is to serve at once.
 
         A version that was published after the order serves at its own moment. If it has none, it serves at the order's
         moment.

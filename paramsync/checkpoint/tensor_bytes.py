@@ -126,9 +126,8 @@ def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THRE
             ended = threading.Lock()
             ended.acquire()
             try:
-                _thread.start_new_thread(
-                    run, (ended,)
-                )  # unlike `threading.Thread`, this does not wait until the thread runs
+                # unlike `threading.Thread`, this does not wait until the thread runs
+                _thread.start_new_thread(run, (ended,))
             except RuntimeError:  # the system has no thread left: the other threads do the work
                 break
             running.append(ended)

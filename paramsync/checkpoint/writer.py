@@ -397,9 +397,8 @@ def _digest(contents: list[Array], done: Callable[[int], object]) -> list[bytes]
 def _key(name: object) -> bytes:
     """Return a tensor's name as bytes, the form in which the index sorts names. Raises ParameterError."""
     key = name.encode(errors="replace") if isinstance(name, str) else b""
-    if (
-        not key or key[0] == 0 or key.decode() != name
-    ):  # these would be the header's key, the key of a slice, or text with a lone surrogate
+    # these would be the header's key, the key of a slice, or text with a lone surrogate
+    if not key or key[0] == 0 or key.decode() != name:
         expected = "names in UTF-8 that are neither empty nor begin with NUL"
         raise ParameterError("a checkpoint", expected=expected, found=files.shown(name))
     return key

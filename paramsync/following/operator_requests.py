@@ -138,9 +138,8 @@ def _prepared(request: OperatorRequest, status: Status, published: Collection[in
         return False
     if request.action is Action.BEGIN and not _begun(status, published):
         return False
-    if (
-        request.change.latest is None or status.pinned is not None
-    ):  # a pinned model does not keep the newest versions in memory
+    # a pinned model does not keep the newest versions in memory
+    if request.change.latest is None or status.pinned is not None:
         return True
     if published is None:
         return status.store_lost

@@ -60,9 +60,8 @@ class Reconciler:
         self._serve_damaged = serve_damaged
         self._serving: Candidate | None = None
         self._files: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()
-        self._examined: WeakKeyDictionary[InMemory, Hashable] = (
-            WeakKeyDictionary()
-        )  # the files of each version at its last damage check
+        # the files of each version at its last damage check
+        self._examined: WeakKeyDictionary[InMemory, Hashable] = WeakKeyDictionary()
         self._damaged: InMemory | None = None  # a damaged version that serves because there is no other version
         self._failures = Failures()
         self._wanted: set[int] = set()  # versions that this round restored, tried to restore, or postponed

@@ -77,9 +77,8 @@ class Report:
     """Reports what has happened. Any thread may use `status` and `subscribe`; the follower's worker uses the rest."""
 
     def __init__(self, model: str, store: Path, *, pinned: int | None, clock: Callable[[], float]) -> None:
-        self._lock = (
-            threading.Lock()
-        )  # guards changes of the next field; no thread holds the lock while it delivers an event
+        # guards changes of the next field; no thread holds the lock while it delivers an event
+        self._lock = threading.Lock()
         self._subscriptions: tuple[Subscription, ...] = ()
         self._clock = clock
         self._status = Status(model=model, store=store, pinned=pinned)

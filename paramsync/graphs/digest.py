@@ -37,7 +37,7 @@ _LABELS = frozenset({"frame_name", "stack_name", "tensor_array_name"})
 
 
 class _Nodes:
-    """The digests of the nodes of a graph or of one function, made on demand."""
+    """The digests of the nodes of a graph or of one function, computed on demand."""
 
     def __init__(self, nodes: Iterable[Any], named: Mapping[str, str], functions: _Functions) -> None:
         self._nodes = {node.name: node for node in nodes}
@@ -102,7 +102,7 @@ class _Nodes:
 
 
 class _Functions:
-    """The digests of a graph's functions, each made once."""
+    """The digests of a graph's functions, each computed once."""
 
     def __init__(self, functions: Iterable[Any]) -> None:
         self._functions = {function.signature.name: function for function in functions}

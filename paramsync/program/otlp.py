@@ -28,9 +28,8 @@ def start_exporting() -> Callable[[], None]:
     trace.set_tracer_provider(provider)
 
     def end() -> None:
-        ending = threading.Thread(
-            target=provider.shutdown, name="traces", daemon=True
-        )  # the shutdown may take half a minute
+        # the shutdown may take half a minute
+        ending = threading.Thread(target=provider.shutdown, name="traces", daemon=True)
         ending.start()
         ending.join(_END_SECONDS)
 

@@ -134,7 +134,7 @@ class LiveVariables:
     def pin(self, values: Any = None) -> dict[str, Any]:
         """Return the value of every captured variable, or of its average, by its checkpoint key.
 
-        Call it between two steps, on the thread that updates the variables, so that all values belong to one step.
+        Call this between two steps, on the thread that updates the variables, so that all values belong to one step.
         Takes microseconds for each variable, of any size. If variables, layers, tables or constants have changed since
         the last call, the model is captured again, which takes longer. Raises SettingsError for an average with another
         shape or dtype than its variable, StructureError if the changed model cannot be captured.

@@ -261,9 +261,8 @@ def _of_values(head: TensorHeader, tensor: Tensor) -> np.ndarray:
     if rest or listed > head.count:
         raise InputError(str(head), expected=f"{head.count} values", found=len(values) if rest else listed)
     if not listed:
-        if other := [
-            name for name in _ALL_FIELDS if len(getattr(tensor, name))
-        ]:  # values in another field would be ignored, and all values would be zero
+        # values in another field would be ignored, and all values would be zero
+        if other := [name for name in _ALL_FIELDS if len(getattr(tensor, name))]:
             raise InputError(str(head), expected=f"values in {field}", found=f"values in {', '.join(other)}")
         return np.empty(0, head.dtype)
     if kind in _PARTS:
@@ -282,9 +281,8 @@ def narrowed(head: TensorHeader, wide: np.ndarray, *, bits: bool = False) -> np.
 
     Raises InputError if a value is out of range.
     """
-    kind = (
-        np.dtype(np.uint16) if bits else head.dtype[0] if head.dtype.names else head.dtype
-    )  # only quantized dtypes have names
+    # only quantized dtypes have names
+    kind = np.dtype(np.uint16) if bits else head.dtype[0] if head.dtype.names else head.dtype
     limits = ml_dtypes.iinfo(kind)
     if wide.size and not (limits.min <= wide.min() and wide.max() <= limits.max):
         found = f"{wide.min()} to {wide.max()}"

@@ -49,8 +49,8 @@ def open_source(
     - SavedModels in directories whose names are numbers, as TensorFlow Serving follows them.
 
     `allowed` names ops that a graph may use although they are not known to be safe. If versions are `warmed`, each new
-    graph is called once, so that its first request is answered as fast as any other. With files of public keys to
-    `trust`, only versions that one of these keys signed are restored, as copies. Raises SettingsError.
+    graph is called once, so that its first request is answered as fast as any other. If `trust` names files of
+    public keys, only versions that one of these keys signed are restored, as copies. Raises SettingsError.
     """
     with tf.init_scope():
         if not tf.executing_eagerly():

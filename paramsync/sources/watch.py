@@ -209,7 +209,7 @@ class WatchedFolder(FileSystemEventHandler):
 
     @classmethod
     def forget_all(cls) -> None:
-        """Forget all watches in a forked child. Parent and child share one inotify, so ending them would end both."""
+        """Forget all watches in a forked child. Ending them would end the parent's watches, too."""
         cls._lock, cls._folders, cls._observer = threading.Lock(), {}, None
 
 

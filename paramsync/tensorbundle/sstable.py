@@ -177,9 +177,8 @@ class _Reader:
         (magic,) = _UINT64.unpack(footer[-8:])
         if magic != _MAGIC:
             raise self.fault(f"a table, which ends with {_MAGIC:#x}", f"{magic:#x}")
-        (_, _, *handle), _ = self._varints(
-            footer, 0, 4, "two block handles"
-        )  # the first handle is that of the empty metaindex
+        # the first handle is that of the empty metaindex
+        (_, _, *handle), _ = self._varints(footer, 0, 4, "two block handles")
         for _, value in self.records(self.block(*handle)):
             (offset, size), _ = self._varints(value, 0, 2, "a block handle")
             yield offset, size

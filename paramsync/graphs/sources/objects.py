@@ -24,11 +24,8 @@ Place: TypeAlias = tuple[int, str]
 _LARGEST = 1 << 20  # bytes of the largest array that is compared by value; a larger array is compared by identity
 _NUMBERS = (bool, int, float, complex, str, bytes, np.generic)
 _MUTABLE = (tf.lookup.experimental.MutableHashTable, tf.lookup.experimental.DenseHashTable)
-_WHOLE = (
-    tf.saved_model.experimental.TrackableResource,
-    tf.RaggedTensor,
-    tf.SparseTensor,
-)  # values that are compared by identity
+# values that are compared by identity
+_WHOLE = (tf.saved_model.experimental.TrackableResource, tf.RaggedTensor, tf.SparseTensor)
 _NOTHING = object()
 
 

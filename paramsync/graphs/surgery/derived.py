@@ -142,6 +142,5 @@ def _of_original(original: tf.Operation, incoming: tuple[Any, ...], brought: _Br
         scope = brought.target.unique_name(f"{brought.names.scope}/copied_gradient", mark_as_used=False)
     copied = brought.more(parts, values, scope)
     whole = tf.nest.pack_sequence_as(gradients, copied, expand_composites=True)
-    return [
-        whole.pop(value.name, None) for value in original.inputs
-    ]  # `pop` removes the gradient, because an input may appear twice
+    # `pop` removes the gradient, because an input may appear twice
+    return [whole.pop(value.name, None) for value in original.inputs]

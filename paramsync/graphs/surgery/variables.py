@@ -44,9 +44,8 @@ class Found:
         with graph.as_default():
             copy = type(self.variable).from_proto(proto)
         if self.variable.constraint is not None:
-            copy._constraint = (
-                self.variable.constraint
-            )  # optimizers apply the constraint, and a VariableDef has no field for it
+            # optimizers apply the constraint, and a VariableDef has no field for it
+            copy._constraint = self.variable.constraint
         return copy
 
 
