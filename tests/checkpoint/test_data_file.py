@@ -19,7 +19,7 @@ from paramsync.errors import CorruptCheckpointError
 from paramsync.tensorbundle import index
 from paramsync.tensorbundle.index import data_file, index_file
 from tests.support.checkpoints import ONES, write
-from tests.support.locks import is_held, lock_exclusively
+from tests.support.troubles import is_held, lock_exclusively
 
 
 @pytest.mark.parametrize("mapped", [True, False], ids=["mapped", "copied"])

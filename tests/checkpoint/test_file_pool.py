@@ -14,7 +14,7 @@ import pytest
 from paramsync.checkpoint.file_pool import SPARES, FilePool
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import Store
-from tests.support.disks import run_on_small_disk
+from tests.support.troubles import run_on_small_disk
 from tests.support.written import tensors, version
 
 SIZE = 100_000

@@ -21,9 +21,8 @@ from paramsync.store.commit import StoreWriter
 from paramsync.store.store import record_file
 from paramsync.version import Version
 from tests.support.checkpoints import present
-from tests.support.disks import dropped
 from tests.support.followers import serving
-from tests.support.locks import is_held
+from tests.support.troubles import dropped, is_held
 
 SIZE = 8 << 20  # bytes of a parameter
 

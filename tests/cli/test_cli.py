@@ -26,9 +26,8 @@ from paramsync.errors import CallError, ParamsyncError
 from paramsync.rpc.server import plain
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
-from tests.support.commands import only_line
+from tests.support.commands import on_terminal, only_line
 from tests.support.servers import CORRUPT, NEVER, SERVING, Sync, add_models, serving
-from tests.support.terminals import on_terminal
 
 WORDS = {
     "sync": ["digits"],

@@ -26,10 +26,9 @@ from paramsync.cli.servers import shares
 from paramsync.cli.status import Level, check_server, summary
 from paramsync.errors import NotReachableError
 from paramsync.v1 import sync_pb2 as pb
-from tests.support.commands import only_line
+from tests.support.commands import on_terminal, only_line
 from tests.support.programs import ROOT
 from tests.support.servers import SERVING, TRAINING, add_models, add_publisher, add_sync, serving
-from tests.support.terminals import on_terminal
 
 LONG = "recommender-candidate-generation-tower-european-union"
 WAITING = pb.ModelStatus(model="手写数字识别模型", state=pb.ModelStatus.WAITING, reason="/store: no such directory")

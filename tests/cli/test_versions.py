@@ -16,8 +16,7 @@ from paramsync.cli import versions
 from paramsync.cli.__main__ import main
 from paramsync.cli.formatting import NOTHING
 from paramsync.store.commit import StoreWriter
-from tests.support.commands import cut, json_of, only_line, three_versions
-from tests.support.terminals import on_terminal
+from tests.support.commands import cut, json_of, on_terminal, only_line, three_versions
 from tests.support.written import version
 
 

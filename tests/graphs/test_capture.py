@@ -18,7 +18,7 @@ from paramsync.graphs.graph import Graph
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.tensorbundle.index import OBJECT_GRAPH
 from tests.support.captured import Encoder, Scaler, answers, mlp
-from tests.support.control_flow import control_flow
+from tests.support.v1_drafts import control_flow
 
 
 def convolution() -> keras.Model:

@@ -19,7 +19,7 @@ from paramsync.graphs.sources.meta_graphs import draft_of_meta
 from paramsync.graphs.sources.v1_graphs import draft_of_tensors
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from tests.support.captured import ONES, answer, meta_graph, names, two_layers
-from tests.support.control_flow import control_flow
+from tests.support.v1_drafts import control_flow
 
 v1 = tf.compat.v1
 

@@ -17,7 +17,7 @@ from paramsync.graphs.digest import digest, name_by_content
 from paramsync.graphs.draft import finish
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources.meta_graphs import draft_of_meta
-from tests.support.control_flow import control_flow
+from tests.support.v1_drafts import control_flow
 
 
 def nested(depth: int, *, calls: str = "f", innermost: str = "Neg") -> Any:

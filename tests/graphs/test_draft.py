@@ -15,8 +15,7 @@ from paramsync.errors import GraphError
 from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
-from tests.support.control_flow import control_flow
-from tests.support.v1_drafts import draft_of, parameters_of, signature
+from tests.support.v1_drafts import control_flow, draft_of, parameters_of, signature
 
 v1 = tf.compat.v1
 Array = npt.NDArray[Any]

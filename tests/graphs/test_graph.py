@@ -23,9 +23,8 @@ from paramsync.graphs.parameters import arrange
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from paramsync.graphs.tables import Contents
 from paramsync.v1 import graph_pb2, serving_pb2
-from tests.support.control_flow import control_flow
 from tests.support.tables import find, table_graph
-from tests.support.v1_drafts import draft_of
+from tests.support.v1_drafts import control_flow, draft_of
 
 
 class Line(tf.Module):

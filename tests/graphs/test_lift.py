@@ -13,8 +13,7 @@ import tensorflow as tf
 from paramsync.errors import GraphError
 from paramsync.graphs.draft import finish
 from paramsync.graphs.graph import Graph
-from tests.support.control_flow import control_flow
-from tests.support.v1_drafts import check, draft_of
+from tests.support.v1_drafts import check, control_flow, draft_of
 
 v1 = tf.compat.v1
 

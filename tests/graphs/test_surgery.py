@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError, ParameterError
 from paramsync.graphs.surgery import connect, duplicate, synchronise
-from tests.support.control_flow import control_flow
-from tests.support.copies import DATA, copy_values, dense, ready
+from tests.support.v1_drafts import DATA, control_flow, copy_values, dense, ready
 
 v1 = tf.compat.v1
 KEYS = v1.GraphKeys

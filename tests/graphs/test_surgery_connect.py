@@ -14,8 +14,8 @@ import tensorflow as tf
 from paramsync.errors import GraphError, ParameterError
 from paramsync.graphs.capturing import capture
 from paramsync.graphs.surgery import connect
-from tests.support.control_flow import control_flow
 from tests.support.programs import ROOT
+from tests.support.v1_drafts import control_flow
 
 v1 = tf.compat.v1
 KEYS = v1.GraphKeys

@@ -11,8 +11,7 @@ from tensorflow.python.framework.function import Defun
 
 from paramsync.errors import GraphError
 from paramsync.graphs.surgery import Copy, duplicate
-from tests.support.control_flow import control_flow
-from tests.support.copies import DATA, copy_values, ready
+from tests.support.v1_drafts import DATA, control_flow, copy_values, ready
 
 v1 = tf.compat.v1
 SEQUENCES = np.random.default_rng(0).normal(size=(7, 5, 4)).astype(np.float32)

@@ -20,7 +20,7 @@ from paramsync.graphs.sources.saved_models import SavedModel
 from paramsync.graphs.sources.v1_graphs import draft_of_tensors
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
 from tests.support.checkpoints import assert_same
-from tests.support.control_flow import control_flow
+from tests.support.v1_drafts import control_flow
 
 layers = keras.layers
 WORDS = ["to", "be", "or", "not"]

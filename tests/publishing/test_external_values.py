@@ -26,9 +26,8 @@ from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.store import Store
 from paramsync.version import Version
-from tests.support.givens import VALUE, Affine, answer, put, values
 from tests.support.programs import ROOT
-from tests.support.training import EVERY_STEP
+from tests.support.training import EVERY_STEP, VALUE, Affine, answer, put, values
 
 
 @pytest.fixture

@@ -17,8 +17,7 @@ from paramsync.errors import GraphError, NotFiniteError, ParameterError, Publish
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.store import Store
-from tests.support.givens import Affine, put, values
-from tests.support.training import EVERY_STEP, TIMEOUT, Counters, latest
+from tests.support.training import EVERY_STEP, TIMEOUT, Affine, Counters, latest, put, values
 
 
 def test_training_survives_a_store_that_goes_away_and_publishes_when_it_is_back(tmp_path: Path) -> None:

@@ -30,10 +30,10 @@ from paramsync.store.store import PublisherState, Store
 from paramsync.version import Version
 from tests.support.buckets import SeaweedFs
 from tests.support.commands import NAMES, three_versions
-from tests.support.givens import Affine, put, values
 from tests.support.inferencers import LONG, Process
 from tests.support.programs import Program, eventually
 from tests.support.published import Witness
+from tests.support.training import Affine, put, values
 from tests.support.training_to_bucket import Training
 
 pytestmark = pytest.mark.slow

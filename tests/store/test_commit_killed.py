@@ -20,8 +20,8 @@ from paramsync.keras import PublishCallback
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.commit import StoreWriter
-from tests.support.disks import run_on_small_disk
 from tests.support.programs import ROOT
+from tests.support.troubles import run_on_small_disk
 from tests.support.whole import assert_whole
 from tests.support.written import files_of, is_spare, names, publish, tensors, version
 

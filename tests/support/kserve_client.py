@@ -1,11 +1,12 @@
-"""Triton's stock client, in a process of its own, because its messages have the same names as ours.
+"""Triton's stock clients, each in a process of its own: messages have the same names as ours, sockets are patched.
 
-Prints its results as JSON; with a port, results of the server of tests.support.kserve.
-Run as `python -m tests.support.kserve_client PORT`.
+Prints as JSON what a client finds at a port of the server of tests.support.kserve.
+Run as `python -m tests.support.kserve_client grpc|http PORT`.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import queue
 import sys
@@ -13,8 +14,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tritonclient.grpc as triton
-from tritonclient.grpc import service_pb2
 
 from tests.support.values import VALUES
 
@@ -22,10 +21,12 @@ LONG = 30.0
 X = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
 NEGATED = {"signature": "negated"}
 
+triton: Any = importlib.import_module(f"tritonclient.{sys.argv[1]}")
 
-def given(name: str, array: np.ndarray[Any, Any], datatype: str, of: Any = triton) -> Any:
-    found = of.InferInput(name, array.shape, datatype)
-    found.set_data_from_numpy(array)
+
+def given(name: str, array: np.ndarray[Any, Any], datatype: str, **how: Any) -> Any:
+    found = triton.InferInput(name, array.shape, datatype)
+    found.set_data_from_numpy(array, **how)
     return found
 
 
@@ -40,7 +41,10 @@ def refused(call: Callable[[], Any]) -> tuple[str, str]:
 def told(result: Any) -> list[Any]:
     """The content of an answer: its id, its version and the negated values."""
     response = result.get_response()
-    return [response.id, response.model_version, result.as_numpy("y").tolist()]
+    values = result.as_numpy("y").tolist()
+    if isinstance(response, dict):
+        return [response.get("id", ""), response["model_version"], values]
+    return [response.id, response.model_version, values]
 
 
 def answers(client: Any) -> dict[str, Any]:
@@ -48,10 +52,6 @@ def answers(client: Any) -> dict[str, Any]:
     every = client.infer("m", [given(name.lower(), array, name) for name, array in VALUES.items()])
     same = {name: every.as_numpy(name.lower()).tobytes() == array.tobytes() for name, array in VALUES.items()}
     same["BYTES"] = every.as_numpy("bytes").tolist() == VALUES["BYTES"].tolist()
-    later: queue.Queue[Any] = queue.Queue()
-    client.async_infer(
-        "m", x, lambda result, error: later.put(error or told(result)), request_id="b", parameters=NEGATED
-    )
     return {
         "same": same,
         "plain": told(client.infer("m", x, request_id="a", parameters=NEGATED)),
@@ -60,11 +60,36 @@ def answers(client: Any) -> dict[str, Any]:
             .as_numpy("version").item()
             for version in ("", "3", "stable")
         ],
+    }  # fmt: skip
+
+
+def answers_by_grpc(client: Any) -> dict[str, Any]:
+    x = [given("x", X, "FP32")]
+    later: queue.Queue[Any] = queue.Queue()
+    client.async_infer(
+        "m", x, lambda result, error: later.put(error or told(result)), request_id="b", parameters=NEGATED
+    )
+    return {
         "gzip": told(client.infer("m", x, parameters=NEGATED, compression_algorithm="gzip")),
         "deflate": told(client.infer("m", x, parameters=NEGATED, compression_algorithm="deflate")),
         "sequence": told(client.infer("m", x, sequence_id=7, priority=1, timeout=9, parameters=NEGATED)),
         "later": later.get(timeout=LONG),
-    }  # fmt: skip
+    }
+
+
+def answers_by_http(client: Any) -> dict[str, Any]:
+    x = [given("x", X, "FP32")]
+    as_json = [triton.InferRequestedOutput("y", binary_data=False)]
+    later = client.async_infer("m", x, request_id="b", parameters=NEGATED)
+    text = [given("x", X, "FP32", binary_data=False)]
+    return {
+        "json": told(client.infer("m", text, outputs=as_json, parameters=NEGATED)),
+        "mixed": told(client.infer("m", x, outputs=as_json, parameters=NEGATED)),
+        "gzip": told(client.infer("m", x, parameters=NEGATED, request_compression_algorithm="gzip")),
+        "deflate": told(client.infer("m", x, parameters=NEGATED, request_compression_algorithm="deflate")),
+        "gzip back": told(client.infer("m", x, parameters=NEGATED, response_compression_algorithm="gzip")),
+        "later": told(later.get_result()),
+    }
 
 
 def streamed(client: Any) -> list[Any]:
@@ -79,14 +104,14 @@ def streamed(client: Any) -> list[Any]:
     return received
 
 
-def described(client: Any) -> dict[str, Any]:
+def described(client: Any, **how: Any) -> dict[str, Any]:
     return {
         "live": client.is_server_live(),
         "ready": [client.is_server_ready(), client.is_model_ready("m"), client.is_model_ready("m", "stable")],
         "not ready": [client.is_model_ready("m", "5"), client.is_model_ready("empty"), client.is_model_ready("other")],
-        "server": client.get_server_metadata(as_json=True),
-        "model": client.get_model_metadata("m", "3", as_json=True),
-        "index": client.get_model_repository_index(as_json=True)["models"],
+        "server": client.get_server_metadata(**how),
+        "model": client.get_model_metadata("m", "3", **how),
+        "index": client.get_model_repository_index(**how),
     }
 
 
@@ -99,9 +124,12 @@ def refusals(client: Any) -> dict[str, tuple[str, str]]:
         "unknown model": refused(lambda: client.infer("other", x)),
         "no version": refused(lambda: client.infer("empty", x)),
         "no metadata": refused(lambda: client.get_model_metadata("other")),
+        "no such version": refused(lambda: client.get_model_metadata("m", "99")),
+        "no statistics": refused(lambda: client.get_inference_statistics("m", "99")),
         "wrong datatype": refused(lambda: client.infer("m", [given("x", X.astype(float), "FP64")], parameters=NEGATED)),
         "shared input": refused(lambda: client.infer("m", [region], parameters=NEGATED)),
         "classes": refused(lambda: client.infer("m", x, outputs=[top], parameters=NEGATED)),
+        "load": refused(lambda: client.load_model("m")),
         "load other": refused(lambda: client.load_model("other")),
         "load empty": refused(lambda: client.load_model("empty")),
         "load config": refused(lambda: client.load_model("m", config="{}")),
@@ -112,7 +140,8 @@ def refusals(client: Any) -> dict[str, tuple[str, str]]:
         "unregister": refused(client.unregister_system_shared_memory),
         "cuda": refused(client.get_cuda_shared_memory_status),
         "trace": refused(client.get_trace_settings),
-        "log": refused(lambda: client.update_log_settings({"log_info": True})),
+        "log": refused(client.get_log_settings),
+        "log set": refused(lambda: client.update_log_settings({"log_info": True})),
     }
 
 
@@ -125,26 +154,39 @@ def fields() -> dict[str, Any]:
         for nested in message.nested_types:
             add(nested)
 
-    for one in service_pb2.DESCRIPTOR.message_types_by_name.values():
+    descriptor = triton.service_pb2.DESCRIPTOR
+    for one in descriptor.message_types_by_name.values():
         add(one)
-    methods = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods
+    methods = descriptor.services_by_name["GRPCInferenceService"].methods
     return {"messages": found, "methods": {one.name: [one.client_streaming, one.server_streaming] for one in methods}}
 
 
-def main(port: str) -> None:
-    address = f"127.0.0.1:{port}"
+def by_grpc(address: str) -> dict[str, Any]:
     with triton.InferenceServerClient(address) as client:
-        client.load_model("m")
-        said = {
+        return {
             "fields": fields(),
-            "described": described(client),
-            "answers": answers(client),
+            "described": described(client, as_json=True),
+            "answers": answers(client) | answers_by_grpc(client),
             "streamed": streamed(client),
             "refusals": refusals(client),
             "statistics": client.get_inference_statistics("m", "4", as_json=True)["model_stats"],
         }
-    sys.stdout.write(json.dumps(said))
+
+
+def by_http(address: str) -> dict[str, Any]:
+    client = triton.InferenceServerClient(address, concurrency=2)
+    found = {
+        "answers": answers(client) | answers_by_http(client),
+        "described": described(client),
+        "statistics": client.get_inference_statistics("m")["model_stats"],
+        "of one version": client.get_inference_statistics("m", "stable")["model_stats"],
+        "of all models": client.get_inference_statistics()["model_stats"],
+        "refusals": refusals(client),
+    }
+    client.close()
+    return found
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    found = {"grpc": by_grpc, "http": by_http}[sys.argv[1]](f"127.0.0.1:{sys.argv[2]}")
+    sys.stdout.write(json.dumps(found))

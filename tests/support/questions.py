@@ -1,20 +1,22 @@
-"""Questions to versions made in memory, and threads that compute only when a test releases them."""
+"""Questions to versions made in memory, a batcher, and threads that compute only when a test releases them."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import wraps
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from inferencer.batching.batcher import Batcher
 from inferencer.serving.metrics import Metrics
 from paramsync.graphs.capturing import Capture, capture
 from paramsync.inference import batchable
-from paramsync.inference.questions import Question
+from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 from tests.support.written import version
 
@@ -117,3 +119,52 @@ async def until(look: Callable[[], bool], *release: Held) -> None:
             await asyncio.sleep(0.001)
 
     await asyncio.wait_for(looking(), LONG)
+
+
+def on_a_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    @wraps(test)
+    def run(*arguments: Any, **named: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*arguments, **named), 2 * LONG))
+
+    return run
+
+
+class Setting:
+    """A batcher whose threads are held until a test releases them."""
+
+    def __init__(self, threads: int = 4, **options: Any) -> None:
+        self.threads = Held(threads)
+        self.metrics = Told()
+        self.batcher = Batcher(self.threads, threads, self.metrics, **options)
+
+    def ask(self, *questions: Question, **options: Any) -> list[asyncio.Task[Answer]]:
+        return [asyncio.ensure_future(self.batcher.answer(one, **options)) for one in questions]
+
+    async def warm(self, of: Resident) -> None:
+        """Ask questions until one is answered without a thread."""
+        handed_over = -1
+        while handed_over < len(self.threads.gates):
+            handed_over = len(self.threads.gates)
+            [asked] = self.ask(question(of, 4.0))
+            await until(asked.done, self.threads)
+            assert totals(asked) == [4.0 * of.version.number]
+
+    async def answered(self, *asked: asyncio.Task[Answer]) -> None:
+        """Wait for all answers, releasing the threads: after a slow call, the next calls run on threads, too."""
+        await until(lambda: all_done([*asked]), self.threads)
+
+    async def over(self, *asked: asyncio.Task[Answer]) -> list[tuple[str, int, int]]:
+        """Wait for all answers, releasing the threads. Returns all calls; see Told."""
+        await until(lambda: all_done([*asked]) and not self.batcher.held, self.threads)
+        await turns()
+        self.batcher.close()
+        return self.metrics.told
+
+
+def all_done(asked: list[asyncio.Task[Answer]]) -> bool:
+    return all(one.done() for one in asked)
+
+
+def totals(task: asyncio.Task[Answer]) -> list[float]:
+    found: list[float] = task.result()["total"].tolist()
+    return found

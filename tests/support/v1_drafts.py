@@ -1,8 +1,9 @@
-"""Drafts of v1 graphs for tests: what a source would make of them, and what a Session answers."""
+"""Graphs of TensorFlow 1 for tests: drafts, control flow, copies, and what a Session answers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from paramsync.graphs.graph import Graph
 from paramsync.graphs.nodes import VARIABLES
 from paramsync.graphs.sources.structures import endpoint_of
 from paramsync.graphs.specs import DEFAULT_SIGNATURE
+from paramsync.graphs.surgery import Copy
 from paramsync.v1 import graph_pb2
 
 v1 = tf.compat.v1
@@ -68,3 +70,40 @@ def check(
         found = lifted(parameters, {"x": tf.constant(one)})["y"]
         np.testing.assert_array_equal(found.numpy(), wanted)
     return lifted
+
+
+@contextmanager
+def control_flow(version: str) -> Iterator[None]:
+    """Within it, those that are built are of control flow "v1" or "v2"."""
+    before = v1.control_flow_v2_enabled()
+    _enable(version == "v2")
+    try:
+        yield
+    finally:
+        _enable(before)
+
+
+def _enable(v2: bool) -> None:
+    (v1.enable_control_flow_v2 if v2 else v1.disable_control_flow_v2)()
+
+
+DATA = np.random.default_rng(0).normal(size=(7, 4)).astype(np.float32)
+
+
+def dense(tensor: tf.Tensor, units: int, name: str, *, resource: bool = True, **arguments: Any) -> tf.Tensor:
+    with v1.variable_scope(name, use_resource=resource):
+        kernel = v1.get_variable("kernel", [tensor.shape[-1], units], **arguments)
+        bias = v1.get_variable("bias", [units], initializer=v1.zeros_initializer())
+        return tf.nn.relu(tf.matmul(tensor, kernel) + bias)
+
+
+def ready(graph: tf.Graph) -> Any:
+    with graph.as_default():
+        session = v1.Session(graph=graph)
+        session.run([v1.global_variables_initializer(), v1.tables_initializer()])
+    return session
+
+
+def copy_values(session: Any, copy: Copy) -> None:
+    with copy.graph.as_default():
+        session.run([v1.assign(one, copy.originals[name].read_value()) for name, one in copy.variables.items()])

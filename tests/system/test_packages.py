@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.givens import Affine, answer, put
 from tests.support.programs import ROOT
+from tests.support.training import Affine, answer, put
 
 UV = Path(sys.executable).parent / "uv"
 PUBLISHES = """

@@ -56,6 +56,7 @@ def answer(program: Process) -> tuple[float, int]:
     return factor, found.model_spec.version.value
 
 
+@pytest.mark.promise
 def test_what_is_published_serves_and_what_is_damaged_does_not(kind: Kind, program: Process) -> None:
     list(program.sync.Sync(pb.SyncRequest(), timeout=LONG))
     assert answer(program) == (1.0, 1)

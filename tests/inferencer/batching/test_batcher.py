@@ -13,8 +13,7 @@ from paramsync.errors import BusyError, NotServingError
 from paramsync.inference import batchable
 from paramsync.inference.questions import Question
 from paramsync.inference.resident import Resident
-from tests.support.batching import Setting, on_a_loop, totals
-from tests.support.questions import TABLE, lookup, question, resident, turns, until
+from tests.support.questions import TABLE, Setting, lookup, on_a_loop, question, resident, totals, turns, until
 
 
 @on_a_loop

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from inferencer.batching.batcher import SHORT_SECONDS, BatchedSignature
 from paramsync.inference.resident import Resident
-from tests.support.batching import Setting, on_a_loop, totals
-from tests.support.questions import lookup, question, resident, turns, until
+from tests.support.questions import Setting, lookup, on_a_loop, question, resident, totals, turns, until
 
 FAST, BRISK, SLOW = SHORT_SECONDS / 10, SHORT_SECONDS * 0.9, SHORT_SECONDS * 2
 

@@ -24,7 +24,7 @@ _Y = [[-1.0, -2.0], [-3.0, -4.0]]
 @pytest.fixture(scope="module")
 def said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     with serving(tmp_path_factory.mktemp("echo")) as (running, _):
-        command = [sys.executable, "-m", "tests.support.kserve_client", str(running.port)]
+        command = [sys.executable, "-m", "tests.support.kserve_client", "grpc", str(running.port)]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
         yield json.loads(done.stdout)
@@ -56,10 +56,11 @@ def test_what_there_is_is_described(said: dict[str, Any]) -> None:
     assert {one["name"]: (one["datatype"], one["shape"]) for one in model["inputs"]} == {
         name.lower(): (name, ["-1"]) for name in VALUES
     }
-    assert [(one["name"], one.get("version"), one["state"]) for one in found["index"]] == [
+    assert [(one["name"], one.get("version"), one["state"]) for one in found["index"]["models"]] == [
         ("m", "4", "READY"), ("m", "3", "READY"), ("empty", None, "UNAVAILABLE")
     ]  # fmt: skip
-    assert "no version from store" in found["index"][-1]["reason"]
+    assert "no version from store" in found["index"]["models"][-1]["reason"]
+    assert said["refusals"]["load"] == ["", ""]
 
 
 def test_answers_come_back_whole_and_name_their_version(said: dict[str, Any]) -> None:

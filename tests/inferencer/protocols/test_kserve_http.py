@@ -41,7 +41,7 @@ def posted(running: Running, body: Any, behind: bytes = b"", path: str = INFER, 
 
 @pytest.mark.slow
 def test_the_client_of_triton_finds_all_it_asks_for(running: Running) -> None:
-    command = [sys.executable, "-m", "tests.support.kserve_http_client", str(running.rest_port)]
+    command = [sys.executable, "-m", "tests.support.kserve_client", "http", str(running.rest_port)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
@@ -65,17 +65,18 @@ def test_the_client_of_triton_finds_all_it_asks_for(running: Running) -> None:
     assert [(one["name"], one["version"], one["state"]) for one in described["index"]] == [
         ("m", "4", "READY"), ("m", "3", "READY"), ("empty", "", "UNAVAILABLE")
     ]  # fmt: skip
-    assert {one["version"]: one["inference_stats"]["fail"]["count"] for one in described["statistics"]} == {
+    assert {one["version"]: one["inference_stats"]["fail"]["count"] for one in said["statistics"]} == {
         "3": 0, "4": 0
     }  # fmt: skip
-    assert [one["version"] for one in described["of one version"]] == ["3"]
-    assert {(one["name"], one["version"]) for one in described["of all models"]} == {("m", "3"), ("m", "4")}
+    assert [one["version"] for one in said["of one version"]] == ["3"]
+    assert {(one["name"], one["version"]) for one in said["of all models"]} == {("m", "3"), ("m", "4")}
     codes = {kind: status for kind, (status, _) in said["refusals"].items()}
     assert codes == {
         "unknown model": "404", "no version": "503", "no metadata": "404", "no such version": "404",
-        "no statistics": "404", "wrong datatype": "400", "shared input": "501", "classes": "501", "load other": "404",
-        "load config": "400", "load": "", "unload": "501", "config": "501", "shared memory": "501", "register": "501",
-        "cuda": "501", "trace": "501", "log": "501",
+        "no statistics": "404", "wrong datatype": "400", "shared input": "501", "classes": "501", "load": "",
+        "load other": "404", "load empty": "503", "load config": "400", "unload": "501", "config": "501",
+        "shared memory": "501", "register": "501", "unregister": "501", "cuda": "501", "trace": "501", "log": "501",
+        "log set": "501",
     }  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -17,7 +16,6 @@ from tensorflow_serving.apis import (
 )
 
 from inferencer.transport.errors import status_of
-from paramsync.v1 import sync_pb2 as pb
 from tests.support.published import PARAMETERS, Lookup, Publisher, proven
 from tests.support.running import LONG, Running, refused, request, seen, synced
 
@@ -132,38 +130,6 @@ def test_bytes_that_are_no_message_are_the_callers_fault(shared: Running, caplog
         assert refused(call, b"\xff" * 100) == (expected[0], expected[1].format(kind))
     assert caplog.records == []
     assert shared.prediction_service.Predict(request(), timeout=LONG).model_spec.version.value == 7
-
-
-def test_every_answer_is_of_one_version_while_versions_are_committed_all_the_time(
-    served: Running, publisher: Publisher
-) -> None:
-    stop = threading.Event()
-    answers: list[list[predict_pb2.PredictResponse]] = [[], [], []]
-
-    def call(mine: list[predict_pb2.PredictResponse]) -> None:
-        while not stop.is_set():
-            mine.append(
-                served.prediction_service.Predict(request(), timeout=LONG)
-            )  # an error ends the thread: see below
-
-    threads = [threading.Thread(target=call, args=(mine,)) for mine in answers]
-    for one in threads:
-        one.start()
-    for step in range(8, 108):
-        publisher.publish(step)
-        if step % 5 == 0:
-            synced(served)
-    synced(served)
-    alive = [one.is_alive() for one in threads]
-    stop.set()
-    for one in threads:
-        one.join(LONG)
-    assert alive == [True] * 3
-    assert all(proven(seen(one), one.model_spec.version.value) for mine in answers for one in mine)
-    assert served.sync.GetStatus(pb.GetStatusRequest(), timeout=LONG).models[0].swaps >= 20
-    assert len({one.model_spec.version.value for mine in answers for one in mine}) >= 10
-    numbers = [[one.model_spec.version.value for one in mine] for mine in answers]
-    assert numbers == [sorted(mine) for mine in numbers]  # no client ever goes back
 
 
 def test_an_error_nobody_foresaw_shows_the_client_nothing() -> None:
