@@ -79,18 +79,6 @@ def test_a_spare_of_no_use_goes_after_a_while(spares: FilePool, tmp_path: Path) 
     assert listing(tmp_path) == [".spare-ckpt-9.data"]
 
 
-def test_spares_that_are_taken_over_are_used_again_the_oldest_first(memory: Path) -> None:
-    numbers = [9, 10, 11]
-    first = FilePool(memory)
-    inodes = [write(first, memory / f"ckpt-{number}.data", number) for number in numbers]
-    for number in numbers:
-        first.retire(memory / f"ckpt-{number}.data")
-    first.close()
-    second = FilePool(memory)
-    assert [write(second, memory / f"ckpt-{number}.data", number) for number in (12, 13, 14)] == inodes
-    second.close()
-
-
 def test_a_spare_with_holes_gets_its_pages_before_it_is_written(tmp_path: Path) -> None:
     (tmp_path / ".spare-x").touch()
     os.truncate(tmp_path / ".spare-x", SIZE)
@@ -100,16 +88,6 @@ def test_a_spare_with_holes_gets_its_pages_before_it_is_written(tmp_path: Path) 
         file.put(0, np.ones(SIZE, np.uint8))
         assert (tmp_path / ".spare-x").stat().st_blocks * 512 >= SIZE
     spares.close()
-
-
-def test_a_spare_that_fails_is_still_one(spares: FilePool, tmp_path: Path) -> None:
-    first = write(spares, tmp_path / "ckpt-1.data", 1)
-    spares.retire(tmp_path / "ckpt-1.data")
-    for _ in range(3):
-        with pytest.raises(ValueError, match="broadcast"), spares.writing(tmp_path / "ckpt-2.data", SIZE) as file:
-            file.content[:10] = (1, 2)
-        assert listing(tmp_path) == [".spare-ckpt-1.data"]
-    assert write(spares, tmp_path / "ckpt-2.data", 2) == first
 
 
 FULL = """
@@ -130,26 +108,6 @@ assert not list(path.glob(".spare-*"))
 @pytest.mark.slow
 def test_spares_that_are_too_small_make_room_for_a_new_file(tmp_path: Path) -> None:
     run_on_small_disk(FULL, tmp_path)
-
-
-def mapped(path: Path) -> int:
-    return sum(str(path) in line for line in Path("/proc/self/maps").read_text().splitlines())
-
-
-def opened(path: Path) -> int:
-    links = Path("/proc/self/fd").iterdir()
-    return sum(str(path) in str(link.readlink()) for link in links if link.is_symlink())
-
-
-def test_files_stay_mapped_from_use_to_use_and_closing_lets_go_of_all(spares: FilePool, tmp_path: Path) -> None:
-    for number in range(8):
-        write(spares, tmp_path / f"ckpt-{number}.data", number)
-        if number >= 3:
-            spares.retire(tmp_path / f"ckpt-{number - 3}.data")
-        spares.trim()
-    assert mapped(tmp_path) == 4
-    spares.close()
-    assert (mapped(tmp_path), opened(tmp_path)) == (0, 0)
 
 
 def test_a_file_that_is_held_is_not_overwritten(spares: FilePool, tmp_path: Path) -> None:

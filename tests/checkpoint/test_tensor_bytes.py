@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import _thread
 import os
-import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -19,22 +18,13 @@ from crc32c import crc32c
 
 from paramsync.checkpoint import tensor_bytes
 from paramsync.checkpoint.file_pool import FilePool, PooledFile
-from paramsync.checkpoint.tensor_bytes import DType, Finding, Region, combine, examine
+from paramsync.checkpoint.tensor_bytes import DType, Finding, Region, examine
 from paramsync.checkpoint.writer import arrange
 from paramsync.dtypes import Array
 from tests.support.arrays import any_bits
 from tests.support.programs import eventually
 
 _LONG = 10.0
-
-
-def test_the_threads_work_at_the_same_time() -> None:
-    together = threading.Barrier(3, timeout=10)
-
-    def meet(_: int) -> None:
-        together.wait()
-
-    tensor_bytes.each(meet, range(1, 4), threads=3)
 
 
 def test_without_threads_the_caller_does_all_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,13 +153,6 @@ def test_a_bool_is_0_or_1() -> None:
     assert sound(np.array([0, 1, 0], np.uint8).view(np.bool_))
     assert not sound(np.array([0, 1, 2], np.uint8).view(np.bool_))
     assert not sound(np.array([255], np.uint8).view(np.bool_))
-
-
-@pytest.mark.parametrize("cut", [0, 1, 7, 64, 4095, 4096, 100_000])
-def test_pieces_combine_to_the_whole(cut: int) -> None:
-    content = random.Random(cut).randbytes(100_000)
-    first, second = content[:cut], content[cut:]
-    assert combine(crc32c(first), crc32c(second), len(second)) == crc32c(content)
 
 
 _PIECES = 12  # of the table

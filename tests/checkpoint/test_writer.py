@@ -326,19 +326,6 @@ def test_tensors_begin_on_64_bytes_and_large_ones_on_a_page() -> None:
     assert layout.end == 12289
 
 
-def test_portions_are_all_of_the_bytes_once_and_none_is_longer_than_the_others() -> None:
-    sizes = (0, 9 * PORTION + 5, 7, 0, PORTION, 1, 0)
-    layout = arrange(sizes)
-    covered = [0] * len(sizes)
-    for portion in layout.portions:
-        assert sum(piece.stop - piece.start for piece in portion) <= PORTION
-        for piece in portion:
-            assert piece.start == covered[piece.tensor]
-            covered[piece.tensor] = piece.stop
-    assert tuple(covered) == sizes
-    assert arrange(()).portions == ()
-
-
 def test_no_value_is_cut_in_two() -> None:
     sizes = (3, 2 * PORTION, 65, 3 * PORTION + 8, 1)
     pieces = [piece for portion in arrange(sizes).portions for piece in portion]

@@ -22,9 +22,7 @@ from tests.support.servers import (
     CORRUPT,
     ENDS_EARLY,
     SERVING,
-    TRAINING,
     add_predictions,
-    add_publisher,
     add_sync,
     serving,
 )
@@ -35,15 +33,6 @@ def inferencer() -> Iterator[Inferencer]:
     with (
         serving(add_sync) as address,
         Inferencer(address) as client,
-    ):
-        yield client
-
-
-@pytest.fixture
-def trainer() -> Iterator[Trainer]:
-    with (
-        serving(add_publisher) as address,
-        Trainer(address) as client,
     ):
         yield client
 
@@ -69,17 +58,6 @@ def test_sync_gives_the_inferencers_reason(inferencer: Inferencer) -> None:
 def test_sync_does_not_take_an_early_end_for_success(inferencer: Inferencer) -> None:
     with pytest.raises(errors.SyncError, match="without saying that it is done"):
         inferencer.sync("digits", version=ENDS_EARLY)
-
-
-def test_pin_and_unpin_return_the_status(inferencer: Inferencer) -> None:
-    assert inferencer.pin("digits", 420).pinned == 420
-    assert not inferencer.unpin("digits").HasField("pinned")
-
-
-def test_the_trainers_calls_return_what_it_says(trainer: Trainer) -> None:
-    assert trainer.status() == TRAINING
-    assert trainer.publish().number == 7
-    assert [version.number for version in trainer.watch()] == [5, 6, 7]
 
 
 def test_wrong_inputs_are_the_callers_fault_and_one_line(predictor: Predictor) -> None:

@@ -1,8 +1,13 @@
-"""The program as a process: it starts, follows, comes back as what it was, and ends without losing a request."""
+"""The program as a process: it starts, follows, speaks to a service manager, and ends without losing a request."""
 
 from __future__ import annotations
 
+import os
+import re
 import signal
+import socket
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +18,15 @@ import pytest
 from grpc_health.v1 import health_pb2
 from tensorflow_serving.apis import prediction_service_pb2_grpc
 
+from paramsync.rpc.client import Inferencer
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.inferencers import LONG, Predict, Process, of_gated, of_witness
-from tests.support.programs import eventually, refused
+from tests.support.programs import PATIENCE, events, eventually, refused
 from tests.support.published import Gated, Publisher, proven
 
 pytestmark = pytest.mark.slow
+
+
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 OK, UNAVAILABLE = grpc.StatusCode.OK, grpc.StatusCode.UNAVAILABLE
@@ -173,3 +181,58 @@ def test_no_call_sent_before_sigterm_is_lost(serving: Process) -> None:
     assert set(codes) <= {OK, UNAVAILABLE, TOO_MANY}, codes
     assert codes[OK] >= 256, codes
     assert serving.ended() == 0
+
+
+def test_a_service_says_when_it_is_ready_and_when_it_stops_and_logs_one_event_a_line(
+    publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher.publish(3)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(PATIENCE)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+        program = Process("--model", f"m={tmp_path / 'm'}", "--workers", "1", "--log-format", "json")
+        try:
+            state, status = manager.recv(4096).decode().split("\n")
+            assert state == "READY=1"
+            assert re.fullmatch(r"STATUS=predictions \S+:\d+, control \S+:\d+, HTTP \S+:\d+", status)
+            publisher.publish_bad(4)
+            eventually(lambda: [one for one in program.lines if "quarantined" in one], lambda: "a quarantine")
+            program.process.send_signal(signal.SIGTERM)
+            assert manager.recv(4096) == b"STOPPING=1\nSTATUS=answering what is in flight"
+            assert program.ended() == 0
+        finally:
+            program.close()
+    logged = events(program.lines)
+    assert all(event.keys() >= {"time", "level", "logger", "message"} for event in logged)
+    [served] = [event for event in logged if "serves" in event["message"]]
+    assert (served["model"], served["version"], served["level"]) == ("m", 3, "INFO")
+    [refused] = [event for event in logged if "quarantined" in event["message"]]
+    assert (refused["model"], refused["version"], refused["level"]) == ("m", 4, "WARNING")
+    assert logged[-1]["message"] == "inferencer stopped"
+
+
+def test_a_service_that_is_stopped_before_it_is_ready_has_nothing_go_wrong(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.publish(1)
+    program = Process("--model", f"m={tmp_path / 'm'}", "--workers", "1")
+    try:
+        eventually(lambda: "control " in "".join(program.lines), lambda: "a control port")
+        os.kill(program.template, signal.SIGSTOP)  # which imports TensorFlow
+        [address] = re.findall(r"control (\S+) answers; importing TensorFlow", "".join(program.lines))
+        with Inferencer(address) as inferencer:
+            [worker] = inferencer.report().workers
+            assert (worker.state, worker.pid) == (pb.WorkerStatus.STARTING, 0)
+            assert not inferencer.serves()
+        asked = [sys.executable, "-m", "paramsync.cli", "status", "--server", address]
+        shown = subprocess.run(asked, stdout=subprocess.PIPE, text=True, check=True).stdout
+        assert re.search(r"^workers: starting, importing TensorFlow, \d[^,]*$", shown, re.MULTILINE), shown
+        program.process.send_signal(signal.SIGTERM)
+        assert program.ended() == 0
+    finally:
+        program.close()
+    logged = "".join(program.lines)
+    assert "inferencer ready" not in logged
+    assert "does not start" not in logged  # as a worker does that is forked once TensorFlow was imported all the same
+    assert "quarantined" not in logged

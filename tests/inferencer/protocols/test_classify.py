@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,8 +19,6 @@ from tensorflow_serving.apis import (
 
 from paramsync.graphs.graph import Graph
 from tests.support.examples import LABELS, Store, example
-from tests.support.http import call
-from tests.support.programs import PATIENCE, ROOT, Program, eventually
 from tests.support.running import LONG, Running, refused, synced
 
 Code = grpc.StatusCode
@@ -199,35 +194,3 @@ def test_examples_that_are_no_text_are_the_callers_fault(examples: Running, capl
     assert code is Code.INVALID_ARGUMENT
     assert "\\xe6" in text
     assert not caplog.records
-
-
-@pytest.mark.slow
-def test_an_unmodified_client_is_answered_in_every_call_it_offers(tmp_path: Path) -> None:
-    path = tmp_path / "m"
-    with Store.make(path, tmp_path / "saved") as store:
-        store.publish(3)
-        arguments = ("--model", f"m={path}", "--port", "0", "--rest-port", "0", "--control-port", "0", "--state")
-        with Program("inferencer", *arguments, tmp_path / "state", log=tmp_path / "log") as server:
-            ready = server.said(r"ready: predictions (\S+), control \S+, HTTP \S+:(\d+)")
-            address, port = ready[1], int(ready[2])
-            eventually(lambda: call(port, "GET", "/healthz").status == 200, lambda: "version 3 to serve")
-            store.publish(4)
-            body = {"examples": [{"x": [1.0, 2.0]}], "signature_name": "regress"}
-
-            def served() -> str:
-                return call(port, "POST", "/v1/models/m:regress", body).headers["Paramsync-Version"]
-
-            eventually(lambda: served() == "4", lambda: "version 4 to serve")
-            done = subprocess.run(
-                [sys.executable, "-m", "tests.support.stock_serving", address, str(path)],
-                cwd=ROOT,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=PATIENCE,
-            )
-            assert (done.returncode, done.stdout) == (0, "every call was answered\n"), done.stderr
-            assert served() == "3"  # as its configuration said
-            labelled = call(port, "POST", "/v1/models/m/labels/stable:regress", body)
-            assert labelled.json["results"] == [9.0]
-            assert server.stop() == 0

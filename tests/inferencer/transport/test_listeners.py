@@ -218,25 +218,6 @@ def test_a_turn_takes_few_events_and_each_has_its_turn_before_any_has_its_second
             one.close()
 
 
-def test_who_can_write_and_whose_other_end_has_gone_are_told() -> None:
-    async def check() -> None:
-        loop, told = asyncio.get_running_loop(), asyncio.Event()
-        here, there = socket.socketpair()
-        with here, there:
-            loop.add_writer(here, told.set)
-            await told.wait()
-            loop.remove_writer(here)
-            told.clear()
-            loop.add_reader(here, told.set)
-            await asyncio.sleep(0.01)
-            assert not told.is_set()
-            there.close()
-            await told.wait()
-            loop.remove_reader(here)
-
-    run(check())
-
-
 def test_a_file_that_was_closed_before_it_was_removed_ends_nothing() -> None:
     async def check() -> None:
         loop = asyncio.get_running_loop()
