@@ -195,7 +195,6 @@ def running(tmp_path: Path) -> Iterator[Running]:
 
     running = Running(tmp_path / "m")
     yield running
-    running.drain()
     running.close()
 
 

@@ -43,7 +43,6 @@ def server(store: Path) -> Iterator[Running]:
     synced(running)
     running.sync.Label(pb.LabelRequest(model="m", label="stable", version=7), timeout=LONG)
     yield running
-    running.drain()
     running.close()
 
 

@@ -148,7 +148,6 @@ def _served(store: Path, *, trainer: str) -> Iterator[Running]:
     try:
         yield running
     finally:
-        running.drain()
         running.close()
 
 

@@ -236,7 +236,6 @@ def test_a_version_serves_and_says_which_of_its_signatures_do_not(
         _, text = refused(running.prediction_service.Predict, message)
         assert text == "signature 'other' does not exist; there are: 'counted', 'serving_default'"
     finally:
-        running.drain()
         running.close()
 
 

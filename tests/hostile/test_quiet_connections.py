@@ -25,10 +25,8 @@ OPTIONS = [("grpc.use_local_subchannel_pool", 1), ("grpc.enable_retries", 0)]
 def few(tmp_path: Path) -> Iterator[Process]:
     echoes = Echoes(tmp_path / "m")
     echoes.publish(4)
-    program = Process("--model", f"m={tmp_path / 'm'}", "--rest-port", "0", descriptors=FEW)
-    program.connect()
-    yield program
-    program.close()
+    with Process("--model", f"m={tmp_path / 'm'}", "--rest-port", "0", descriptors=FEW) as program:
+        yield program
     echoes.close()
 
 

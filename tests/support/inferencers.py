@@ -55,6 +55,13 @@ class Process:
         allowed = (word for op in GATED_OPS for word in ("--allow-op", op))
         return cls("--model", f"m={store}", *allowed, *(() if workers is None else ("--workers", str(workers))))
 
+    def __enter__(self) -> Process:
+        self.connect()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def _read(self) -> None:
         assert self.process.stderr is not None
         for line in self.process.stderr:

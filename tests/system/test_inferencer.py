@@ -40,10 +40,8 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def program(store: Path) -> Iterator[Process]:
-    program = Process.of(store, workers=2)
-    program.connect()
-    yield program
-    program.close()
+    with Process.of(store, workers=2) as program:
+        yield program
 
 
 def test_it_starts_without_a_store_and_serves_once_something_is_published(program: Process, store: Path) -> None:

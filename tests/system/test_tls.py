@@ -147,10 +147,8 @@ def pair(tmp_path: Path) -> Keys:
 
 @pytest.fixture
 def program(tmp_path: Path, pair: Keys) -> Iterator[Process]:
-    program = Process("--model", f"m={tmp_path / 'store'}", "--trust", pair.public, "--workers", "1")
-    program.connect()
-    yield program
-    program.close()
+    with Process("--model", f"m={tmp_path / 'store'}", "--trust", pair.public, "--workers", "1") as program:
+        yield program
 
 
 def seen(program: Process) -> tuple[set[float], int]:

@@ -40,10 +40,8 @@ def program(kind: Kind) -> Iterator[Process]:
         for word in (f"--{name}", ",".join(value) if isinstance(value, (list, tuple)) else str(value))
     )
     kind.publish(1)
-    program = Process("--model", f"m={kind.path}", *options, "--workers", "2")
-    program.connect()
-    yield program
-    program.close()
+    with Process("--model", f"m={kind.path}", *options, "--workers", "2") as program:
+        yield program
 
 
 def answer(program: Process) -> tuple[float, int]:

@@ -107,7 +107,6 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     running = Running(publisher.path, tokens=TOKENS)
     running.server.models.follower("m").sync(timeout=LONG)
     yield running
-    running.drain()
     running.close()
     publisher.close()
 
@@ -306,7 +305,6 @@ def test_a_trainer_that_others_can_call_publishes_for_nobody(tmp_path: Path) -> 
 def open_to_others(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     running = Running(tmp_path_factory.mktemp("open") / "m", host="0.0.0.0")
     yield running
-    running.drain()
     running.close()
 
 

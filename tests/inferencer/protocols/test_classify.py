@@ -35,7 +35,6 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
             store.publish(number)
             synced(running)
         yield running
-        running.drain()
         running.close()
 
 

@@ -215,7 +215,6 @@ def test_a_joined_model_serves_once_its_parts_fit_though_both_served_before(tmp_
     publish_wide(parts[1], 2, 6)
     eventually(lambda: running.health("") == SERVING, lambda: "all models to serve")
     assert running.health("joined") == SERVING
-    running.drain()
     running.close()
 
 

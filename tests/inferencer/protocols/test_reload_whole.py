@@ -110,7 +110,6 @@ def test_whichever_worker_is_asked_knows_what_a_configuration_before_said(tmp_pa
                 service = model_service_pb2_grpc.ModelServiceStub(channel)
                 assert service.HandleReloadConfigRequest(config(wanted), timeout=LONG).status.error_code == 0
             assert told(running)[0] == so
-    running.drain()
     running.close()
 
 

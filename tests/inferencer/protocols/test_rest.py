@@ -35,7 +35,6 @@ def web(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
         plain.close()
         named.close()
-        running.drain()
         running.close()
 
 

@@ -232,7 +232,6 @@ def test_beyond_the_queue_both_protocols_refuse_at_once_and_others_are_answered(
     gate.touch()
     assert all(seen(one.result()) == [5.0] * 6 for one in waiting)
     assert seen(running.prediction_service.Predict(endless, timeout=LONG)) == [5.0] * 6
-    running.drain()
     running.close()
     publisher.close()
 
@@ -258,7 +257,6 @@ def test_while_one_model_computes_for_ever_another_answers(tmp_path: Path, gate:
     eventually(lambda: running.server.batcher.held == 29, lambda: "the one that left")
     gate.touch()
     assert all(proven(seen(one.result()), 5) for one in waiting[:29])
-    running.drain()
     running.close()
     for publisher in publishers:
         publisher.close()
