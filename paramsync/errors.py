@@ -119,7 +119,7 @@ class StoreLockedError(StoreError):
 
 
 class CorruptCheckpointError(ParamsyncError):
-    """Files are damaged, or not those of the expected checkpoint."""
+    """Files are damaged, or belong to another checkpoint."""
 
     def __init__(self, path: Path, *, expected: object, found: object) -> None:
         super().__init__(f"{path}: expected {expected}, found {found}")

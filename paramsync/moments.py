@@ -102,7 +102,7 @@ class Moments:
     def update(self, versions: Iterable[Version], now: float, monotonic: float) -> None:
         """Note which moments of these versions, and of the move, are to come.
 
-        If several versions have the same number, the last one counts.
+        If several versions have the same number, the last of them counts.
         """
         moments = {version.number: self.of(version) for version in versions}
         known: dict[int | None, float] = {number: at for number, at in moments.items() if at is not None}

@@ -121,7 +121,7 @@ class LearnerPublisher(Publisher):
     def __init__(
         self, store: str | Path, *, schedule: PublishSchedule | None = None, copy: bool = True, **options: Any
     ) -> None:
-        """`copy` and `options` are those of `Publisher.of_graph`."""
+        """`copy` and `options` mean the same as for `Publisher.of_graph`."""
         super().__init__(store, NamedArrays(copy=copy), schedule=schedule, **options)
 
     def accepts(self, number: int, *, most_versions: int) -> bool:

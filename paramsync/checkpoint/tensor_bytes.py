@@ -90,7 +90,7 @@ class Finding(NamedTuple):
 
 
 def each(work: Callable[[T], object], items: Iterable[T], *, threads: int = THREADS) -> None:
-    """Call `work` with every item, on this thread and `threads` - 1 others. Returns when all calls have ended.
+    """Call `work` with every item, on this thread and `threads` - 1 other threads. Returns when all calls have ended.
 
     The first error ends the work soon, and is raised here. The threads live as long as the call. Starting a thread
     takes about a tenth of a millisecond, so use `threads=1` for small work.
@@ -209,7 +209,7 @@ def _zeros(length: int) -> int:
 
 
 def _times(first: int, second: int) -> int:
-    """Return the product of two polynomials modulo that of crc32c. The highest bit is the coefficient of x ** 0."""
+    """Multiply two polynomials modulo the polynomial of crc32c. The highest bit is the coefficient of x ** 0."""
     product = 0
     while first:
         if first & 1 << 31:

@@ -192,7 +192,7 @@ class CheckpointWriter:
         return replace(written, unchanged=frozenset(same))
 
     def has(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Return whether the remembered checkpoint has these tensors, and no others."""
+        """Return whether the remembered checkpoint has these tensors, and no other tensors."""
         sources = {name: _Source(name, tensor) for name, tensor in tensors.items()}
         sound = [shard.is_sound() for shard in self._last.shards]
         return sources.keys() == self._last.entries.keys() == self._same(sources, (), sound)
@@ -448,7 +448,7 @@ def decide(
 
 @lru_cache(maxsize=8)
 def arrange(sizes: tuple[int, ...]) -> Layout:
-    """Lay out tensors of these sizes in a shard. Large tensors begin at a page, others at a multiple of 64 bytes."""
+    """Lay out tensors of these sizes in a shard. Large tensors begin at a page, small tensors at multiples of 64."""
     offsets = []
     end = 0
     for size in sizes:

@@ -77,7 +77,7 @@ class Connection:
     def take(self, version: int | None = None, label: str = "") -> Resident:
         """Return the serving pair.
 
-        `version` or `label` names a version of the second part. With one of them, return this version joined with the
+        `version` or `label` names a version of the second part. If given, return this version joined with the
         pair's version of the first part.
 
         Raises NotServingError, which names the part that has no version yet, UnknownVersionError, UnknownLabelError.

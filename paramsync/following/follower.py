@@ -165,18 +165,18 @@ class Follower(Generic[V]):
         return self._wait(self.ask(Action.UNPIN), None, timeout)
 
     def rollback(self, version: int | None = None, *, timeout: float | None = None) -> Status:
-        """Pin the version that served before the serving one. A version in memory serves at once. Raises as `pin` does.
+        """Pin the version that served before the serving version. A version in memory serves at once.
 
-        `status().back` is the version that a rollback would pin. A caller that showed this version to a person passes
-        it as `version`, so that the rollback pins the same version even after a swap. The next rollback goes further
-        back.
+        Raises as `pin` does. `status().back` is the version that a rollback would pin. A caller that showed this
+        version to a person passes it as `version`, so that the rollback pins the same version even after a swap. The
+        next rollback goes further back.
         """
         return self._wait(self.ask(Action.ROLLBACK, version), version, timeout)
 
     def label(self, label: str, version: int, *, timeout: float | None = None) -> Status:
         """Give a version a label. Returns once requests that name the label are answered from that version.
 
-        A version that is not in memory is restored beside the serving one. Raises as `pin` does.
+        A version that is not in memory is restored beside the serving version. Raises as `pin` does.
         """
         return self._wait(self.ask(Action.LABEL, version, label), version, timeout)
 

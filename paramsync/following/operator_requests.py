@@ -6,7 +6,7 @@ once", the choice is saved when the request is admitted.
 
 | action | admitted | fulfilled | saved choice |
 |---|---|---|---|
-| SYNC | once its version is known: the newest, if none is named | that version or a newer one serves | |
+| SYNC | once its version is known (by default the newest version) | that version or a newer version serves | |
 | PIN, ROLLBACK | once its version is in memory or the store was read | that version serves | the pin |
 | UNPIN | at once | a complete round ran without the pin | no pin (at once) |
 | LABEL | as PIN | the label names its version | the label |

@@ -39,9 +39,9 @@ def next_restore(
     that it had then. The version is skipped while it has these files.
 
     With a pin, only the pinned version is restored. But while nothing serves, other versions are tried after the pinned
-    version: first the older ones, then the newer ones, each from the newest down.
+    version: first older versions, then newer versions, each from the newest down.
 
-    Without a pin, the newest version that is not quarantined is restored. A version older than the serving one is
+    Without a pin, the newest version that is not quarantined is restored. An older version than the serving version is
     restored only if `starts_over` allows it and the latest version is older, too. A signed store does not allow it,
     because an attacker could replace new versions by old versions.
 

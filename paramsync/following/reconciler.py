@@ -324,7 +324,7 @@ class Reconciler:
         """Return the versions in memory that are damaged, and how each is damaged.
 
         Examines suspects, and versions whose files changed since the last examination. If one of these is damaged,
-        examines all others too, because they may share its files.
+        examines all other versions too, because they may share its files.
         """
         suspects = {self._replica.suspects.pop() for _ in range(len(self._replica.suspects))}
         files = {candidate.number: candidate.files for candidate in published}

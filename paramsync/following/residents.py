@@ -63,7 +63,7 @@ class Residents(Generic[R]):
 
     @property
     def residents(self) -> tuple[R, ...]:
-        """Versions in memory: first the serving version, then versions that served before, then all others."""
+        """Versions in memory: first the serving version, then versions that served before, then all other versions."""
         return self._view.residents
 
     @property
@@ -115,7 +115,7 @@ class Residents(Generic[R]):
     # For the follower -------------------------------------------------------------------------------------------------
 
     def restore(self, version: Version, tell: ProgressCallback | None = None) -> R:
-        """Restore a version beside the serving one, and check it.
+        """Restore a version beside the serving version, and check it.
 
         Raises as `Source.restore` does.
         """

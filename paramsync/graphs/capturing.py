@@ -84,7 +84,8 @@ def capture(
         source: One of
             - a Keras model; a tf.Module whose `__call__` is a tf.function; a tf.function or ConcreteFunction;
             - the result of tf.saved_model.load: captures its signatures;
-            - the path of a SavedModel: captures all signatures that can be served (`graph.refused` has the others);
+            - the path of a SavedModel: captures all signatures that can be served (`graph.refused` has the
+              other signatures);
             - the path of a `.meta` file, or a MetaGraphDef;
             - `(inputs, outputs)`: tensors of a v1 graph.
         inputs: Specs of the inputs. A model that was never built needs them, nested like its arguments; a function

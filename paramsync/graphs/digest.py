@@ -21,7 +21,7 @@ def digest(
     """Return the digest, in hex, of the nodes that compute `results`, which are pairs of a name and a tensor.
 
     `named` describes the input, parameter or table behind each placeholder. `ends` describes all inputs, outputs,
-    parameters and tables, including those that no node uses.
+    parameters and tables, even if no node uses them.
     """
     nodes = _Nodes(graph_def.node, named, _Functions(graph_def.library.function))
     whole = hashlib.sha256()

@@ -25,7 +25,7 @@ _TO_READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # O_NONBL
 # or memory are used up, a disk fails, a server does not answer, permission is missing.
 _OF_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}
 _OF_THE_FILE |= {errno.ENAMETOOLONG, errno.EINVAL, errno.EFBIG, errno.EOVERFLOW}
-_NUMBER = re.compile(r"\d+")  # numbers, such as that of a version, differ from failure to failure
+_NUMBER = re.compile(r"\d+")  # numbers, such as a version's number, differ from failure to failure
 _IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device"}
 
 

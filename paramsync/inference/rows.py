@@ -57,7 +57,7 @@ def _static(tensor: Any) -> list[Any]:
 
 
 def _is_row(given: Sequence[Made], *places: int) -> bool:
-    """Return whether the arguments at these places are ROW, and all others NOTHING."""
+    """Return whether the arguments at these places are ROW, and all other arguments NOTHING."""
     return all(made.of is (InputPart.ROW if at in places else InputPart.NOTHING) for at, made in enumerate(given))
 
 

@@ -1,4 +1,4 @@
-"""The metrics page of a program for Prometheus: the program's metrics, and those of its process."""
+"""The metrics page of a program for Prometheus: the program's own metrics, and metrics of its process."""
 
 from __future__ import annotations
 

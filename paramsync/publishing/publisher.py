@@ -76,8 +76,8 @@ class Publisher:
 
     Call `publish_if_due`, `publish` and `finish` on the thread that trains. They take a snapshot of the step, in
     microseconds for each variable, and a background thread writes the snapshot. If snapshots come faster than they can
-    be written, only the newest is written, and the others count as skipped. `request`, `status` and `subscribe` may be
-    called from any thread.
+    be written, only the newest is written, and the other snapshots count as skipped. `request`, `status` and
+    `subscribe` may be called from any thread.
 
     A publication that fails in the background is logged and reported in the status, and training goes on. Metrics may
     be tensors that are still being computed; a metric that is not a number is left out, with a warning. A step is a

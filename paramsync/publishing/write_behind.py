@@ -196,7 +196,7 @@ class Snapshot:
     """The values of one step, until they are written.
 
     `values` are tensors that share the variables' buffers: TensorFlow's variables are copy-on-write, so an update after
-    the snapshot goes into a new buffer. That costs memory for as long as the snapshot lives. `metrics` may be tensors
+    the snapshot goes into a new buffer. This costs memory for as long as the snapshot lives. `metrics` may be tensors
     that are still being computed; they are read when the snapshot is written, not on the training thread. `graph` is
     the graph file. `problem` is the reason if there are no values. `context` is the span that was open when the
     snapshot was taken.
@@ -210,7 +210,7 @@ class Snapshot:
     context: Any = None
 
     def tensors(self) -> dict[str, Array]:
-        """Return the tensors of a checkpoint, by key. Values in host memory are not copied; others are fetched.
+        """Return the tensors of a checkpoint, by key. Values in host memory are not copied; other values are fetched.
 
         A fetched value is released on its device. So a snapshot takes at most the size of the parameters and of one
         piece of the device's memory.

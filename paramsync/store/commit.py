@@ -139,8 +139,8 @@ class StoreWriter:
         Completes the record with prefix, committed_at, serve_at, bytes, bytes_written, checksum, finite and seal, and
         signs it if there is a key. `Arriving` tensors belong to a version of another store: this version's record stays
         as it is, and the tensors must have the record's checksum. The version may be older than the latest, which stays
-        the latest. If the store already has a version of this number, for example a damaged one, its files are removed
-        first.
+        the latest. If the store already has a version of this number, for example a damaged version, its files are
+        removed first.
 
         Args:
             unchanged: Names of parameters that have the same values as in this writer's last successful commit. All
@@ -200,7 +200,7 @@ class StoreWriter:
         return version
 
     def has(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Return whether this writer's last commit has these tensors, and no others."""
+        """Return whether this writer's last commit has these tensors, and no other tensors."""
         return self._checkpoints.has(tensors)
 
     def close(self, *, finished: bool = True) -> None:
@@ -269,7 +269,7 @@ class StoreWriter:
             self._take()
 
     def _take_off(self, name: str, listed: tuple[str, ...]) -> tuple[str, ...]:
-        """Remove a version from the store, if it is there and ours. Returns the names of the others."""
+        """Remove a version from the store, if it is there and ours. Returns the names of the other versions."""
         if name not in listed or (graph := self._state.graph(name)) is None:
             return listed
         others = tuple([other for other in listed if other != name])

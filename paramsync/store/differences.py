@@ -74,8 +74,8 @@ def differences(
 ) -> list[Difference]:
     """Compare all parameters of two versions.
 
-    Returns changed parameters first: parameters with non-finite elements, then all others by their relative change.
-    Reshaped, added, removed and unchanged parameters follow.
+    Returns changed parameters first: parameters with non-finite elements, then all other changed parameters by their
+    relative change. Reshaped, added, removed and unchanged parameters follow.
 
     Locks the files of both versions, so that our publishers do not overwrite them. Reads tensors in portions and checks
     their checksums. Does not read a tensor if both versions share its file, and reads nothing if the records show the

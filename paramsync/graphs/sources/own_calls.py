@@ -1,4 +1,4 @@
-"""Calls a model once on made-up inputs, and compares its results with those of its graph.
+"""Calls a model once on made-up inputs, and compares its results with its graph's results.
 
 A trace may differ from a call, because of the model's own code or Keras' code.
 """

@@ -64,7 +64,7 @@ class SavedModel:
         self.signatures = sorted(self._signatures)
 
     def draft(self, signatures: Collection[str] | None = None) -> Draft:
-        """Draft all signatures, or the named ones. Parameters have their keys in the `variables` checkpoint.
+        """Draft all signatures, or the named signatures. Parameters have their keys in the `variables` checkpoint.
 
         Raises GraphError, UnsafeGraphError for ops that are not safe.
         """

@@ -155,7 +155,7 @@ def v1_tables(
 def _fillers_of(tables: Sequence[Any], nodes: Mapping[str, Any], fillers: Collection[str]) -> list[str]:
     """Return the operations that fill these tables.
 
-    A table's operations are those that `fillers` need. If `fillers` need none of its operations, all of them are
+    For each table, returns the operations that `fillers` need. If `fillers` need none of these, all of them are
     returned.
     """
     restored = _restored(nodes)

@@ -1,4 +1,4 @@
-"""duplicate() copies part of a live graph into a scope; synchronise() copies the values of variables to others."""
+"""duplicate() copies part of a live graph into a scope; synchronise() copies values between variables."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Copy:
     def saver(self, **arguments: Any) -> tf.compat.v1.train.Saver:
         """Return a Saver that restores checkpoints of the source into the copy: its keys are the originals' names.
 
-        Like tf.train.Saver(), this Saver leaves out local variables. `arguments` are those of tf.train.Saver, except
-        `var_list`. Raises GraphError for a copy without variables to save.
+        Like tf.train.Saver(), this Saver leaves out local variables. `arguments` are the arguments of tf.train.Saver,
+        except `var_list`. Raises GraphError for a copy without variables to save.
         """
         variables = saved(self.graph, self.variables)
         if not variables:
