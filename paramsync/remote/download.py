@@ -11,11 +11,13 @@ import tempfile
 import threading
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from paramsync.checkpoint.data_file import FileStamp
 from paramsync.checkpoint.reader import Bundle
 from paramsync.checkpoint.tensor_bytes import PORTION, THREADS, each
 from paramsync.checkpoint.writer import Arriving, Range
@@ -66,10 +68,11 @@ class _LostError(Exception):
 class Download:
     """Copies versions from a bucket for followers. Writes nothing into the bucket. One thread owns it."""
 
-    def __init__(self, bucket: Bucket, path: Path, *, keep: int, stop: threading.Event, labelled: bool = True) -> None:
+    def __init__(self, bucket: Bucket, path: Path, *, keep: int, stop: threading.Event, between: str = "") -> None:
         """Make the store at `path` and lock it, so that nobody else publishes there. Raises StoreError.
 
-        With `labelled`, versions with labels are fetched and kept, too.
+        Versions with labels are fetched and kept, too, unless the store is between two buckets: `between` is then the
+        address of the second.
         """
         self._bucket = bucket
         self._stop = stop
@@ -87,9 +90,10 @@ class Download:
         self._base: tuple[Version, Bundle] | None = None  # the last commit of this writer
         self._bad: set[str] = set()  # names of deltas that arrived damaged
         self._refused: dict[int, tuple[float, float]] = {}  # when to retry a version that arrived damaged, and pause
-        self._labelled = labelled
+        self._lost: int | None = None  # number of the version that left the bucket while it was fetched last
+        self._between = between
         self._here: dict[int, Version] = {}  # the versions of the local store, by number, at the last look
-        self._sound: set[int] = set()  # numbers of local versions that this process wrote or verified
+        self._sound: dict[int, frozenset[FileStamp]] = {}  # files of the local versions that were written or verified
         self._looked_at: float | None = None  # when the last look began that read the state or found it unchanged
         self.clock = ""
         """How this host's clock differs from the bucket's; "" if it does not differ much."""
@@ -124,7 +128,7 @@ class Download:
     @property
     def _chosen(self) -> Collection[int]:
         """The versions that operators chose, which stay here."""
-        return self._seen.chosen if self._seen is not None and self._labelled else ()
+        return self._seen.chosen if self._seen is not None and not self._between else ()
 
     @property
     def newest(self) -> int | None:
@@ -152,7 +156,8 @@ class Download:
             self._look(states.from_json(found.content))
             self._tag = found.tag
         self._looked_at = began
-        here = self._here = {version.number: version for version in self._store.versions()}
+        here = self._here = {version.number: version for version in self._writer.versions()}
+        self._sound = {number: stamps for number, stamps in self._sound.items() if number in here}
         self._check_newest(max(here, default=-1))
         due = (listed for listed in self._wanted if not self._waits(listed))
         listed = next((listed for listed in due if not self._is_sound(here.get(listed.number))), None)
@@ -163,25 +168,37 @@ class Download:
             done = self.fetch(listed)
         except FileNotFoundError as error:  # deleted since the state was read: a newer state will name a newer version
             self._tag = None
-            if listed.number not in self._refused:
-                self._refused[listed.number] = 0.0, _FIRST_PAUSE / 2
+            before, self._lost = self._lost, listed.number
+            if before is None:
                 return None
             self._refuse(listed)
-            raise RemoteError(f"version {listed.number} lacks an object: {error}") from error
+            advice = "" if before == listed.number else "; keep more versions, or publish less often"
+            raise RemoteError(f"version {listed.number} lacks an object: {error}{advice}") from error
         except RemoteError:
             self._refuse(listed)
             raise
-        self._here[listed.number] = done.version
+        self._here[listed.number], self._lost = done.version, None
         if listed.number not in here:
             return done
         damage = f"version {listed.number} was damaged in {self._store.path}, and came again"
         return replace(done, damages=(damage, *done.damages))
 
     def _first(self, wanted: Listed) -> Listed:
-        """The version to fetch first: of versions that wait for their moments none is skipped, because each serves."""
+        """The version to fetch first: of versions that wait for their moments none is skipped, because each serves.
+
+        Only damaged versions are skipped.
+        """
         first, waiting = wanted, [listed for listed in self.waiting if listed.number <= wanted.number]
         for listed in reversed(waiting if len(waiting) > 1 else ()):
-            serve_at = read_manifest(self._bucket, listed).version().serve_at
+            if self._waits(listed):
+                continue
+            try:
+                serve_at = read_manifest(self._bucket, listed).version().serve_at
+            except (RemoteError, FileNotFoundError):
+                if listed == wanted:
+                    break  # fetching it raises the error again
+                self._refuse(listed)
+                continue
             if serve_at is None or serve_at <= time.time():
                 break
             first = listed
@@ -206,10 +223,10 @@ class Download:
         self._bad = self._bad if before is None else set()
 
     def _is_sound(self, version: Version | None) -> bool:
-        """Whether the local store has this version, undamaged. Verifies each version once."""
+        """Whether the local store has this version, undamaged. Verifies a version once, and when its files change."""
         if version is None:
             return False
-        if version.number not in self._sound:
+        if self._sound.get(version.number) != (stamps := self._stamps(version)):
             try:
                 faults = self._store.open(version).faults(lambda count: None)
                 is_sound = all(isinstance(fault, ParameterError) for fault in faults.values())
@@ -217,8 +234,18 @@ class Download:
                 is_sound = False
             if not is_sound or self._graph(version) is None:
                 return False
-            self._sound.add(version.number)
+            self._sound[version.number] = stamps
         return True
+
+    def _stamps(self, version: Version) -> frozenset[FileStamp]:
+        """The stamps of a version's files in the local store."""
+        names = [name for name in files.names(self._store.path) if name.startswith(f"{version.prefix}.")]
+        names += [self._store.graph_file(version.graph).name] if version.graph else []
+        stamps = set()
+        for name in names:
+            with suppress(FileNotFoundError):
+                stamps.add(FileStamp.of((self._store.path / name).stat()))
+        return frozenset(stamps)
 
     def note(self, status: BucketStatus) -> None:
         """Write the note in the copy: the status, operators' choices, and the last state that this mirror followed."""
@@ -252,7 +279,8 @@ class Download:
         note = self._note
         if note.run not in ("", state.run):
             found = f"expected versions of run {note.run[:8]}, found those of run {state.run[:8]}"
-            raise RemoteError(f"another training began there: {found}; remove {self._store.path} to follow these")
+            advice = f"empty {self._between} and restart this mirror" if self._between else f"remove {self._store.path}"
+            raise RemoteError(f"another training began there: {found}; {advice} to follow these")
         if protocol.is_older(state, note.epoch, note.sequence):
             raise RemoteError(f"{states.NAME}: somebody brought an older state back; ignored")
         self._seen = state
@@ -295,8 +323,11 @@ class Download:
                 problem = error
                 damages.append(f"version {version.number} came damaged as {kind}, and is tried another way: {error}")
                 names = {edge.name for edge in edges}
-                is_base_sound = kind == "whole" or self._is_sound(self._here.get(edges[0].base))
-                if is_base_sound and self._bad.isdisjoint(names):  # any of these may be the damaged one
+                if kind == "delta":
+                    self._sound.pop(edges[0].base, None)  # a bit may flip although no stamp changes
+                if kind == "delta" and not self._is_sound(self._here.get(edges[0].base)):
+                    self._base = None  # its tensors must not stand for those of the next version
+                elif self._bad.isdisjoint(names):  # any of these may be the damaged one
                     self._bad |= names
             else:
                 seconds = time.monotonic() - begun
@@ -444,12 +475,12 @@ class Download:
         self._writer.add_graph(version.graph, content)
 
     def _commit(self, version: Version, arriving: Arriving, unchanged: frozenset[str]) -> None:
-        self._sound.discard(version.number)
+        self._sound.pop(version.number, None)
         try:
             self._writer.commit(version, arriving, unchanged=unchanged, chosen=self._chosen)
         except _LostError as lost:
             raise lost.error from lost
-        self._sound.add(version.number)
+        self._sound[version.number] = self._stamps(version)
         try:
             self._base = version, self._store.open(version)
         except ParamsyncError:

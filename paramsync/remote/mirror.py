@@ -76,7 +76,9 @@ class Mirror:
                 self._between = tempfile.TemporaryDirectory(prefix="paramsync-mirror-")
                 folder = Path(self._between.name)
             self._bucket = Bucket(source)
-            self._down = Download(self._bucket, folder, keep=keep, stop=self.stop, labelled=not is_address(target))
+            self._down = Download(
+                self._bucket, folder, keep=keep, stop=self.stop, between=target if is_address(target) else ""
+            )
         else:
             folder = Path(source)
         if is_address(target):

@@ -136,7 +136,9 @@ class Upload:
         if self._claim.seen is None and answer is Answer.MISSING:
             self._check_alone()
         elif self.run and answer is not Answer.MISSING:
-            self._check_run(answer)
+            if not isinstance(answer, Found):
+                raise ConnectionError(f"{self._bucket.address}: {self._bucket.last_error}")
+            self._check_run(states.from_json(answer.content).run)
         if self._stop.is_set():  # the parent program has ended, and a successor may have begun
             raise InterruptedError
         run = self.run or secrets.token_hex(16)
@@ -146,13 +148,10 @@ class Upload:
         with suppress(RemoteError, ConnectionError, FileNotFoundError):  # orphans stay if they cannot be listed
             self._orphans.update(sorted(list_orphans(self._bucket, self._held.state))[:MOST_CONDEMNED])
 
-    def _check_run(self, answer: Found | Answer | None) -> None:
+    def _check_run(self, run: str) -> None:
         """Raise RemoteError if a mirror from another bucket would mix the versions of two training runs."""
         address = self._bucket.address
-        if not isinstance(answer, Found):
-            raise ConnectionError(f"{address}: {self._bucket.last_error}")
-        run = states.from_json(answer.content).run
-        if run != self.run:
+        if self.run not in ("", run):
             expected = f"expected versions of run {run[:8]}, as in {address}"
             found = f"found those of run {self.run[:8]}; empty {address} to follow these"
             raise RemoteError(f"another training began there: {expected}, {found}")
@@ -180,6 +179,7 @@ class Upload:
             warning, self._warning = self._warning, None
             raise warning
         assert self._held is not None
+        self._check_run(self._held.state.run)
         self._sweep()
         self._send_late()
         version = self._source.latest()
@@ -279,6 +279,7 @@ class Upload:
         change = protocol.listing(entry, manifest.objects(), self._keep, self._swept, frozenset(self._orphans))
         self._held = self._bucket.perform(protocol.commit(self._held, change, self._nonce()), self._stop)
         self._swept = frozenset()
+        self._ended = None  # no longer in the state
         self._orphans.clear()
         self._graph = version.graph, graph
         self._base = sent

@@ -123,6 +123,15 @@ class StoreWriter:
         """Return the latest version. While the store is empty, return the version given to `go_above`, if any."""
         return self._store.latest() or self._before
 
+    def versions(self) -> list[Version]:
+        """Return all versions, ascending. If `checkpoint` is damaged, writes it anew first. Raises StoreError."""
+        try:
+            return self._store.versions()
+        except CorruptCheckpointError:
+            self._keep_lock()
+            self._state.read_names()
+            return self._store.versions()
+
     def commit(
         self,
         version: Version,

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
@@ -21,10 +22,11 @@ from obstore.store import from_url
 
 from paramsync import Publisher, Replica
 from paramsync.cli.__main__ import main
-from paramsync.errors import ParamsyncError
-from paramsync.remote import child
+from paramsync.errors import ParamsyncError, RemoteError
+from paramsync.remote import child, copy_note
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.child import MirrorChild
+from paramsync.remote.mirror import Mirror
 from paramsync.remote.protocol import Delete
 from paramsync.store.store import Store
 from tests.support import buckets, gcs
@@ -463,6 +465,27 @@ def test_a_mirror_between_buckets_follows_no_other_run_after_a_restart(
     expected = f"another training began there: expected versions of run {before.run[:8]}, as in {copy}"
     found = f"found those of run {Bucket(address).state().run[:8]}; empty {copy} to follow these"
     assert said("mirror", address, copy, "--once") == f"{address}: {expected}, {found}"
+    assert Bucket(copy).state() == before
+
+
+def test_a_mirror_between_buckets_that_runs_on_follows_no_other_run(
+    address: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    copy = f"s3://{buckets.BUCKET}/copies-of-a-bucket-that-began-anew"
+    assert main(["mirror", str(source), address, "--once"]) == 0
+    with Mirror(address, copy) as mirror:
+        mirror.run_once()
+        before = Bucket(copy).state()
+        for name in Bucket(address).objects():
+            Bucket(address).answer(Delete(name))
+        assert main(["mirror", str(source), address, "--once"]) == 0
+        with pytest.raises(RemoteError, match=f"another training began there: .*; empty {copy} and restart"):
+            mirror.run_once()
+        [note] = tmp_path.glob(f"*/{copy_note.NAME}")
+        note.unlink()
+        with pytest.raises(RemoteError, match=f"another training began there: .* empty {copy} to follow these"):
+            mirror.run_once()
     assert Bucket(copy).state() == before
 
 

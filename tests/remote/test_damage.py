@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -204,7 +205,8 @@ def newest_file(pair: Pair, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", ["data", "index", "json", "graph"])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_version_that_is_damaged_here_is_fetched_anew_after_a_restart(pair: Pair, kind: str, damage: str) -> None:
+@pytest.mark.parametrize("is_restarted", [True, False], ids=["restarted", "running"])
+def test_a_version_that_is_damaged_here_is_fetched_anew(pair: Pair, kind: str, damage: str, is_restarted: bool) -> None:
     graph = add_checksum(b"a graph" * 100)
     for step in (1, 2):
         pair.writer.add_graph("ab", graph)
@@ -213,7 +215,8 @@ def test_a_version_that_is_damaged_here_is_fetched_anew_after_a_restart(pair: Pa
         pair.download.run_once()
     path = newest_file(pair, kind)
     path.write_bytes(DAMAGES[damage](path.read_bytes()))
-    restart(pair)
+    if is_restarted:
+        restart(pair)
     done = pair.download.run_once()
     same(pair.source, pair.target)
     assert pair.target.graph_file("ab").read_bytes() == graph
@@ -226,20 +229,35 @@ def test_a_version_that_is_damaged_here_is_fetched_anew_after_a_restart(pair: Pa
     assert pair.download.run_once() is None
 
 
-def test_a_base_that_is_damaged_here_does_not_keep_the_next_version_from_coming(pair: Pair) -> None:
+@pytest.mark.parametrize("how", ["restarted", "running", "unseen"])
+def test_a_base_that_is_damaged_here_does_not_keep_the_next_version_from_coming(pair: Pair, how: str) -> None:
     for step in (1, 2):
         pair.publish(step)
         pair.upload.run_once()
         pair.download.run_once()
     path = newest_file(pair, "data")
+    before = path.stat()
     path.write_bytes(DAMAGES["flipped"](path.read_bytes()))
+    if how == "unseen":  # as when a bit of memory flips
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     pair.publish(3)
     pair.upload.run_once()
-    restart(pair)
+    if how == "restarted":
+        restart(pair)
     done = pair.download.run_once()  # by way of the delta that failed from here
     assert done is not None
     assert (done.way, done.deltas) == ("whole", 2)
     same(pair.source, pair.target)
+
+
+def test_versions_come_though_the_list_of_versions_here_is_damaged(pair: Pair) -> None:
+    for step in (1, 2):
+        pair.publish(step)
+        pair.upload.run_once()
+        pair.download.run_once()
+        (pair.target.path / "checkpoint").write_bytes(b"\xff")
+        assert pair.download.run_once() is None
+        same(pair.source, pair.target)
 
 
 @pytest.mark.parametrize("damage", [*DAMAGES])

@@ -252,6 +252,26 @@ def test_a_version_whose_bytes_stop_coming_is_fetched_at_the_next_look(
     same(pair.source, pair.target)
 
 
+def test_a_follower_that_versions_always_leave_before_they_arrive_says_so(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def publish_whole(step: int) -> None:
+        pair.upload = pair.publisher()
+        pair.publish(step)
+        pair.upload.run_once()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Bucket, "get_range", failing(FileNotFoundError("gone")))
+        publish_whole(1)
+        assert pair.download.run_once() is None
+        publish_whole(2)
+        with pytest.raises(RemoteError, match="version 2 lacks an object: gone; keep more versions"):
+            pair.download.run_once()
+    publish_whole(3)
+    pair.download.run_once()
+    same(pair.source, pair.target)
+
+
 def test_partitioned_variables_come_in_one_piece_and_as_deltas(pair: Pair) -> None:
     source = pair.folder / "partitioned"
     source.mkdir()
@@ -351,6 +371,34 @@ def test_a_mirror_of_a_copy_tells_on_how_the_publisher_ended(pair: Pair) -> None
     pair.writer.close(finished=False)
     assert ended() == "died"
     assert there.state().ended_at == current_state(pair).ended_at
+
+
+def test_the_end_of_a_publisher_is_told_again_after_a_version_that_came_late(pair: Pair) -> None:
+    there = Bucket("s3://bucket/other", store=obstore.store.MemoryStore())
+    relay = Upload(pair.target, there, keep=3, stop=pair.stop)
+    for step in (1, 2):
+        pair.publish(step)
+        pair.upload.run_once()
+        if step == 1:
+            pair.download.run_once()
+            relay.run_once()
+    pair.writer.close()
+    pair.upload.run_once()
+    data = pair.name("deltas", "1-2")
+    sound = bytes(obstore.get(pair.objects, data).bytes())
+    obstore.put(pair.objects, data, b"damaged")
+    with pytest.raises(RemoteError, match="came damaged"):
+        pair.download.run_once()
+    pair.download.note(BucketStatus(address=pair.bucket.address))
+    relay.run_once()
+    assert there.state().ended == "finished"
+    obstore.put(pair.objects, data, sound)
+    pair.download.close()
+    pair.download = pair.follower("target")
+    pair.download.run_once()
+    relay.run_once()
+    relay.run_once()
+    assert there.state().ended == "finished"
 
 
 def test_a_publisher_that_ended_without_giving_its_lock_back_died(pair: Pair) -> None:
@@ -536,6 +584,25 @@ def test_no_version_is_skipped_that_waits_for_its_moment(pair: Pair) -> None:
         fetched = pair.download.run_once()
         assert fetched is not None
         assert fetched.version == expected
+    assert pair.download.run_once() is None
+    same(pair.source, pair.target)
+
+
+@pytest.mark.parametrize("kind", ["data", "versions"])
+def test_a_damaged_version_that_waits_for_its_moment_does_not_keep_others_from_coming(pair: Pair, kind: str) -> None:
+    for step in (1, 2, 3):
+        pair.upload = pair.publisher()
+        pair.publish(step, serve_after=600.0)
+        pair.upload.run_once()
+    [first] = [name for name in pair.names() if name.startswith(f"{kind}/1/")]
+    obstore.put(pair.objects, first, b"damaged")
+    if kind == "data":
+        with pytest.raises(RemoteError, match="version 1 came damaged"):
+            pair.download.run_once()
+    for number in (2, 3):
+        done = pair.download.run_once()
+        assert done is not None
+        assert done.version.number == number
     assert pair.download.run_once() is None
     same(pair.source, pair.target)
 
