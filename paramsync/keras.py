@@ -34,8 +34,8 @@ class PublishCallback(keras.callbacks.Callback):
     that is not built when training begins is published from its first batch on.
 
     The start is published before the first epoch, after other callbacks have restored weights. By default it is
-    published only if the store has no version yet, so that a script that runs again does not replace a trained model
-    with an untrained model. `at_start=True` always publishes it, `at_start=False` never.
+    published only if the store has no version yet. So a script that runs again does not replace a trained model by an
+    untrained model. `at_start=True` always publishes it, `at_start=False` never.
 
     `publish_if` is the name of a metric that must not get worse, such as "val_loss", or a function that gets Keras'
     logs and returns whether to publish. It decides about every due step, and about the end of the fit. With

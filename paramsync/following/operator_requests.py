@@ -16,7 +16,7 @@ once", the choice is saved when the request is admitted.
 | CHANGE | at once | its pin serves | the whole change (at once) |
 
 The earlier choice stays if the request fails, if its caller gives up, or if another request replaces the request. This
-module knows no store and no replica.
+module uses neither a store nor a replica.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class VariableReader:
     """Reads variables without copying them. One thread owns it.
 
     A value is the variable's own buffer, as `value()` returns it. One function reads all variables in the host's
-    memory. This is faster than a call for each variable, because each call of TensorFlow costs microseconds and
-    releases the GIL, and another thread, such as the writer, may keep the GIL for a while. Two kinds of variables are
+    memory, because a call for each variable would be slower: each call of TensorFlow costs microseconds and releases
+    the GIL. Another thread, such as the writer, may then keep the GIL for a while. Two kinds of variables are
     read one by one: variables of accelerators, because the function would move their values to the host, and variables
     of distribution strategies, whose values may need a sum.
     """

@@ -110,10 +110,10 @@ class Publisher:
             docs/beyond-one-machine.md).
         allow_ops: Ops that followers are configured to allow, in addition to ops that only compute.
         publish_if: The gate, a condition for publishing a step that is due. Either the name of a metric, such as
-            "val_loss", that must not be worse than in the newest version, or a function that gets all metrics, on the
-            thread that trains, and returns whether to publish. A step that the gate holds back, or that has no metrics,
-            stays due and is shown in the status. The gate does not apply to `publish`, to an operator's request, and to
-            a start with `at_start=True`.
+            "val_loss", that must not be worse than in the newest version. Or a function that gets all metrics and
+            returns whether to publish; the thread that trains calls it. A step that the gate holds back, or that has no
+            metrics, stays due and is shown in the status. The gate does not apply to `publish`, to an operator's
+            request, and to a start with `at_start=True`.
         control_port: The port for operators while the publisher is open. It answers `paramsync status`, and `paramsync
             sync --fresh`, which makes the next call of `publish_if_due` publish. 0 means any free port; `control` is
             the address. Without a port, gRPC is not imported.

@@ -9,8 +9,8 @@ graph-<...>.pb.damaged  a folder that had the name of a graph, and was moved asi
 publisher.lock          locked by the publisher until it ends or dies; says who published last and when it ended
 .tmp-*                  files being written
 .spare-*                data files of versions that are gone, waiting to be overwritten
-.unlisted-ckpt-420      marks a version as rubbish unless `checkpoint` lists it: the version is being published,
-                        or pruned; names the version's graph
+.unlisted-ckpt-420      marks a version that is being published or pruned, and is rubbish unless `checkpoint`
+                        lists it; contains the digest of the version's graph
 """
 
 from __future__ import annotations
