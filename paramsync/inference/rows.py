@@ -33,6 +33,8 @@ _ROWS = "rows"  # the dimension that is the number of rows
 
 @dataclass(frozen=True, slots=True)
 class Made:
+    """What a tensor depends on."""
+
     of: InputPart
     dims: tuple[Any, ...] = ()
     """For COUNT: each dimension is _ROWS, a size, or None if the size is unknown."""
@@ -116,7 +118,7 @@ _ONE_ARGUMENT: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _each(operation: Any, given: Sequence[Made]) -> Made:
-    """Return what an elementwise op makes. An argument with fewer dimensions is the same for all rows."""
+    """Return what an elementwise result depends on. An argument with fewer dimensions is the same for all rows."""
     if any(made.of is InputPart.COUNT for made in given):
         return ALL
     rank = max(_rank(tensor) for tensor in operation.inputs)
@@ -133,7 +135,7 @@ def _same(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _products(operation: Any, given: Sequence[Made]) -> Made:
-    """Return what a matrix product makes. It broadcasts all dimensions except the last two."""
+    """Return what a matrix product depends on. It broadcasts all dimensions except the last two."""
     left, right = map(_rank, operation.inputs)
     if _is_row(given, 0, 1):
         return _of(left == right >= 3)
@@ -153,7 +155,7 @@ def _einsum(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _reshaped(operation: Any, given: Sequence[Made]) -> Made:
-    """Return what Reshape makes. Rows stay apart if the first dimension stays the first."""
+    """Return what the result of Reshape depends on. Rows stay apart if the first dimension stays the first."""
     if given[0] != ROW:
         return ALL
     if given[1].of is InputPart.COUNT:
@@ -224,7 +226,10 @@ def _tiled(operation: Any, given: Sequence[Made]) -> Made:
 
 
 def _filled(operation: Any, given: Sequence[Made]) -> Made:
-    """Return what Fill makes. If the number of rows is the first dimension, each row is the same constant."""
+    """Return what the result of Fill depends on.
+
+    If the number of rows is the first dimension, each row is the same constant.
+    """
     return _of(_counts(given[0]) and given[1] == NOTHING)
 
 

@@ -1,4 +1,4 @@
-"""Exports spans by OTLP on its own thread. Making a span never waits. A collector that fails is logged once."""
+"""Exports spans by OTLP on its own thread. No thread waits to make a span. A collector that fails is logged once."""
 
 from __future__ import annotations
 

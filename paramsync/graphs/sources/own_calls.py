@@ -22,7 +22,7 @@ from paramsync.graphs.specs import described
 _log = logging.getLogger("paramsync.graphs")
 
 _SIZES = ((2, 3, 5, 7), (2, 64, 64, 64))
-"""Sizes for unknown dimensions, by position: all different first, then powers of two for strides and pools."""
+"""Sizes for unknown dimensions, by position. The second try has powers of two, for strides and pools."""
 # allowed difference, as a share of the largest value, by the dtype in which an op computes
 _ROUNDING = {"float16": 0.02, "bfloat16": 0.1}
 _OTHER_ROUNDING = 1e-3
