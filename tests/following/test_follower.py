@@ -18,20 +18,7 @@ from paramsync.status import EVERY_KIND, EventKind, State, Status
 from paramsync.store.store import LastPublisher, PublisherState, record_file
 from paramsync.version import Candidate, Version
 from tests.support.followers import milestones, quarantined, saver_follower, serving
-from tests.support.published import Doubled, Publisher, ask, proven, saver_store
-
-
-def test_the_newest_version_is_served_and_reported(follower: Follower, publisher: Publisher) -> None:
-    for step in (1, 2, 3):
-        publisher.publish(step)
-    swapped = follower.run_once()
-    assert swapped is not None
-    assert swapped.number == 3
-    status = follower.status()
-    assert (status.state, status.serving, status.resident, status.swaps) == (State.SERVING, swapped, (3,), 1)
-    assert (status.lag_seconds, status.lag_steps) == (0.0, 0)
-    assert status.restore_seconds is not None
-    assert proven(*ask(follower))
+from tests.support.published import Doubled, Publisher, saver_store
 
 
 def test_a_new_graph_is_swapped_together_with_its_parameters(follower: Follower, publisher: Publisher) -> None:

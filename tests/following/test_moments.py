@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -32,29 +31,40 @@ class Clock:
     def __call__(self) -> float:
         return self.now
 
+    def come(self, moment: Version | float, *, late: float = 0.0) -> None:
+        serve_at = moment.serve_at if isinstance(moment, Version) else moment
+        assert serve_at is not None
+        self.now = serve_at + late
+
+
+class Timed(Follower):
+    """A follower with a clock of the test's, which has looked once."""
+
+    def __init__(self, path: Path, clock: Clock | None = None, *, model: str = "m") -> None:
+        self.time = clock or Clock()
+        super().__init__(Replica(model, path), poll_seconds=60.0, clock=self.time)
+        self.run_once()
+
+    def come(self, moment: Version | float, *, late: float = 0.0) -> int | None:
+        """Set the clock to a moment, or that of a version, and return which version serves then."""
+        self.time.come(moment, late=late)
+        self.run_once()
+        return serving(self)
+
+    def order(self, action: Action, number: int | None = None) -> tuple[Future[Status], float]:
+        """Make a request for a moment in ten minutes, and look."""
+        moment = self.time.now + 600
+        future = self.ask(action, number, serve_at=moment)
+        self.run_once()
+        assert not future.done()
+        return future, moment
+
 
 @pytest.fixture
-def clock() -> Clock:
-    return Clock()
-
-
-@pytest.fixture
-def timed(publisher: Publisher, clock: Clock) -> Follower:
-    """A follower with this clock, which serves version 1."""
+def timed(publisher: Publisher) -> Timed:
+    """It serves version 1."""
     publisher.publish(1)
-    return started(publisher.path, clock)
-
-
-def started(path: Path, clock: Callable[[], float], *, model: str = "m") -> Follower:
-    follower = Follower(Replica(model, path), poll_seconds=60.0, clock=clock)
-    follower.run_once()
-    return follower
-
-
-def come(clock: Clock, moment: Version, *, late: float = 0.0) -> None:
-    """Set the clock to the moment of a version."""
-    assert moment.serve_at is not None
-    clock.now = moment.serve_at + late
+    return Timed(publisher.path)
 
 
 def answer(follower: Follower, action: Action, number: int | None = None) -> int | None:
@@ -65,9 +75,7 @@ def answer(follower: Follower, action: Action, number: int | None = None) -> int
     return serving(follower)
 
 
-def test_a_version_is_prepared_at_once_and_serves_at_its_moment(
-    timed: Follower, publisher: Publisher, clock: Clock
-) -> None:
+def test_a_version_is_prepared_at_once_and_serves_at_its_moment(timed: Timed, publisher: Publisher) -> None:
     events = timed.subscribe(lambda: None)
     second = publisher.publish(2, serve_after=600)
     timed.run_once()
@@ -76,8 +84,7 @@ def test_a_version_is_prepared_at_once_and_serves_at_its_moment(
     assert (status.state, status.reason) == (State.SERVING, "")
     assert [event.kind for event in milestones(events)] == [EventKind.FOUND, EventKind.RESTORING, EventKind.RESTORED]
     assert proven(*ask(timed, 2))  # a request may name it
-    come(clock, second, late=0.25)
-    timed.run_once()
+    timed.come(second, late=0.25)
     status = timed.status()
     assert (serving(timed), status.next, status.next_at) == (2, None, None)
     assert status.swap_skew_seconds == pytest.approx(0.25)
@@ -85,54 +92,44 @@ def test_a_version_is_prepared_at_once_and_serves_at_its_moment(
     assert proven(*ask(timed))
 
 
-def test_a_version_comes_to_serve_without_a_look_at_its_store(
-    timed: Follower, publisher: Publisher, clock: Clock
-) -> None:
+def test_a_version_comes_to_serve_without_a_look_at_its_store(timed: Timed, publisher: Publisher) -> None:
     second = publisher.publish(2, serve_after=600)
     timed.run_once()
     (publisher.path / "checkpoint").write_text("damaged")
-    come(clock, second)
-    timed.run_once()
-    assert (serving(timed), timed.status().reason) == (2, "")
+    assert (timed.come(second), timed.status().reason) == (2, "")
     timed.run_once()
     assert (serving(timed), "checkpoint" in timed.status().reason) == (2, True)
 
 
-def test_versions_serve_one_after_the_other_each_at_its_moment(
-    timed: Follower, publisher: Publisher, clock: Clock
-) -> None:
+def test_versions_serve_one_after_the_other_each_at_its_moment(timed: Timed, publisher: Publisher) -> None:
     versions = [publisher.publish(step, serve_after=100 * step) for step in (2, 3, 4)]
     timed.run_once()
     assert timed.status().resident == (1, 2, 3, 4)
     for waiting in versions:
         assert timed.status().next == waiting.number
-        come(clock, waiting)
-        timed.run_once()
-        assert serving(timed) == waiting.number
+        assert timed.come(waiting) == waiting.number
     assert timed.status().resident == (4, 3)
 
 
-def test_few_versions_wait_in_memory_and_others_follow(timed: Follower, publisher: Publisher, clock: Clock) -> None:
+def test_few_versions_wait_in_memory_and_others_follow(timed: Timed, publisher: Publisher) -> None:
     versions = [publisher.publish(step, serve_after=100 * step) for step in range(2, 7)]
     timed.run_once()
     assert timed.status().resident == (1, 2, 3, 4, 5)
-    come(clock, versions[0])
+    timed.time.come(versions[0])
     for _ in range(2):
         timed.run_once()
     assert timed.status().resident == (2, 1, 3, 4, 5, 6)
 
 
 @pytest.mark.parametrize("after", [0.0, -600.0])
-def test_a_moment_that_is_over_is_not_waited_for(
-    timed: Follower, publisher: Publisher, clock: Clock, after: float
-) -> None:
+def test_a_moment_that_is_over_is_not_waited_for(timed: Timed, publisher: Publisher, after: float) -> None:
     publisher.publish(2, serve_after=after)
-    clock.now = time.time()
+    timed.time.now = time.time()
     timed.run_once()
     assert serving(timed) == 2
 
 
-def test_a_moment_far_ahead_is_told_and_not_waited_for(timed: Follower, publisher: Publisher) -> None:
+def test_a_moment_far_ahead_is_told_and_not_waited_for(timed: Timed, publisher: Publisher) -> None:
     publisher.publish(2, serve_after=LATEST_MOMENT + 600)
     timed.run_once()
     timed.run_once()
@@ -147,143 +144,114 @@ def test_a_moment_far_ahead_is_told_and_not_waited_for(timed: Follower, publishe
 
 
 def test_a_newer_version_without_a_moment_serves_at_once_and_the_waiting_one_never(
-    timed: Follower, publisher: Publisher, clock: Clock
+    timed: Timed, publisher: Publisher
 ) -> None:
     second = publisher.publish(2, serve_after=600)
     timed.run_once()
     publisher.publish(3)
     timed.run_once()
     assert (serving(timed), timed.status().resident, timed.status().next) == (3, (3, 1), None)
-    come(clock, second)
-    timed.run_once()
-    assert serving(timed) == 3
+    assert timed.come(second) == 3
 
 
 def test_a_newer_version_with_an_earlier_moment_takes_the_place_of_the_waiting_one(
-    timed: Follower, publisher: Publisher, clock: Clock
+    timed: Timed, publisher: Publisher
 ) -> None:
     second, third = publisher.publish(2, serve_after=600), publisher.publish(3, serve_after=300)
     timed.run_once()
     assert (timed.status().resident, timed.status().next) == ((1, 3), 3)
     for moment in (third, second):
-        come(clock, moment)
-        timed.run_once()
-        assert serving(timed) == 3
+        assert timed.come(moment) == 3
 
 
-def test_after_a_rollback_the_waiting_version_does_not_come_until_unpinned(
-    timed: Follower, publisher: Publisher, clock: Clock
-) -> None:
+def test_after_a_rollback_the_waiting_version_does_not_come_until_unpinned(timed: Timed, publisher: Publisher) -> None:
     publisher.publish(2)
     timed.run_once()
     third = publisher.publish(3, serve_after=600)
     timed.run_once()
     assert answer(timed, Action.ROLLBACK) == 1
     assert (timed.status().resident, timed.status().next) == ((1, 2), None)
-    come(clock, third, late=5.0)
-    timed.run_once()
-    assert serving(timed) == 1
+    assert timed.come(third, late=5.0) == 1
     assert answer(timed, Action.UNPIN) == 3
     assert timed.status().swap_skew_seconds is None  # the pin kept it away, not this machine
 
 
-def test_after_an_unpin_the_waiting_version_still_waits(timed: Follower, publisher: Publisher, clock: Clock) -> None:
+def test_after_an_unpin_the_waiting_version_still_waits(timed: Timed, publisher: Publisher) -> None:
     answer(timed, Action.PIN, 1)
     second = publisher.publish(2, serve_after=600)
     assert answer(timed, Action.UNPIN) == 1
     assert timed.status().next == 2
-    come(clock, second)
-    timed.run_once()
-    assert serving(timed) == 2
+    assert timed.come(second) == 2
 
 
-def test_a_pin_does_not_wait_for_the_moment_of_its_version(timed: Follower, publisher: Publisher) -> None:
+def test_a_pin_does_not_wait_for_the_moment_of_its_version(timed: Timed, publisher: Publisher) -> None:
     publisher.publish(2, serve_after=600)
     timed.run_once()
     assert answer(timed, Action.PIN, 2) == 2
 
 
-def test_a_sync_waits_for_the_moment_and_says_so(timed: Follower, publisher: Publisher, clock: Clock) -> None:
+def test_a_sync_waits_for_the_moment_and_says_so(timed: Timed, publisher: Publisher) -> None:
     second = publisher.publish(2, serve_after=600)
     synced = timed.ask(Action.SYNC)
     timed.run_once()
     assert not synced.done()
     assert "version 2 waits for its moment, " in timed.late(None, 1.0)
-    come(clock, second)
-    timed.run_once()
+    timed.come(second)
     assert synced.result(0).serving == second
 
 
-def test_after_a_restart_the_older_version_serves_until_the_moment(
-    timed: Follower, publisher: Publisher, clock: Clock
-) -> None:
+def test_after_a_restart_the_older_version_serves_until_the_moment(timed: Timed, publisher: Publisher) -> None:
     second = publisher.publish(2, serve_after=600)
     timed.run_once()
-    again = started(publisher.path, clock)
+    again = Timed(publisher.path, timed.time)
     assert (serving(again), again.status().next) == (1, 2)
-    come(clock, second)
-    again.run_once()
+    again.come(second)
     assert serving(again) == 2
-    come(clock, second, late=30.0)
-    late = started(publisher.path, clock)
+    timed.time.come(second, late=30.0)
+    late = Timed(publisher.path, timed.time)
     assert (serving(late), late.status().swap_skew_seconds) == (2, None)
 
 
-def test_a_store_whose_only_version_waits_serves_nothing_and_says_why(publisher: Publisher, clock: Clock) -> None:
+def test_a_store_whose_only_version_waits_serves_nothing_and_says_why(publisher: Publisher) -> None:
     first = publisher.publish(1, serve_after=600)
-    follower = started(publisher.path, clock)
+    follower = Timed(publisher.path)
     assert (follower.status().state, follower.status().resident) == (State.WAITING, (1,))
     assert follower.status().reason.startswith("version 1 waits for its moment, ")
     with pytest.raises(NotServingError, match="version 1 waits for its moment"):
         ask(follower)
-    come(clock, first)
-    follower.run_once()
-    assert (serving(follower), follower.status().reason) == (1, "")
+    assert (follower.come(first), follower.status().reason) == (1, "")
 
 
-def test_a_waiting_version_that_its_store_dropped_serves_all_the_same(
-    timed: Follower, publisher: Publisher, clock: Clock
-) -> None:
+def test_a_waiting_version_that_its_store_dropped_serves_all_the_same(timed: Timed, publisher: Publisher) -> None:
     second = publisher.publish(2, serve_after=600)
     timed.run_once()
     for step in range(3, 8):
         publisher.publish(step, serve_after=600 + step)
     timed.run_once()
     assert 2 not in timed.status().in_store
-    come(clock, second)
-    timed.run_once()
-    assert serving(timed) == 2
+    assert timed.come(second) == 2
     assert proven(*ask(timed))
 
 
-def test_a_damaged_version_is_quarantined_before_its_moment(
-    timed: Follower, publisher: Publisher, clock: Clock
-) -> None:
+def test_a_damaged_version_is_quarantined_before_its_moment(timed: Timed, publisher: Publisher) -> None:
     second = publisher.publish_corrupt(2, serve_after=600)
     timed.run_once()
     assert (quarantined(timed), timed.status().next, serving(timed)) == ([2], None, 1)
-    come(clock, second)
-    timed.run_once()
-    assert serving(timed) == 1
+    assert timed.come(second) == 1
 
 
-def test_a_version_that_is_damaged_while_it_waits_does_not_come_to_serve(
-    timed: Follower, publisher: Publisher, clock: Clock
-) -> None:
+def test_a_version_that_is_damaged_while_it_waits_does_not_come_to_serve(timed: Timed, publisher: Publisher) -> None:
     second = publisher.publish(2, serve_after=600)
     timed.run_once()
     publisher.overwrite(2)
     timed.replica.suspects.update(timed.replica.residents)
-    come(clock, second)
-    timed.run_once()
+    timed.come(second)
     assert (quarantined(timed), serving(timed)) == ([2], 1)
 
 
-def test_a_waiting_version_does_not_stand_in_for_a_damaged_one_if_another_can(
-    publisher: Publisher, clock: Clock
-) -> None:
+def test_a_waiting_version_does_not_stand_in_for_a_damaged_one_if_another_can(publisher: Publisher) -> None:
     publisher.publish(1)
-    follower = started(publisher.path, clock)
+    follower = Timed(publisher.path)
     publisher.publish(2)
     follower.run_once()
     publisher.publish(3, serve_after=600)
@@ -294,13 +262,13 @@ def test_a_waiting_version_does_not_stand_in_for_a_damaged_one_if_another_can(
     assert (quarantined(follower), serving(follower), follower.status().next) == ([2], 1, 3)
 
 
-def test_a_moment_ends_the_restore_of_a_later_version(timed: Follower, publisher: Publisher, clock: Clock) -> None:
+def test_a_moment_ends_the_restore_of_a_later_version(timed: Timed, publisher: Publisher) -> None:
     second = publisher.publish(2, serve_after=600)
     timed.run_once()
 
     def hear() -> None:  # the moment of version 2 comes while version 3 is restored
         if any((event.kind, event.version.number) == (EventKind.RESTORING, 3) for event in events.take()):
-            come(clock, second)
+            timed.time.come(second)
 
     events = timed.subscribe(hear)
     publisher.publish(3, serve_after=900)
@@ -311,16 +279,17 @@ def test_a_moment_ends_the_restore_of_a_later_version(timed: Follower, publisher
     assert (serving(timed), timed.status().resident) == (2, (2, 1, 3))
 
 
-def test_models_with_the_same_moment_swap_at_the_same_tick_of_the_clock(tmp_path: Path, clock: Clock) -> None:
+def test_models_with_the_same_moment_swap_at_the_same_tick_of_the_clock(tmp_path: Path) -> None:
+    clock = Clock()
     publishers = [Publisher(tmp_path / name) for name in ("a", "b")]
     for publisher in publishers:
         publisher.publish(1)
-    followers = [started(publisher.path, clock, model=publisher.path.name) for publisher in publishers]
+    followers = [Timed(publisher.path, clock, model=publisher.path.name) for publisher in publishers]
     waiting = [publisher.publish(2, serve_after=600) for publisher in publishers]
     for follower in followers:
         follower.run_once()
     assert [serving(follower) for follower in followers] == [1, 1]
-    come(clock, waiting[-1])
+    clock.come(waiting[-1])
     for follower in followers:
         follower.run_once()
     assert [serving(follower) for follower in followers] == [2, 2]
@@ -346,47 +315,29 @@ def test_a_started_follower_swaps_by_its_own_timer(publisher: Publisher) -> None
 # Requests with a moment -----------------------------------------------------------------------------------------------
 
 
-def ordered(follower: Follower, action: Action, number: int | None, clock: Clock) -> tuple[Future[Status], float]:
-    """Make a request for a moment in ten minutes, and let the follower see it."""
-    moment = clock.now + 600
-    future = follower.ask(action, number, serve_at=moment)
-    follower.run_once()
-    assert not future.done()
-    return future, moment
-
-
-def met(follower: Follower, clock: Clock, moment: float) -> int | None:
-    """Set the clock, and return which version serves then."""
-    clock.now = moment
-    follower.run_once()
-    return serving(follower)
-
-
-def test_a_pin_and_an_unpin_are_prepared_and_made_at_their_moments(
-    timed: Follower, publisher: Publisher, clock: Clock
-) -> None:
+def test_a_pin_and_an_unpin_are_prepared_and_made_at_their_moments(timed: Timed, publisher: Publisher) -> None:
     for step in (2, 3, 4):
         publisher.publish(step)
     timed.run_once()
-    pinned, moment = ordered(timed, Action.PIN, 2, clock)
+    pinned, moment = timed.order(Action.PIN, 2)
     status = timed.status()
     assert (serving(timed), status.pinned, status.next, status.next_at) == (4, None, 2, moment)
-    assert met(timed, clock, moment + 0.5) == 2
+    assert timed.come(moment + 0.5) == 2
     assert pinned.result(0).pinned == 2
     assert pinned.result(0).swap_skew_seconds == pytest.approx(0.5)
-    unpinned, moment = ordered(timed, Action.UNPIN, None, clock)
+    unpinned, moment = timed.order(Action.UNPIN)
     assert (serving(timed), timed.status().pinned, timed.status().next) == (2, 2, 4)
-    assert met(timed, clock, moment) == 4
+    assert timed.come(moment) == 4
     assert (unpinned.result(0).pinned, unpinned.result(0).swap_skew_seconds) == (None, 0.0)
 
 
 @pytest.mark.parametrize("lost", [False, True])
 def test_an_older_version_that_waits_for_its_pin_does_not_come_before_for_another_reason(
-    timed: Follower, publisher: Publisher, clock: Clock, lost: bool
+    timed: Timed, publisher: Publisher, lost: bool
 ) -> None:
     publisher.publish(2)
     timed.run_once()
-    pinned, moment = ordered(timed, Action.PIN, 1, clock)
+    pinned, moment = timed.order(Action.PIN, 1)
     if lost:
         shutil.rmtree(publisher.path)
         timed.run_once()
@@ -395,52 +346,48 @@ def test_an_older_version_that_waits_for_its_pin_does_not_come_before_for_anothe
         timed.run_once()
         labelled.result(0)
     assert (serving(timed), timed.status().swaps, pinned.done()) == (2, 2, False)
-    assert met(timed, clock, moment) == 1
+    assert timed.come(moment) == 1
 
 
-def test_a_rollback_at_a_moment_goes_back_from_what_serves_then(
-    timed: Follower, publisher: Publisher, clock: Clock
-) -> None:
+def test_a_rollback_at_a_moment_goes_back_from_what_serves_then(timed: Timed, publisher: Publisher) -> None:
     publisher.publish(2)
     timed.run_once()
-    back, moment = ordered(timed, Action.ROLLBACK, 1, clock)
+    back, moment = timed.order(Action.ROLLBACK, 1)
     publisher.publish(3)
     timed.run_once()
     assert serving(timed) == 2  # a version that was published after the order waits
-    assert met(timed, clock, moment) == 1
+    assert timed.come(moment) == 1
     assert back.result(0).before == ()
 
 
 def test_a_sync_at_a_moment_comes_before_the_moment_of_its_version_and_no_later_one_jumps_the_queue(
-    timed: Follower, publisher: Publisher, clock: Clock
+    timed: Timed, publisher: Publisher
 ) -> None:
     publisher.publish(2, serve_after=1800)
     timed.run_once()
-    synced, moment = ordered(timed, Action.SYNC, None, clock)
+    synced, moment = timed.order(Action.SYNC)
     publisher.publish(3, serve_after=3000)
     timed.run_once()
     assert (serving(timed), timed.status().next, timed.status().next_at) == (1, 2, moment)
-    assert met(timed, clock, moment) == 2
+    assert timed.come(moment) == 2
     assert synced.result(0).next == 3
 
 
-def test_a_request_whose_version_is_nowhere_fails_before_its_moment(timed: Follower, clock: Clock) -> None:
-    refused = timed.ask(Action.PIN, 7, serve_at=clock.now + 600)
+def test_a_request_whose_version_is_nowhere_fails_before_its_moment(timed: Timed) -> None:
+    refused = timed.ask(Action.PIN, 7, serve_at=timed.time.now + 600)
     timed.run_once()
     with pytest.raises(UnknownVersionError, match="there are: 1"):
         refused.result(0)
 
 
-def test_a_request_that_is_given_up_before_its_moment_changes_nothing(
-    timed: Follower, publisher: Publisher, clock: Clock
-) -> None:
+def test_a_request_that_is_given_up_before_its_moment_changes_nothing(timed: Timed, publisher: Publisher) -> None:
     publisher.publish(2)
     timed.run_once()
-    pinned, moment = ordered(timed, Action.PIN, 1, clock)
+    pinned, moment = timed.order(Action.PIN, 1)
     pinned.cancel()
     timed.run_once()
     assert timed.status().next is None
-    assert met(timed, clock, moment) == 2
+    assert timed.come(moment) == 2
 
 
 # Moments, without a follower ------------------------------------------------------------------------------------------

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 
 from paramsync.following.follower import Follower
-from paramsync.following.replica import Replica
 from paramsync.status import EventKind, State
 from tests.support.followers import milestones, quarantined, serving
 from tests.support.published import Publisher, ask, captured, follower_of, proven, values
@@ -165,29 +164,6 @@ def test_parameters_that_do_not_fit_are_quarantined_with_both_sides(
     publisher.publish(3)
     follower.run_once()
     assert (serving(follower), proven(*ask(follower))) == (3, True)
-
-
-def test_a_clock_that_jumps_makes_no_negative_age_and_holds_nothing_up(publisher: Publisher) -> None:
-    now = [2_000_000_000.0]
-    follower = Follower(Replica("m", publisher.path), clock=lambda: now[0])
-    version = publisher.publish(1)
-    follower.run_once()
-    publisher.publish_bad(2)
-    now[0] = 0.0  # back to the epoch
-    follower.run_once()
-    status = follower.status()
-    assert status.lag_seconds is not None
-    assert 0.0 <= status.lag_seconds < 60.0  # since it was found, which no clock can change
-    assert status.quarantined[0].since == 0.0
-    assert version.committed_at is not None
-    now[0] = version.committed_at + 86400.0 * 365
-    later = follower.status().lag_seconds
-    assert later is not None
-    assert later > 86400.0 * 364
-    publisher.publish(3)
-    follower.run_once()
-    assert (serving(follower), follower.status().lag_seconds) == (3, 0.0)
-    assert (status.restore_seconds or -1.0) >= 0.0
 
 
 def test_a_quarantined_version_is_not_tried_again_until_it_is_mended(follower: Follower, publisher: Publisher) -> None:

@@ -1,4 +1,4 @@
-"""Workers answer from every kind of store, and from two that are joined: one copy of what is imported, for all."""
+"""Workers answer from every kind of store, and take one copy of what is imported, for all of them together."""
 
 from __future__ import annotations
 
@@ -6,21 +6,17 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
-import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow_serving.apis import predict_pb2
 
-from paramsync.graphs.capturing import capture
 from paramsync.v1 import sync_pb2 as pb
 from tests.conformance.kinds import KINDS, SIZE, Kind
 from tests.hostile.campaigns.ask import family
 from tests.support.inferencers import LONG, Process
 from tests.support.programs import eventually
-from tests.support.published import publish_graph
 
 pytestmark = pytest.mark.slow
 
@@ -123,58 +119,3 @@ def taken(program: Process) -> tuple[int, int]:
                     shared += size * is_shared
                     private = max(private, size * (not is_shared))
     return shared, private
-
-
-class Scaled(tf.Module):
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.scale = tf.Variable(tf.ones([width]))
-
-    @tf.function
-    def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {"y": x * self.scale}
-
-
-def publish_scaled(store: Path, number: int, width: int, factor: float) -> None:
-    module = Scaled(width)
-    found = capture(module.__call__.get_concrete_function(tf.TensorSpec([None, width], tf.float32, name="x")))
-    values = {spec.name: np.full([width], factor, np.float32) for spec in found.graph.parameters}
-    publish_graph(store, found.graph, number, values)
-
-
-def test_models_that_are_joined_answer_once_they_fit_and_go_on_while_they_do_not(tmp_path: Path) -> None:
-    file = tmp_path / "models.toml"
-    file.write_text(
-        "[server]\nworkers = 2\n[models.encoder]\nstore = 'encoder'\n[models.head]\nstore = 'head'\n"
-        "[models.joined]\nconnect = ['encoder', 'head']\ninputs = {x = 'y'}\n"
-    )
-    publish_scaled(tmp_path / "encoder", 1, 6, 2.0)
-    publish_scaled(tmp_path / "head", 1, 7, 3.0)
-    program = Process("--config", file)
-    program.connect()
-    for name in ("encoder", "head"):
-        list(program.sync.Sync(pb.SyncRequest(model=name), timeout=LONG))
-    assert ask_joined(program)[0] == grpc.StatusCode.UNAVAILABLE
-    for part, number, width, factor, answered in (
-        ("head", 2, 6, 3.0, (6.0, 2)),
-        ("encoder", 2, 5, 2.0, (6.0, 2)),  # which does not fit: what was joined before goes on
-        ("encoder", 3, 6, 5.0, (15.0, 2)),
-    ):
-        publish_scaled(tmp_path / part, number, width, factor)
-        list(program.sync.Sync(pb.SyncRequest(model=part), timeout=LONG))
-        assert ask_joined(program) == answered
-        [status] = program.sync.GetStatus(pb.GetStatusRequest(model="joined"), timeout=LONG).models
-        assert (bool(status.reason), status.serving.number) == (width == 5, 2)
-    program.close()
-
-
-def ask_joined(program: Process) -> tuple[Any, Any]:
-    message = predict_pb2.PredictRequest()
-    message.model_spec.name = "joined"
-    message.inputs["x"].CopyFrom(tf.make_tensor_proto(np.ones([1, 6], np.float32)))
-    try:
-        answer = program.predict(message, timeout=LONG)
-    except grpc.RpcError as error:
-        return error.code(), error.details()
-    [value] = set(tf.make_ndarray(answer.outputs["y"]).reshape(-1).tolist())
-    return value, answer.model_spec.version.value
