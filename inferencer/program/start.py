@@ -18,10 +18,9 @@ from paramsync.remote.child import MirrorChild
 from paramsync.remote.copy_span import trace_copy
 from paramsync.remote.trainer_watch import TrainerWatch
 from paramsync.rpc.addresses import address
-from paramsync.rpc.client import Credentials
 
 from ..serving.access import access_of
-from ..settings.settings import ModelSettings, Settings, prepare_environment, trainer_tls
+from ..settings.settings import ModelSettings, Settings, client_credentials, prepare_environment
 from ..supervisor.template import Template
 
 _DESCRIPTORS = 64
@@ -46,8 +45,7 @@ def run(settings: Settings, *, stop: Stop) -> None:
 def _mirrored(settings: Settings) -> Iterator[None]:
     """A context that keeps local copies of stores in buckets up to date. Each copy has its own process."""
     models = [model for model in settings.models if isinstance(model, ModelSettings) and model.address]
-    token = None if settings.tokens is None else settings.tokens.first()
-    credentials = Credentials(token=token, tls=trainer_tls(settings))
+    credentials = client_credentials(settings)
     with ExitStack() as stack:
         for model in models:
             copied = partial(trace_copy, "download")

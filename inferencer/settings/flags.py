@@ -132,7 +132,11 @@ OF_SERVER = (
         "the authority that signs client certificates: every gRPC client needs one; an HTTP client that changes"
         " something needs one, or a token"),
     Option("--trainer-tls-ca", readers.path, "FILE",
-        "the authority that signs trainers' certificates; if given, the inferencer calls trainers by TLS"),
+        "the authority that signs the certificates of trainers and peers; if given, the inferencer calls them by TLS"),
+    Option("--peers", readers.targets, "TARGET,...",
+        "the control ports of all servers of the fleet, for the page: HOST:PORT, or dns:///NAME:PORT for every address"
+        " of the name",
+        Kind.TEXTS, read_in_file=readers.target),
     Option("--workers", whole(1, MOST_WORKERS), "N",
         "worker processes, in addition to the supervisor (default: one for each processor that it may use)",
         Kind.WHOLE),

@@ -97,6 +97,19 @@ def called(text: str) -> str:
         raise ArgumentTypeError(str(error)) from error
 
 
+def target(text: str) -> str:
+    """Read HOST:PORT, or dns:///NAME:PORT for every address of the name."""
+    try:
+        return addresses.check_target(text)
+    except SettingsError as error:
+        raise ArgumentTypeError(str(error)) from error
+
+
+def targets(text: str) -> tuple[str, ...]:
+    """Read targets, separated by commas."""
+    return tuple(target(part.strip()) for part in text.split(","))
+
+
 def trainer(text: str) -> tuple[str | None, str]:
     """Read MODEL=ADDRESS or ADDRESS. Returns None as the model of a trainer for all models without their own."""
     of, equals, address = text.rpartition("=")

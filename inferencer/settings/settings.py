@@ -8,7 +8,7 @@ import stat
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from paramsync.errors import SettingsError, StoreError
 from paramsync.host.processes import processors
@@ -22,6 +22,9 @@ from paramsync.rpc.tokens import Tokens
 from paramsync.store.signing import TrustedKeys
 
 from . import flags, models_file
+
+if TYPE_CHECKING:
+    from paramsync.rpc.client import Credentials
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,7 +129,9 @@ class Settings:
     tls: TlsFiles | None = None
     """The server's certificate and key. If None, connections are not encrypted."""
     trainer_tls_ca: Path | None = None
-    """The authority that signs trainers' certificates. If None, trainers are called without TLS."""
+    """The authority that signs the certificates of trainers and peers. If None, they are called without TLS."""
+    peers: tuple[str, ...] = ()
+    """The control ports of the servers that the page shows: HOST:PORT, or dns:///NAME:PORT for all of a name."""
     workers: int = field(default_factory=default_workers)
     """The number of processes that answer, apart from the one that follows the stores."""
     queue: int = 1024
@@ -217,6 +222,14 @@ def trainer_tls(settings: Settings) -> ClientTls | None:
         return None
     shown = () if settings.tls is None else (settings.tls.certificate, settings.tls.key)
     return ClientTls(settings.trainer_tls_ca, *shown, option="--trainer-tls-ca")
+
+
+def client_credentials(settings: Settings) -> Credentials:
+    """Return the token and TLS for calls to trainers and peers. Raises SettingsError."""
+    from paramsync.rpc.client import Credentials  # here, because gRPC reads the environment when it is imported
+
+    token = None if settings.tokens is None else settings.tokens.first()
+    return Credentials(token=token, tls=trainer_tls(settings))
 
 
 def ports(settings: Settings) -> dict[str, int]:

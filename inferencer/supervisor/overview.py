@@ -20,6 +20,7 @@ from ..protocols.page import messages
 from ..serving.counts import Histogram
 from ..serving.worker_status import WorkerStatus
 from .history import History
+from .peers import Peers
 from .traffic import Traffic
 
 _log = logging.getLogger("paramsync.supervisor")
@@ -38,6 +39,7 @@ class Overview:
         states: Callable[[], tuple[Mapping[str, Status], str]],
         *,
         heard: Callable[[], object] = lambda: None,
+        peers: Peers | None = None,
     ) -> None:
         """`counts` asks each worker for its counts of requests, which may take long; `states` returns the status of
         each model, and what is wrong with the workers. `heard` is called after each event of a follower."""
@@ -45,6 +47,7 @@ class Overview:
         self._counts = counts
         self._states = states
         self._heard = heard
+        self._peers = peers
         self._started_at = time.time()
         self._release = release()
         self._lock = threading.Lock()  # guards the next two; no thread waits for a process under it
@@ -57,6 +60,9 @@ class Overview:
 
     def start(self) -> None:
         threading.Thread(target=self._run, name="overview", daemon=True).start()
+        if self._peers is not None:
+            asking = (self._ended, self._is_open, SAMPLE_SECONDS)
+            threading.Thread(target=self._peers.run, args=asking, name="peers", daemon=True).start()
 
     def close(self) -> None:
         self._ended.set()
@@ -73,7 +79,12 @@ class Overview:
             }
             workers = self._workers
         server = {"release": self._release, "started_at": self._started_at, "trouble": trouble}
-        return messages.text({"now": now, "models": models, "workers": workers, "server": server})
+        peers = [] if self._peers is None else self._peers.rows()
+        return messages.text({"now": now, "models": models, "workers": workers, "server": server, "peers": peers})
+
+    def _is_open(self) -> bool:
+        """Return whether somebody looks at a page of this server."""
+        return time.monotonic() - self._asked_at <= _STILL_OPEN_SECONDS
 
     # Events -----------------------------------------------------------------------------------------------------------
 
@@ -117,7 +128,7 @@ class Overview:
         sampled_at = -_UNWATCHED_SECONDS
         while not self._ended.wait(SAMPLE_SECONDS):
             now = time.monotonic()
-            if now - self._asked_at > _STILL_OPEN_SECONDS and now - sampled_at < _UNWATCHED_SECONDS:
+            if not self._is_open() and now - sampled_at < _UNWATCHED_SECONDS:
                 continue
             sampled_at = now
             try:

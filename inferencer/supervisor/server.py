@@ -29,7 +29,7 @@ from ..protocols.tfs.reload import Configuring
 from ..serving.access import ReloadRoots, access_of
 from ..serving.metrics import Load, Metrics, Statistics
 from ..serving.prometheus import Exposition
-from ..settings.settings import AnySettings, Ports, Settings, TfServing, trainer_tls
+from ..settings.settings import AnySettings, Ports, Settings, TfServing, client_credentials, trainer_tls
 from ..transport.dispatch import methods_of
 from ..transport.grpc_port import QUIET_SECONDS, GrpcPort
 from ..transport.health import Health
@@ -41,6 +41,7 @@ from .fleet import Fleet
 from .listeners import Listeners
 from .maker import JoinedModel, Maker, message_of, parts_of
 from .overview import Overview
+from .peers import Peers
 from .registry import Registry
 from .scrub import Scrub
 from .shared import SharedVersion
@@ -90,7 +91,10 @@ class Server:
         self._following_file: asyncio.Future[None] | None = None
         self._scrub = Scrub(self._in_memory, self._suspect)
         self._news = threading.Event()
-        self._overview = Overview(self._fleet.workers.statuses, self._counts, self._states, heard=self._news.set)
+        peers = Peers(settings.peers, client_credentials(settings))
+        self._overview = Overview(
+            self._fleet.workers.statuses, self._counts, self._states, heard=self._news.set, peers=peers
+        )
         self._draining = asyncio.Event()
         self._health = Health(self.models, [sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name])
         budget = MemoryBudget(SHARES // 2 * settings.message_bytes)

@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 
 from paramsync.cli.formatting import duration, from_then_on, to_json
 from paramsync.cli.process import check_reader, complain, interruptible
-from paramsync.cli.servers import ServerChange, ask_all, connected, short, tell
+from paramsync.cli.servers import ServerChange, ask_all, connected, tell
 from paramsync.errors import CallError, ParamsyncError, SettingsError
 from paramsync.host.files import line
 from paramsync.remote.bucket import is_address
-from paramsync.rpc.client import Inferencer
+from paramsync.rpc.client import Inferencer, short
 from paramsync.rpc.server import plain
 from paramsync.v1 import sync_pb2 as pb
 

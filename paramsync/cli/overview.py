@@ -17,9 +17,10 @@ from rich.text import Text
 
 from paramsync.cli.formatting import NOTHING, ago, duration, size, table, way
 from paramsync.cli.live import Last
-from paramsync.cli.servers import bucket_faults, shares, short
+from paramsync.cli.servers import bucket_faults, shares
 from paramsync.host.files import line
 from paramsync.remote.bucket_status import stages
+from paramsync.rpc.client import short
 from paramsync.v1 import sync_pb2 as pb
 
 GOOD, DOUBTFUL, BAD = "green", "yellow", "red"

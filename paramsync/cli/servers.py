@@ -87,13 +87,6 @@ def ask_all(targets: Sequence[_Target], ask: Callable[[_Target], _Answer]) -> li
     return [answers[number] for number in range(len(targets))]
 
 
-def short(error: ParamsyncError, server: str) -> str:
-    """The text of an error without the server's name, which is shown next to it."""
-    if isinstance(error, NotReachableError):
-        return f"not reachable ({error.why})"
-    return str(error).replace(f"{Inferencer.program} at {server} ", "")
-
-
 def report(
     address: str,
     publisher: Last[pb.PublisherStatus],

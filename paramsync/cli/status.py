@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 from paramsync.cli.formatting import console, duration, to_json
 from paramsync.cli.live import Last, Polled, show
 from paramsync.cli.process import complain, importing, interruptible
-from paramsync.cli.servers import ask_all, bucket_faults, connected, report, short, trainer
+from paramsync.cli.servers import ask_all, bucket_faults, connected, report, trainer
 from paramsync.cli.settings import credentials
 from paramsync.errors import CallError, ParamsyncError, SettingsError
 from paramsync.host.files import line
 from paramsync.remote.bucket import is_address
-from paramsync.rpc.client import Inferencer, Trainer
+from paramsync.rpc.client import Inferencer, Trainer, short
 from paramsync.v1 import sync_pb2 as pb
 
 if TYPE_CHECKING:

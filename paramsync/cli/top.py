@@ -17,10 +17,10 @@ from rich.text import Text
 from paramsync.cli.formatting import NOTHING, duration, size
 from paramsync.cli.live import Polled, show
 from paramsync.cli.overview import BAD, DOUBTFUL, GOOD, FittedTable, behind
-from paramsync.cli.servers import connected, short
+from paramsync.cli.servers import connected
 from paramsync.host.files import line
 from paramsync.program.quantiles import quantile
-from paramsync.rpc.client import Inferencer
+from paramsync.rpc.client import Inferencer, short
 from paramsync.rpc.server import plain
 from paramsync.v1 import sync_pb2 as pb
 

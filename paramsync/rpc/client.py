@@ -279,6 +279,13 @@ class Prediction:
     version: int
 
 
+def short(error: errors.ParamsyncError, server: str) -> str:
+    """The text of an error without the server's name, which is shown next to it."""
+    if isinstance(error, errors.NotReachableError):
+        return f"not reachable ({error.why})"
+    return str(error).replace(f"{Inferencer.program} at {server} ", "")
+
+
 class Predictor(_Client):
     """The predictions port of an inferencer, or of anything that speaks TensorFlow Serving's PredictionService."""
 

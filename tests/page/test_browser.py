@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,25 @@ import pytest
 from paramsync.remote import copy_note
 from paramsync.remote.bucket_status import BucketStatus, Copied
 from paramsync.remote.copy_note import CopyNote
+from paramsync.v1 import sync_pb2 as pb
 from tests.support.browser import Browser
 from tests.support.paged import DIGITS, HOSTILE, TOKEN, Store, started
 from tests.support.programs import ROOT, eventually
+from tests.support.servers import add_models, serving
 
 pytestmark = pytest.mark.slow
 AXE = ROOT / "tests" / "support" / "axe" / "axe.min.js"
+
+
+def replica(model: str, number: int, **more: Any) -> pb.ModelStatus:
+    return pb.ModelStatus(model=model, state=pb.ModelStatus.SERVING, serving=pb.Version(number=number), **more)
+
+
+PEERS = (
+    [replica(DIGITS, 1421, lag_seconds=0, swap_skew_seconds=0.25), replica(HOSTILE, 7)],
+    [replica(DIGITS, 1421, lag_seconds=0, swap_skew_seconds=0.5)],
+    [replica(DIGITS, 1420, lag_seconds=3)],
+)
 
 
 class Shown:
@@ -32,7 +46,11 @@ class Shown:
         for _ in range(5):
             self.store.publish()
         self.hostile.publish(metrics={HOSTILE: 1.0}, age=140.0)
-        self.process = started(folder, (DIGITS, folder / DIGITS), ("hostile", folder / "hostile"))
+        self.peers = ExitStack()
+        peers = [self.peers.enter_context(serving(add_models(*statuses))) for statuses in PEERS]
+        with serving() as gone:
+            flags = ["--peers", ",".join([*peers, gone])]
+        self.process = started(folder, (DIGITS, folder / DIGITS), ("hostile", folder / "hostile"), flags=flags)
         self.browser = Browser()
         self.open()
 
@@ -70,6 +88,7 @@ class Shown:
     def close(self) -> None:
         self.browser.__exit__(None, None, None)
         self.process.close()
+        self.peers.close()
         self.store.close()
         self.hostile.close()
 
@@ -108,6 +127,25 @@ def test_it_shows_every_model_and_complains_of_nothing(shown: Shown) -> None:
     entries = shown.browser.run("return performance.getEntriesByType('resource').map((one) => one.name)")
     assert [one for one in entries if not one.startswith(f"http://{shown.process.http_address}/")] == []
     assert shown.browser.logged() == []
+
+
+def test_the_fleet_has_a_row_for_each_server_the_slowest_first(shown: Shown) -> None:
+    shown.open()
+    shown.browser.wait("document.querySelectorAll('#peers tr').length === 4")
+    shown.browser.wait("document.querySelector('#peers').textContent.includes('not reachable')")
+    rows = shown.browser.run("return [...document.querySelectorAll('#peers tr')].map((one) => one.innerText)")
+    assert [("not reachable" in row, "1,420" in row, "1,421" in row) for row in rows] == [
+        (True, False, False),
+        (False, True, False),
+        (False, False, True),
+        (False, False, True),
+    ]
+    text = shown.browser.run("return document.querySelector('#shares').textContent").replace("\u00a0", " ")
+    share = "version 1,421 on 2 servers (67 %, swapped within 250 ms); version 1,420 on 1 server (33 %)"
+    assert text == f"{DIGITS}: {share}"
+    shown.browser.run("location.hash = '#/'")
+    shown.browser.wait("document.querySelectorAll('#peers tr').length === 5")
+    shown.open()
 
 
 def test_actions_are_there_for_whoever_has_a_token(shown: Shown) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,9 @@ class Store:
         self._writer.close()
 
 
-def started(folder: Path, *stores: tuple[str, Path], workers: int = 2, rest_port: int = 0) -> Process:
+def started(
+    folder: Path, *stores: tuple[str, Path], workers: int = 2, rest_port: int = 0, flags: Sequence[str] = ()
+) -> Process:
     """An inferencer of these stores, which takes actions from whoever shows TOKEN."""
     tokens = folder / "tokens"
     tokens.write_text(f"ops:{TOKEN}\n")
@@ -75,6 +78,7 @@ def started(folder: Path, *stores: tuple[str, Path], workers: int = 2, rest_port
     models = [word for name, path in stores for word in ("--model", f"{name}={path}")]
     process = Process(
         *models,
+        *flags,
         "--rest-port",
         str(rest_port),
         "--workers",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +15,14 @@ from inferencer.protocols.page import messages
 from inferencer.serving.counts import REQUEST_SECONDS, Histogram
 from inferencer.supervisor.history import MOST_HAPPENED, MOST_VERSIONS, History
 from inferencer.supervisor.overview import Overview
+from inferencer.supervisor.peers import Peers
 from inferencer.supervisor.traffic import Traffic
+from paramsync.rpc.client import NO_CREDENTIALS
 from paramsync.status import Event, EventKind, Quarantined, State, Status
+from paramsync.v1 import sync_pb2 as pb
 from paramsync.version import Version
+from tests.support.programs import eventually
+from tests.support.servers import add_models, serving
 
 
 def version(number: int, **more: Any) -> Version:
@@ -171,6 +177,31 @@ def test_the_status_is_never_older_than_the_history() -> None:
     status = replace(status, serving=version(8))  # and nobody looks before a page asks
     state = json.loads(overview.state())
     assert (state["models"]["m"]["status"]["serving"]["number"], state["server"]["trouble"]) == (8, "trouble")
+
+
+def test_peers_are_asked_while_a_page_is_open_and_one_that_hangs_delays_nobody(nobody: str) -> None:
+    skewed = pb.ModelStatus(model="m", state=pb.ModelStatus.SERVING, serving=pb.Version(number=7), swap_skew_seconds=2)
+    with serving(add_models(skewed)) as one, socket.create_server(("127.0.0.1", 0)) as silent:
+        peers = Peers((f"127.0.0.1:{silent.getsockname()[1]}", one, nobody), NO_CREDENTIALS)
+        overview = Overview(list, list, lambda: ({}, ""), peers=peers)
+
+        def rows() -> dict[str, Any]:
+            return {row["address"]: row for row in json.loads(overview.state())["peers"]}
+
+        peers.run_once(wanted=True)
+        eventually(lambda: {one, nobody} <= rows().keys(), lambda: "the answers of a server and of none")
+        assert rows()[one]["error"] is None
+        model = rows()[one]["models"]["m"]
+        assert (model["state"], model["serving"], model["swap_skew_seconds"], model["lag_seconds"]) == (
+            "serving",
+            7,
+            2,
+            None,
+        )
+        assert "not reachable" in rows()[nobody]["error"]
+        assert rows()[nobody]["models"] == {}
+        peers.run_once(wanted=False)
+        assert rows() == {}
 
 
 @pytest.mark.parametrize("pinned", [None, 7])

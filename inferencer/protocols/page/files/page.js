@@ -10,7 +10,7 @@ const HIDDEN = 5; // the same in a tab that nobody sees
 const PATIENCE = 12000; // milliseconds after which the server counts as lost
 const ROWS = 14;
 const models = new Map(); // by name: what the server says, and what is on the screen
-let server = { workers: [], server: {}, actions: { allowed: false, why: "" } };
+let server = { peers: [], workers: [], server: {}, actions: { allowed: false, why: "" } };
 
 // The server's state, asked for again and again ---
 
@@ -97,6 +97,7 @@ function draw() {
   const listed = names.length > 1 && opened ? names.map((name) => [name, mood(models.get(name)), name === opened.name]) : [];
   list($("nav"), JSON.stringify(listed), () => listed.length < 2 ? [] : [make("a", { class: "all", href: "#/", "data-key": "all", text: "All models" }),
     ...listed.map(([name, feeling, here]) => make("a", { href: fragment(name), class: feeling, "data-key": name, "aria-current": here ? "page" : undefined, text: name }))]);
+  drawFleet(opened);
   drawServer();
   if (opened && !document.hidden) plot(opened);
   if (shown !== opened) turn(opened);
@@ -450,6 +451,30 @@ function bars(counts, edges) {
     svg.append(bar);
   }
   return svg;
+}
+
+function drawFleet(opened) { // the slowest first, as paramsync status has them
+  const rows = server.peers.flatMap(({ address, error, models: found }) => {
+    const those = Object.entries(found).filter(([name]) => !opened || name === opened.name);
+    return those.length ? those.map(([name, one]) => ({ address, name, ...one })) : [{ address, name: "", error: error ?? "does not have this model" }];
+  });
+  const rank = (one) => ("error" in one ? -2 : Number(one.serving ?? -1));
+  rows.sort((a, b) => a.name.localeCompare(b.name) || rank(a) - rank(b) || Math.floor(b.lag_seconds ?? 0) - Math.floor(a.lag_seconds ?? 0));
+  $("fleet").hidden = !rows.length;
+  put($("shares"), shares(rows.filter((one) => one.name)));
+  list($("peers"), JSON.stringify(rows), () => rows.map((one) => make("tr", {}, make("th", { scope: "row", text: one.address }), make("td", { class: "more", text: one.name || "–" }),
+    make("td", { class: "error" in one || one.reason || one.state === "damaged" ? "bad" : one.state === "serving" ? "good" : "warn", text: one.error ?? one.state }),
+    make("td", { class: "n", text: one.serving == null ? "–" : `${figure(one.serving)}${one.pinned === null ? "" : " pinned"}` }),
+    make("td", { class: "n", text: one.lag_seconds == null ? "–" : one.lag_seconds ? duration(one.lag_seconds) : "newest" }))));
+}
+
+function shares(rows) { // which versions serve on how many servers, and how far apart they swapped
+  return [...new Set(rows.map((one) => one.name))].map((name) => [name, rows.filter((one) => one.name === name)]).map(([name, some]) => `${name}: ${[...new Set(some.map((one) => one.serving))].reverse().map((version) => {
+    const on = some.filter((one) => one.serving === version);
+    const late = on.map((one) => one.swap_skew_seconds).filter((one) => one !== null);
+    const skew = late.length > 1 && version !== null ? `, swapped within ${duration(Math.max(...late) - Math.min(...late))}` : "";
+    return `${version === null ? "no version" : `version ${figure(version)}`} on ${many(on.length, "server")} (${percent(on.length / some.length)}${skew})`;
+  }).join("; ")}`).join(" · ");
 }
 
 function drawServer() {
