@@ -67,6 +67,7 @@ class Reconciler:
         self._wanted: set[int] = set()  # versions that this round restored, tried to restore, or postponed
         self._looks = Backoff()
         self._error = ""  # the error of the last look at the store
+        self._note: copy_note.CopyNote | None = None  # the last note that could be read, if the store is a copy
         self._newest: list[InMemory] = []  # the newest versions of the store, which stay in memory
         self._moments = Moments()
         self._waiting: list[InMemory] = []  # versions that wait in memory for their moments, the earliest first
@@ -117,7 +118,8 @@ class Reconciler:
         self._replica.release()
 
     def _look(self) -> Look:
-        note = copy_note.read(self._replica.source.path)
+        # A note that is damaged, or that cannot be read now, must not lift the pin of all followers.
+        note = self._note = copy_note.read(self._replica.source.path) or self._note
         self._report.set(bucket=None if note is None else note.status)
         self._requests.fleet = Choices() if note is None else Choices(pinned=note.pinned, labels=note.labels)
         self._requests.fleet_move = None if note is None else note.move

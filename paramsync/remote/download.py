@@ -83,6 +83,7 @@ class Download:
             advice = "give each a directory of its own, servers by --cache"
             raise StoreError(path, f"another mirror copies into it ({error.owner}): {advice}") from error
         self._written = copy_note.read(path)
+        self._noted = self._note_file()
         bucket.answered_at = copy_note.answered_at(path)
         self._note = replace(self._written or CopyNote(""), address=bucket.address)
         self._tag: str | None = None
@@ -259,22 +260,29 @@ class Download:
                 ended=state.ended,
                 ended_at=state.ended_at,
             )
+        if not status.reason and self._note_file() != self._noted:  # another program removed it, or cut it
+            self._written = None
         self._write_note()
 
     def _write_note(self) -> None:
         answered_at = self._bucket.answered_at
         if self._note != self._written:
             self._note.write(self._store.path, answered_at)
-            self._written = self._note if self._is_noted() else None
+            self._noted = self._note_file()
+            self._written = None if self._noted is None else self._note
         elif answered_at is not None:
             copy_note.touch(self._store.path, answered_at)
 
-    def _is_noted(self) -> bool:
-        return (self._store.path / copy_note.NAME).exists()
+    def _note_file(self) -> tuple[int, int] | None:
+        """Inode and size of the note; None if there is none."""
+        with suppress(OSError):
+            found = (self._store.path / copy_note.NAME).stat()
+            return found.st_ino, found.st_size
+        return None
 
     def _look(self, state: State) -> None:
         """Accept a state as the last one seen. Raises RemoteError if it must not be followed."""
-        if self._written is not None and not self._is_noted():  # an operator removed the note to allow another run
+        if self._written is not None and self._note_file() is None:  # an operator removed the note to allow another run
             self._note, self._written = CopyNote(self._bucket.address), None
         note = self._note
         if note.run not in ("", state.run):

@@ -19,7 +19,7 @@ from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
 from paramsync.moments import Move
-from paramsync.remote import fleet, protocol
+from paramsync.remote import copy_note, fleet, protocol
 from paramsync.remote.bucket_status import BucketStatus
 from paramsync.remote.copy_note import CopyNote, read
 from paramsync.remote.state import State
@@ -143,15 +143,24 @@ def test_a_follower_obeys_the_choices_for_all_unless_it_has_its_own(tmp_path: Pa
         eventually(lambda: follower.status().labels == {"stable": 1}, lambda: f"{follower.status()}")
         assert follower.status().pinned == 2
         assert follower.status().publisher is None  # the lock of a copy is the mirror's
+        (tmp_path / copy_note.NAME).write_text("damaged")
+        publisher.publish(4)
+        eventually(lambda: published(follower) == 4, lambda: f"{follower.status()}")
+        assert serving(follower) == 2
         follower.pin(1, timeout=LONG)
         assert serving(follower) == 1
         follower.unpin(timeout=LONG)
         eventually(lambda: serving(follower) == 2, lambda: f"{follower.status()}")
         CopyNote("s3://bucket/m", ended="died", ended_at=5.0).write(tmp_path)
-        eventually(lambda: serving(follower) == 3, lambda: f"{follower.status()}")
+        eventually(lambda: serving(follower) == 4, lambda: f"{follower.status()}")
         assert follower.status().publisher is not None  # as the bucket's state says
         eventually(lambda: not follower.status().labels, lambda: f"{follower.status()}")
     publisher.close()
+
+
+def published(follower: Follower) -> int | None:
+    version = follower.status().published
+    return None if version is None else version.number
 
 
 def serving(follower: Follower) -> int | None:
@@ -270,6 +279,21 @@ def test_the_note_of_a_copy_has_the_order(pair: Pair) -> None:
     note = read(pair.target.path)
     assert note is not None
     assert (note.pinned, note.move) == (1, Move(at=moment, before=None, newest=2))
+
+
+@pytest.mark.parametrize("content", [None, "", "{"], ids=["gone", "empty", "cut"])
+def test_a_note_that_is_damaged_is_written_anew(pair: Pair, content: str | None) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    choose(pair, fleet.pin("s3://bucket/m", 1))
+    for _ in range(2):
+        pair.download.run_once()
+        pair.download.note(BucketStatus(address=pair.bucket.address))
+        note = read(pair.target.path)
+        assert note is not None
+        assert note.pinned == 1
+        path = pair.target.path / copy_note.NAME
+        path.unlink() if content is None else path.write_text(content)
 
 
 def test_a_later_order_takes_the_place_of_one_that_waits(pair: Pair) -> None:
