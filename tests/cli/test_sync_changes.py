@@ -6,7 +6,7 @@ import itertools
 import shutil
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -142,13 +142,8 @@ def _refused_fresh(running: Running, **more: Any) -> tuple[grpc.StatusCode, str]
     return refused(lambda message, timeout: list(running.sync.Sync(message, timeout=timeout)), message)
 
 
-@contextmanager
-def _served(store: Path, *, trainer: str) -> Iterator[Running]:
-    running = Running(models=(ModelSettings(name="m", store=store, allowed=GATED_OPS, trainer=trainer),))
-    try:
-        yield running
-    finally:
-        running.close()
+def _served(store: Path, *, trainer: str) -> closing[Running]:
+    return closing(Running(models=(ModelSettings(name="m", store=store, allowed=GATED_OPS, trainer=trainer),)))
 
 
 @contextmanager

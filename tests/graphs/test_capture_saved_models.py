@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -214,8 +215,7 @@ def test_who_names_signatures_gets_all_of_them_or_the_reason(several: Path) -> N
 def test_a_version_serves_and_says_which_of_its_signatures_do_not(
     several: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    running = Running(several.parent)
-    try:
+    with closing(Running(several.parent)) as running:
         synced(running)
         synced(running)
         (status,) = running.sync.GetStatus(pb.GetStatusRequest(), timeout=LONG).models
@@ -235,8 +235,6 @@ def test_a_version_serves_and_says_which_of_its_signatures_do_not(
         message.model_spec.signature_name = "other"
         _, text = refused(running.prediction_service.Predict, message)
         assert text == "signature 'other' does not exist; there are: 'counted', 'serving_default'"
-    finally:
-        running.close()
 
 
 def test_a_signature_whose_asset_has_not_come_yet_is_waited_for(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from paramsync.publishing.publisher import Publisher
 from paramsync.v1 import sync_pb2, sync_pb2_grpc
 from tests.support.training import ON_REQUEST, Counters
 
-TIMEOUT = 30
+TIMEOUT = 60
 STATES = sync_pb2.PublisherStatus
 
 

@@ -231,8 +231,7 @@ def test_reading_by_http_needs_none(running: Running) -> None:
 def test_changes_and_refusals_are_in_the_log(publisher: Publisher, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "paramsync.audit")
     publisher.publish(7)
-    running = Running(publisher.path, tokens=TOKENS)  # where nobody was refused yet: of many only some are told
-    try:
+    with closing(Running(publisher.path, tokens=TOKENS)) as running:  # nobody was refused yet: of many some are told
         running.server.models.follower("m").sync(timeout=LONG)
         pin: Any = running.control.unary_unary("/paramsync.v1.Sync/Pin", sync_pb2.PinRequest.SerializeToString, bytes)
         request = sync_pb2.PinRequest(model="m\nwho='root'", version=7)
@@ -242,8 +241,6 @@ def test_changes_and_refusals_are_in_the_log(publisher: Publisher, caplog: pytes
             pin(request, timeout=LONG, metadata=[("authorization", RIGHT)])
         with closing(InProcess(publisher.path, tokens=TOKENS)) as worker:
             asked(worker, *HTTP_CHANGES["RepositoryModelLoad"], RIGHT)
-    finally:
-        running.close()
     refused, failed, done = [record.getMessage() for record in caplog.records if record.name == "paramsync.audit"]
     assert refused.startswith("what='paramsync.v1.Sync/Pin' from='ipv4:127.0.0.1:")
     assert "outcome='refused' why='paramsync.v1.Sync/Pin: expected a token that is known here, found none" in refused
@@ -257,8 +254,7 @@ def test_changes_and_refusals_are_in_the_log(publisher: Publisher, caplog: pytes
 
 def test_reading_can_need_a_token_too_and_health_never_does(publisher: Publisher) -> None:
     publisher.publish(7)
-    running = Running(publisher.path, tokens=TOKENS, auth_reads=True)
-    try:
+    with closing(Running(publisher.path, tokens=TOKENS, auth_reads=True)) as running:
         running.server.models.follower("m").sync(timeout=LONG)
         for method in (READS - CHANGES) - {"grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"}:
             if not method.startswith("paramsync.v1.Publisher"):
@@ -274,9 +270,6 @@ def test_reading_can_need_a_token_too_and_health_never_does(publisher: Publisher
             assert asked(running, *where, RIGHT).status != 401, where
         for path in ("/healthz", "/v2/health/live", "/v2/health/ready"):
             assert asked(running, "GET", path, None).status == 200
-        running.drain()
-    finally:
-        running.close()
 
 
 @pytest.mark.parametrize("method", sorted(CHANGES - {"paramsync.v1.Publisher/Publish"}))
@@ -317,8 +310,7 @@ PATHS = [
 
 def test_on_loopback_no_path_answers_to_a_name_of_another_site_unless_it_is_allowed(publisher: Publisher) -> None:
     publisher.publish(7)
-    running = Running(publisher.path, allowed_hosts=("Proxy.example",))
-    try:
+    with closing(Running(publisher.path, allowed_hosts=("Proxy.example",))) as running:
         running.server.models.follower("m").sync(timeout=LONG)
         for method, path in PATHS:
             for host in ("evil.example", f"proxy.example.evil:{running.rest_port}"):
@@ -335,9 +327,6 @@ def test_on_loopback_no_path_answers_to_a_name_of_another_site_unless_it_is_allo
         got = asked(running, *where, None, Host="127.0.0.1.evil.example")
         assert (got.status, "expected a loopback address in the header Host" in got.error) == (403, True)
         assert asked(running, *where, None, Host=f"[::1]:{running.rest_port}").status == 200
-        running.drain()
-    finally:
-        running.close()
 
 
 def test_where_others_can_call_any_name_may_lead_here(open_to_others: Running) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,16 +47,6 @@ def other(tmp_path: Path) -> Iterator[Path]:
     publisher.publish(21)
     yield publisher.path
     publisher.close()
-
-
-@contextmanager
-def restarted(*stores: Path, **settings: Any) -> Iterator[Running]:
-    running = Running(*stores, **settings)
-    try:
-        yield running
-        running.drain()
-    finally:
-        running.close()
 
 
 def links(pid: int) -> Iterator[str]:
@@ -129,9 +119,9 @@ def test_specific_versions_stay_in_memory_over_a_restart_until_operators_unpin(
 ) -> None:
     for number in (7, 8, 9, 10):
         publisher.publish(number)
-    with restarted(tmp_path / "m", state=tmp_path / "state") as one:
+    with closing(Running(tmp_path / "m", state=tmp_path / "state")) as one:
         apply(one, model(tmp_path / "m", specific=(7, 8, 9)))
-    with restarted(tmp_path / "m", state=tmp_path / "state") as one:
+    with closing(Running(tmp_path / "m", state=tmp_path / "state")) as one:
         synced(one, version=9)
         eventually(lambda: one.server.models.find("m").status().resident == (9, 7, 8), lambda: "all three")
         assert [answers(one, version=number) for number in (7, 8)] == [7, 8]
@@ -229,14 +219,10 @@ DENIED = grpc.StatusCode.PERMISSION_DENIED
 def serving(publisher: Publisher, **settings: Any) -> Iterator[Running]:
     publisher.publish(7)
     publisher.publish(8)
-    running = Running(publisher.path, **settings)
-    running.show(SECRET)
-    try:
+    with closing(Running(publisher.path, **settings)) as running:
+        running.show(SECRET)
         synced(running)
         yield running
-        running.drain()
-    finally:
-        running.close()
 
 
 def reload(running: Running, *models: Any) -> tuple[grpc.StatusCode, str]:

@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -115,8 +116,7 @@ def test_whichever_worker_is_asked_knows_what_a_configuration_before_said(tmp_pa
 
 def test_what_is_refused_changes_nothing_of_what_is_kept(tmp_path: Path, bad: Publisher, publisher: Publisher) -> None:
     publisher.publish(7)
-    running = Running(tmp_path / "m", state=tmp_path / "state")
-    try:
+    with closing(Running(tmp_path / "m", state=tmp_path / "state")) as running:
         synced(running)
         running.sync.Pin(pb.PinRequest(model="m", version=7), timeout=LONG)
         running.sync.Label(pb.LabelRequest(model="m", label="mine", version=7), timeout=LONG)
@@ -128,9 +128,6 @@ def test_what_is_refused_changes_nothing_of_what_is_kept(tmp_path: Path, bad: Pu
         apply(running, model(good.path, specific=(3,)))
         assert json.loads((tmp_path / "state" / "m.json").read_text())["pinned"] == 3
         good.close()
-        running.drain()
-    finally:
-        running.close()
 
 
 # What could not serve -------------------------------------------------------------------------------------------------
