@@ -162,7 +162,7 @@ class Exposition(MetricsPage):
             "1 for what became of the store's last publisher, 0 for the others; absent where the store does not say.",
             "state",
         )
-        labels = _gauge("paramsync_label_version", "The version that a label names.", "label")
+        labels = _gauge("paramsync_label_version", "The version that a label names.", "label", "version")
         for model, status in statuses:
             for possible in State:
                 state.add_metric([model, possible.value], possible is status.state)
@@ -171,7 +171,7 @@ class Exposition(MetricsPage):
                     is_now = possible_publisher is status.publisher.state
                     publisher.add_metric([model, possible_publisher.value], is_now)
             for label, number in sorted(status.labels.items()):
-                labels.add_metric([model, label], number)
+                labels.add_metric([model, label, str(number)], number)
         yield from (state, publisher, labels)
         for name, said, value in _OF_STATUS:
             gauge = _gauge(name, said)

@@ -25,7 +25,8 @@ class Traffic:
 
     def look(self, counts: Iterable[Mapping[_Key, Histogram]], now: float) -> dict[str, dict[str, Any]]:
         """Return for each model the requests and failures per second since the last look, and for each of its versions
-        the requests per second and the median and 99th percentile of their seconds.
+        the requests per second, the median and 99th percentile of their seconds (None without requests), and the
+        failures per second.
 
         The first look returns nothing, because rates need two looks. Counts that fell, for example because a worker was
         replaced, count as no traffic.
@@ -50,10 +51,14 @@ def _rates(
         sums[model, well] += histogram.count - earlier.count
         new = [max(0, one - other) for one, other in zip(histogram.buckets, earlier.buckets, strict=True)]
         count = sum(new)
-        if well and version not in ("", OLDER) and count:
+        if version not in ("", OLDER) and count:
             versions = found.setdefault(model, {}).setdefault("versions", {})
-            latencies = [round(quantile(REQUEST_SECONDS, new, share) or 0.0, 6) for share in (0.5, 0.99)]
-            versions[version] = [round(count / seconds, 3), *latencies]
+            facts = versions.setdefault(version, [0.0, None, None, 0.0])
+            if well:
+                latencies = [round(quantile(REQUEST_SECONDS, new, share) or 0.0, 6) for share in (0.5, 0.99)]
+                facts[:3] = [round(count / seconds, 3), *latencies]
+            else:
+                facts[3] = round(count / seconds, 3)
     for model, version, well in before.keys() - now.keys():
         sums[model, well] -= before[model, version, well].count
     for (model, well), count in sums.items():

@@ -195,7 +195,7 @@ def test_what_followers_do_is_told(served: Running, publisher: Publisher) -> Non
     assert 0 < found["paramsync_swap_duration_seconds_sum"][_M] < 1
     assert 0 < found["paramsync_restore_duration_seconds_sum"][_M] < LONG
     assert 0 < found["paramsync_lag_seconds"][_M] < LONG
-    assert found["paramsync_label_version"] == {(("label", "stable"), *_M): 7}
+    assert found["paramsync_label_version"] == {(("label", "stable"), *_M, ("version", "7")): 7}
     assert found["paramsync_queue_depth"] == {(): 3}
     assert found["process_resident_memory_bytes"][()] > 1e6
     [build] = found["paramsync_build_info"]

@@ -131,9 +131,11 @@ def test_rates_are_of_what_is_new() -> None:
     before = counts(*[("m", "1", 0.0004)] * 10)
     assert traffic.look([before], 10.0) == {}
     after = counts(*[("m", "1", 0.0004)] * 30, ("m", "2", 0.02))
-    failed = counts(("m", "2", 0.1), code="INTERNAL")
+    failed = counts(("m", "2", 0.1), ("m", "3", 0.1), code="INTERNAL")
     found = traffic.look([after, failed], 12.0)
-    assert (found["m"]["rate"], found["m"]["failed"]) == (10.5, 0.5)
+    assert (found["m"]["rate"], found["m"]["failed"]) == (10.5, 1.0)
+    assert found["m"]["versions"]["3"] == [0.0, None, None, 0.5]
+    assert (found["m"]["versions"]["1"][3], found["m"]["versions"]["2"][3]) == (0.0, 0.5)
     assert found["m"]["versions"]["1"][0] == 10.0
     assert 0.00025 <= found["m"]["versions"]["1"][1] <= 0.0005
     assert 0.01 <= found["m"]["versions"]["2"][2] <= 0.025

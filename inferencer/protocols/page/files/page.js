@@ -334,10 +334,10 @@ function drawVersions(model, may) {
     const bad = status.quarantined.find((one) => String(one.number) === number);
     const state = own ? "serves" : status.resident.map(String).includes(number) ? "in memory" : bad ? "quarantined" : status.in_store.map(String).includes(number) ? "in the store" : "gone";
     const labels = Object.entries(status.labels).filter(([, one]) => String(one) === number).map(([label]) => label);
-    const [per, p50, p99] = last.versions[number] ?? [0, null, null];
+    const [per, p50, p99, failed] = last.versions[number] ?? [0, null, null, 0];
     const at = seen.committed_at ?? (own ? status.serving.committed_at : null);
     const value = seen.metrics?.[metric] ?? (own ? status.serving.metrics?.[metric] : undefined);
-    return { number, state, labels, at, value, per, p50, p99, own, reason: bad?.reason };
+    return { number, state, labels, at, value, per, p50, p99, failed, own, reason: bad?.reason };
   });
   put(node.querySelector("th.metric"), metric ?? "");
   const body = node.querySelector(".versions tbody");
@@ -347,11 +347,11 @@ function drawVersions(model, may) {
       make("td", { class: row.own ? "" : row.reason ? "bad" : "dim", title: row.reason }, row.state, make("span", { class: "less" })),
       make("td", {}, ...row.labels.map((label) => make("span", { class: "chip" }, make("span", { text: label }),
         ...(may ? [make("button", { type: "button", "data-key": `unlabel ${label}`, "aria-label": `Take the label ${label} away`, text: "×", on: () => act(model, "unlabel", row.number, label) })] : [])))),
-      ...["n dim more", "n more", "n more", "n more", "n more"].map((one) => make("td", { class: one })),
+      ...["n dim more", "n more", "n more", "n more bad", "n more", "n more"].map((one) => make("td", { class: one })),
       make("td", { class: "acts" }, ...(may && row.state !== "gone" ? [["pin", "Pin"], ["label", "Label…"]].map(([what, word]) =>
         make("button", { type: "button", "data-key": `${what} ${row.number}`, "aria-label": `${word} version ${row.number}`, text: word, on: () => act(model, what, row.number) })) : [])))));
   for (const [at, row] of rows.entries()) { // what changes all the time, in place: nobody's click is to miss its button
-    const words = [row.at ? ago(row.at) : "–", metric ? short(row.value) : "", ...(row.per ? [`${rate(row.per)}/s`, duration(row.p50), duration(row.p99)] : ["–", "–", "–"])];
+    const words = [row.at ? ago(row.at) : "–", metric ? short(row.value) : "", row.per ? `${rate(row.per)}/s` : "–", row.failed ? `${rate(row.failed)}/s` : "", ...(row.per ? [duration(row.p50), duration(row.p99)] : ["–", "–"])];
     for (const [column, text] of words.entries()) put(body.children[at].children[3 + column], text);
     put(body.children[at].querySelector(".less"), words[0]);
   }
