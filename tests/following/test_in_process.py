@@ -1,4 +1,4 @@
-"""Replica, Follower and latest() in a user's program, as docs/serve.md shows."""
+"""Replica, Follower and latest() in a user's program."""
 
 from __future__ import annotations
 
@@ -30,23 +30,6 @@ def run(script: str, *arguments: str | Path) -> str:
     assert done.returncode == 0, done.stderr
     assert not re.search(r"Traceback|Fatal|Aborted|Segmentation", done.stderr), done.stderr
     return done.stdout
-
-
-def documented(store: Path) -> list[str]:
-    """The scripts of the documentation's section, for this store."""
-    section = (ROOT / "docs" / "serve.md").read_text().partition("## In your own program")[2]
-    return [
-        one.replace("/dev/shm/digits", str(store)) for one in re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    ]
-
-
-@pytest.mark.slow
-def test_what_the_documentation_says_works(tmp_path: Path) -> None:
-    following, training = documented(tmp_path / "digits")
-    run(training)
-    printed = run(following)
-    assert re.search(r"^\d+ \[\[", printed)
-    assert "was played by version" in printed
 
 
 _FORGETS = """

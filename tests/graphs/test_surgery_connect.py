@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ import tensorflow as tf
 from paramsync.errors import GraphError, ParameterError
 from paramsync.graphs.capturing import capture
 from paramsync.graphs.surgery import connect
-from tests.support.programs import ROOT
 from tests.support.v1_drafts import control_flow
 
 v1 = tf.compat.v1
@@ -144,16 +142,6 @@ def test_a_saver_that_renames_variables_names_the_keys(tmp_path: Path) -> None:
         alone = connect([(f"{checkpoint}.meta", Path(checkpoint).parent)], outputs=["features"])
         alone.initialise(session)
         np.testing.assert_array_equal(session.run(alone.copies["graph1"].variables["weights"]), wanted)
-
-
-def test_what_the_page_about_graphs_shows_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    text = (ROOT / "docs" / "graphs.md").read_text().partition("## Surgery")[2]
-    found: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(block, found)
-    assert (tmp_path / "tuned-encoder.index").exists()
-    assert not found["tied"].variables
 
 
 def test_an_input_pipeline_makes_way_for_a_placeholder() -> None:

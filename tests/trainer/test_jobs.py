@@ -23,10 +23,9 @@ import tensorflow as tf
 from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2
 from tests.support import jobs
-from tests.support.programs import ROOT, eventually
+from tests.support.programs import eventually
 from tests.trainer.test_trainer import TIMEOUT, control_of, trainer, versions
 
-DOCUMENTATION = ROOT / "docs" / "training-program.md"
 SMALL = ("--job", "small_job:small")
 
 
@@ -84,39 +83,6 @@ def test_a_job_of_ones_own_is_trained_published_and_drawn_to_its_last_step(tmp_p
     last = re.findall(r"(\S+)=(\S+)", [line for line in process.text.splitlines() if " step=3000 " in line][-1])
     assert [name for name, _ in last] == ["step", "loss", "steps_per_second", "version", "stall_ms"]
     assert all(float(value) >= 0 for _, value in last)
-
-
-@pytest.mark.slow
-def test_the_job_in_the_documentation_trains_and_tensorflow_restores_its_state(tmp_path: Path) -> None:
-    module, restoring = re.findall(r"```python\n(.*?)```", DOCUMENTATION.read_text(), re.DOTALL)
-    jobs.put(tmp_path, module, name="my_jobs")
-    store = tmp_path / "store"
-    with trainer(store, "--job", "my_jobs:small", "--steps", "300", folder=tmp_path) as process:
-        assert process.end() == 0, process.text
-    script = f"import tensorflow as tf\nfrom my_jobs import JobSettings, small\n{restoring}\nprint(int(job.step))"
-    script = script.replace("/dev/shm/mine", str(store))
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=TIMEOUT
-    )
-    assert (done.returncode, done.stdout) == (0, "300\n"), done.stderr
-
-
-@pytest.mark.slow
-def test_the_session_in_the_documentation_publishes_what_its_saver_restores(tmp_path: Path) -> None:
-    *_, script = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "train-with-tf1.md").read_text(), re.DOTALL)
-    again = """
-with tf.Session() as session:
-    saver.restore(session, tf.train.latest_checkpoint(sys.argv[1]))
-    print(session.run(y, {x: [[1.0, 2.0, 3.0, 4.0]]})[0, 0])
-"""
-    store = tmp_path / "store"
-    command = [sys.executable, "-c", f"import sys\n{script.replace('/dev/shm/net', str(store))}{again}", str(store)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=TIMEOUT)
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) == pytest.approx(10, abs=0.1)
-    latest = Store(store).latest()
-    assert latest is not None
-    assert latest.step == 1000
 
 
 @pytest.mark.slow
