@@ -23,6 +23,7 @@ from bench.publishing import INPUTS, Dense
 from bench.settings import Settings
 from paramsync import Follower, Publisher, Replica
 from paramsync.cli.programs import Child
+from paramsync.program.process import set_from_handler
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.remote.child import follow
 from paramsync.status import EventKind
@@ -113,7 +114,7 @@ def _quantile(values: Any, share: float) -> float:
 
 def main() -> None:
     address, folder = sys.argv[1:]
-    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    signal.signal(signal.SIGTERM, lambda *_: set_from_handler(ended))
     ended = threading.Event()
     counts = {"requests": 0, "failed": 0, "mixed": 0}
     owner = type("Owner", (), {})()

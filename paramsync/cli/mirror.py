@@ -17,6 +17,7 @@ from paramsync.cli.formatting import console, duration, to_json, way
 from paramsync.cli.process import complain
 from paramsync.errors import EmptiedError, FencedError, ParamsyncError, RemoteError
 from paramsync.host import memory
+from paramsync.program.process import set_from_handler
 from paramsync.remote.bucket import is_address
 from paramsync.remote.bucket_status import BucketStatus
 from paramsync.remote.mirror import Mirror
@@ -147,8 +148,8 @@ def _until_told() -> Iterator[tuple[threading.Event, threading.Event]]:
     stop, news = threading.Event(), threading.Event()
 
     def ask(number: int, frame: object) -> None:
-        stop.set()
-        news.set()
+        set_from_handler(stop)
+        set_from_handler(news)
         for other in before:
             signal.signal(other, before[other])
 

@@ -29,7 +29,7 @@ from paramsync.cli.programs import Child, check_tensorflow, end_all
 from paramsync.cli.settings import credentials
 from paramsync.cli.top import sparkline
 from paramsync.errors import CallError, ParamsyncError
-from paramsync.program.process import ending_signals
+from paramsync.program.process import ending_signals, set_from_handler
 from paramsync.rpc.addresses import HOST, address, check_ports, free_port
 from paramsync.rpc.client import Credentials, Inferencer, Predictor, Trainer
 
@@ -147,7 +147,7 @@ def _serves(predictor: Predictor) -> bool:
 def _set_by_signals() -> Iterator[threading.Event]:
     """An event that is set by Ctrl-C, by SIGTERM, or if the terminal is closed."""
     wanted = threading.Event()
-    before = {number: signal.signal(number, lambda *_: wanted.set()) for number in ending_signals()}
+    before = {number: signal.signal(number, lambda *_: set_from_handler(wanted)) for number in ending_signals()}
     try:
         yield wanted
     finally:

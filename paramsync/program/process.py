@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import os
 import resource
 import signal
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import logging
+    import threading
 
 LOG_FORMATS = ("text", "json")
 
@@ -44,6 +46,14 @@ def ending_signals() -> tuple[signal.Signals, ...]:
     """Return SIGTERM, SIGINT and SIGHUP. SIGHUP, sent by a closed terminal, is left out if `nohup` ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return signal.SIGTERM, signal.SIGINT, *(() if ignored else (signal.SIGHUP,))
+
+
+def set_from_handler(event: threading.Event) -> None:
+    """Set an event from the handler of a signal, soon after.
+
+    Another thread sets it: the interrupted code may hold the event's lock, and the handler would wait for ever.
+    """
+    _thread.start_new_thread(event.set, ())
 
 
 class Stop:

@@ -101,6 +101,31 @@ def test_an_interrupt_at_any_moment_ends_the_wait_for_a_bucket() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "400\n", "")
 
 
+IN_A_WAIT = """
+import signal, sys, threading
+from {module} import {name}
+
+def trace(frame, *_):
+    if frame.f_code is threading.Condition.wait.__code__:  # the event's lock is held
+        sys.settrace(None)
+        signal.raise_signal(signal.SIGTERM)
+
+with {name}() as found:
+    for event in found if isinstance(found, tuple) else [found]:
+        sys.settrace(trace)
+        assert event.wait({patience})
+"""
+
+
+@pytest.mark.parametrize(("module", "name"), [("cli.mirror", "_until_told"), ("cli.up", "_set_by_signals")])
+def test_a_signal_in_the_middle_of_a_wait_ends_the_wait(module: str, name: str) -> None:
+    code = IN_A_WAIT.format(module=f"paramsync.{module}", name=name, patience=PATIENCE)
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.slow
 def test_an_interrupt_anywhere_loses_neither_files_nor_descriptors(tmp_path: Path) -> None:
     command = [sys.executable, "-c", INTERRUPTED, str(tmp_path / "store"), "1000"]

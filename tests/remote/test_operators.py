@@ -36,6 +36,7 @@ from tests.support.commands import only_line
 from tests.support.json_forms import check
 from tests.support.keys import keys
 from tests.support.mirrors import Pair, same
+from tests.support.programs import PATIENCE
 from tests.support.servers import SERVING, add_models, serving
 
 COMMANDS = ("versions", "status", "verify", "diff", "gc")
@@ -231,6 +232,16 @@ assert not unwanted, unwanted
     subprocess.run([sys.executable, "-c", code, address], check=True, capture_output=True)
 
 
+def _end(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """The exit code and the rest of the standard error. A process that does not end is killed: the test fails."""
+    try:
+        _, error = process.communicate(timeout=PATIENCE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+    return process.returncode, error
+
+
 def test_ctrl_c_ends_a_collection_that_waits_and_nothing_is_deleted(address: str, tmp_path: Path) -> None:
     pair = Pair(tmp_path)
     found = f"{address}-waits"
@@ -246,7 +257,7 @@ def test_ctrl_c_ends_a_collection_that_waits_and_nothing_is_deleted(address: str
         assert process.stderr is not None
         assert "may still be read: deleted in 17 min" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        assert (process.wait(), process.stderr.read()) == (130, "")
+        assert _end(process) == (130, "")
     assert bucket.objects() == before
 
 
@@ -257,12 +268,13 @@ def test_ctrl_c_ends_a_command_while_the_bucket_does_not_answer(words: tuple[str
         given = environment(f"http://127.0.0.1:{server.getsockname()[1]}") | {"AWS_READ_TIMEOUT": "1day"}
         line = [sys.executable, "-m", "paramsync.cli", command, "s3://paramsync/x", *rest]
         with subprocess.Popen(line, env=os.environ | given, stderr=subprocess.PIPE, text=True) as process:
+            server.settimeout(PATIENCE)
             connection, _ = server.accept()
+            connection.settimeout(PATIENCE)
             with connection:
                 assert connection.recv(1) == b"G"  # it asks for the state, and waits for the answer
                 process.send_signal(signal.SIGINT)
-                assert process.stderr is not None
-                assert (process.wait(), process.stderr.read()) == (130, "")
+                assert _end(process) == (130, "")
 
 
 def test_a_version_that_is_dropped_while_others_are_verified_is_not_missed(address: str, tmp_path: Path) -> None:

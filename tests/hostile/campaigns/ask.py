@@ -25,6 +25,7 @@ from pathlib import Path
 
 import grpc
 
+from paramsync.program.process import set_from_handler
 from paramsync.v1 import serving_pb2
 
 WORDS = 16
@@ -233,7 +234,7 @@ def by_grpc(address: str, asking: Asking, count: int, over: threading.Event, req
 
 def main(kind: str, address: str, supervisor: str, words: str, place: str, count: str, *request: str) -> None:
     over = threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    signal.signal(signal.SIGTERM, lambda *_: set_from_handler(over))
     asking = Asking(Words(Path(words), int(place)))
     if kind == "http":
         by_http(address, asking, int(supervisor), int(count), over)
