@@ -17,7 +17,7 @@ from paramsync.errors import SettingsError
 FORMATS = ("checkpoint", "saver", "savedmodel", "safetensors")  # the peers of `publish` and `restore`
 SAVINGS = ("checkpoint_save", "async_checkpoint")  # the peers of `stall`
 LOOPS = ("saver", "savedmodel")  # the peers of `freshness`
-PARTS = ("transfers", "bytes", "behind", "requests", "stall", "moments")  # of `mirror`
+PARTS = ("transfers", "bytes", "behind", "requests", "stall", "moments", "away")  # of `mirror`
 NOT_ASKED_FOR = "not asked for"
 
 _ENDPOINT = "AWS_ENDPOINT_URL"

@@ -181,7 +181,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         type=_model,
         metavar="NAME=STORE",
-        help="a model and its store, a directory or an address such as s3://bucket/digits; may be repeated",
+        help="a model and its store: a directory, or an address such as s3://bucket/digits, or several addresses"
+        " separated by commas, of which the first that answers is followed; may be repeated",
     )
     models.add_argument(
         "--config",

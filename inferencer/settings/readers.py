@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from paramsync.errors import SettingsError
 from paramsync.remote.bucket import check_address
+from paramsync.remote.in_order import addresses as addresses_in_order
 from paramsync.rpc import addresses
 
 _NAME = 200  # most bytes of a name, because it becomes part of a file name, which may have 255
@@ -48,7 +49,8 @@ def store(text: str) -> Path | str:
     if "://" not in text:
         return path(text)
     try:
-        check_address(text)
+        for address in addresses_in_order(text):
+            check_address(address)
     except SettingsError as error:
         raise ArgumentTypeError(str(error)) from error
     return text

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 from paramsync.errors import SettingsError, StoreError
 from paramsync.host.processes import processors
 from paramsync.program.flags import check_text
-from paramsync.remote.bucket import Bucket
 from paramsync.remote.child import cache_of
+from paramsync.remote.in_order import buckets
 from paramsync.rpc import settings as credentials
 from paramsync.rpc.addresses import CONTROL_PORT, HOST, PREDICTIONS_PORT, REST_PORT, check_different
 from paramsync.rpc.tls import ClientTls, TlsFiles, tls_files
@@ -205,7 +205,7 @@ def _place(store: Path | str, cache: Path | None) -> dict[str, Any]:
     """Return the fields of a model with this store. Raises SettingsError for an address that cannot be used."""
     if isinstance(store, Path):
         return {"store": store}
-    Bucket(store)
+    buckets(store)
     return {"store": cache_of(store, cache), "address": store}
 
 

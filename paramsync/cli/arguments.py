@@ -272,7 +272,8 @@ def _add_mirror(commands: _Commands[argparse.ArgumentParser]) -> None:
     summary = "keep a store up with another one, to or from a bucket"
     places = (
         "SRC and DST are directories, or addresses such as s3://bucket/models/digits,\n"
-        "gs:// and az://; at least one is an address. Credentials and endpoints are of\n"
+        "gs:// and az://; at least one is an address. SRC may be several addresses\n"
+        "of the same versions, separated by commas. Credentials and endpoints are of\n"
         "the environment: AWS_*, GOOGLE_*, AZURE_*, or those of the machine.\n\n"
     )
     mirror = _command(commands, "mirror", "mirror", summary, epilog=places)

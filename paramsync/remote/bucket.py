@@ -16,6 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
+from urllib.parse import parse_qsl
 
 from paramsync.errors import RemoteError, SettingsError
 from paramsync.program.packages import install
@@ -34,8 +35,10 @@ _FIRST_WAIT, _LAST_WAIT = 0.1, 5.0  # seconds of the back-off after an operation
 _MOST_UNKNOWN = 8  # so many unknown outcomes in one run of the protocol raise an error
 _RACE = 8  # writers that `probe` starts at once to replace one object
 _PASSWORD = re.compile(r"//[^/]*@")
+_PLACE = re.compile(r"region=[\w-]+|endpoint=https?://[^/?#@&]+")  # in the query of an address
 _TRIES = 5  # attempts of each write in `probe`: some servers allow only one write of an object per second
 _RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=10)}  # that obstore makes within a call
+_NO_RETRIES: Any = {"max_retries": 0}
 T = TypeVar("T")
 
 
@@ -47,13 +50,21 @@ def is_address(text: str) -> bool:
 def check_address(text: str) -> None:
     """Raise SettingsError unless the text is the address of a folder in an object store."""
     scheme, _, place = text.partition("://")
+    place, mark, query = place.partition("?") if scheme in ("s3", "s3a") else (place, "", "")
+    shown = repr(_without_secret(text))
     if not is_address(text) or not place or place.startswith("/"):
-        raise SettingsError(f"expected an address such as s3://bucket/models/digits, found {_without_secret(text)!r}")
+        raise SettingsError(f"expected an address such as s3://bucket/models/digits, found {shown}")
+    if "," in text:
+        raise SettingsError(f"expected one address, found several: {', '.join(map(_without_secret, text.split(',')))}")
     if any(sign in place for sign in "?#@"):
         wrong = "without a query, fragment or password: credentials come from the environment"
         raise SettingsError(f"expected {scheme}://bucket/folder, {wrong}")
     if any(part in ("", ".", "..") for part in place.rstrip("/").split("/")):
-        raise SettingsError(f"expected {scheme}://bucket/folder without empty parts, . and .., found {text!r}")
+        raise SettingsError(f"expected {scheme}://bucket/folder without empty parts, . and .., found {shown}")
+    parts = query.split("&") if mark else []
+    if not all(map(_PLACE.fullmatch, parts)) or len({part.partition("=")[0] for part in parts}) < len(parts):
+        wrong = "without another query or password: credentials come from the environment"
+        raise SettingsError(f"expected {scheme}://bucket/folder, ?region=REGION or ?endpoint=https://HOST, {wrong}")
 
 
 def naming(address: str, error: Exception) -> str:
@@ -87,8 +98,10 @@ class Stored:
 class Bucket:
     """One folder of an object store. Safe to use from any thread."""
 
-    def __init__(self, address: str, *, store: Any = None) -> None:
+    def __init__(self, address: str, *, store: Any = None, patience: float | None = None) -> None:
         """`store` is an obstore object to use; by default one is made from the address.
+
+        `patience` limits the seconds that a look at the state may take. It is for a bucket that another can replace.
 
         Raises SettingsError if the address cannot be used or obstore is not installed.
         """
@@ -111,13 +124,18 @@ class Bucket:
         self.received: Callable[[int], object] = lambda count: None
         """Called with the number of bytes of each read of data, on any thread, for a progress bar."""
 
-        def connect(stalled: float) -> Any:
-            options: Any = settings.connection(scheme, stalled)
-            return store or from_url(self.address, retry_config=_RETRIES, client_options=options)
+        url, _, query = self.address.partition("?")
+        place: Any = dict(parse_qsl(query))
+
+        def connect(stalled: float, retries: Any = _RETRIES, **limits: str) -> Any:
+            options: Any = settings.connection(scheme, stalled) | limits
+            return store or from_url(url, retry_config=retries, client_options=options, **place)
 
         self._connect = connect
+        limits = {} if patience is None else {"timeout": f"{patience:g}s", "connect_timeout": f"{patience:g}s"}
         try:
             self._store = self._sender = connect(self._stalled)
+            self._looker = connect(self._stalled, _NO_RETRIES, **limits)
         except (self._errors.BaseError, ValueError) as error:
             raise SettingsError(f"{self.address}: {reasons.reason(error, self._prefix)}") from error
 
@@ -127,13 +145,16 @@ class Bucket:
         error: str = getattr(self._local, "error", "")
         return error
 
-    def read(self, tag: str | None = None, *, name: str = states.NAME) -> Found | Answer | None:
+    def look(self, tag: str | None) -> Found | Answer | None:
+        """Read the state object without retries, because whoever looks tries again soon. See `read`."""
+        return self.read(tag, store=self._looker)
+
+    def read(self, tag: str | None = None, *, name: str = states.NAME, store: Any = None) -> Found | Answer | None:
         """Read the state object. Returns None if it still has this tag. Raises RemoteError if access is denied."""
+        store = store or self._store
         options = {} if tag is None else {"if_none_match": tag.split("\n")[0]}
         try:
-            found = self._call(
-                lambda: self._obstore.get(self._store, name, options=options), self._errors.NotModifiedError
-            )
+            found = self._call(lambda: self._obstore.get(store, name, options=options), self._errors.NotModifiedError)
         except self._errors.NotModifiedError:
             return None
         if isinstance(found, Answer):
@@ -384,7 +405,7 @@ class Bucket:
 
     def _done(self, name: str, answer: Any) -> Any:
         if answer is Answer.MISSING:
-            raise FileNotFoundError(f"{self.address}/{name}")
+            raise FileNotFoundError(f"{self.address.partition('?')[0]}/{name}")
         if answer is Answer.UNKNOWN:
             raise ConnectionError(f"{self.address}: {self.last_error}")
         return answer
@@ -405,4 +426,4 @@ def _condition(tag: str) -> dict[str, str]:
 
 
 def _without_secret(address: str) -> str:
-    return _PASSWORD.sub("//", address)
+    return _PASSWORD.sub("//", address.partition("?")[0])

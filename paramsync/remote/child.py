@@ -28,6 +28,7 @@ from pathlib import Path
 from paramsync.errors import RemoteError, SettingsError
 from paramsync.remote.bucket import Bucket, check_keep, is_address
 from paramsync.remote.bucket_status import BucketStatus, Copied, from_values
+from paramsync.remote.in_order import buckets
 
 _log = logging.getLogger("paramsync.mirror")
 
@@ -56,9 +57,10 @@ class MirrorChild:
         """
         check_keep(target, keep)
         self._kept_open = () if lock is None else (lock,)
-        for place in (source, target):
-            if "://" in place:
-                Bucket(place)
+        if "://" in source:
+            buckets(source)
+        if "://" in target:
+            Bucket(target)
         if not is_address(target):
             _make(Path(target))
         self._command = [sys.executable, "-m", "paramsync.cli", "mirror", source, target]
@@ -222,6 +224,8 @@ def cache_of(address: str, folder: Path | None = None) -> Path:
 
 def follow(address: str, owner: object, folder: Path | None = None, *, trainer: str | None = None) -> Path:
     """Start a mirror that copies an address for as long as `owner` lives. Returns the directory of the copy.
+
+    Of several addresses, separated by commas, the first that answers is followed.
 
     The mirror looks at once when the trainer with this control port says that a version is in the bucket.
     """

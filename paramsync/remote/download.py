@@ -74,7 +74,7 @@ class Download:
         Versions with labels are fetched and kept, too, unless the store is between two buckets: `between` is then the
         address of the second.
         """
-        self._bucket = bucket
+        self._bucket = self._first_bucket = bucket
         self._stop = stop
         self._store = Store(path)
         try:
@@ -85,7 +85,8 @@ class Download:
         self._written = copy_note.read(path)
         self._noted = self._note_file()
         bucket.answered_at = copy_note.answered_at(path)
-        self._note = replace(self._written or CopyNote(""), address=bucket.address)
+        note = self._note = self._written or CopyNote(bucket.address)
+        self._followed = {note.address: (note.epoch, note.sequence)}  # the last state of each bucket, by its address
         self._tag: str | None = None
         self._seen: State | None = None
         self._base: tuple[Version, Bundle] | None = None  # the last commit of this writer
@@ -98,6 +99,12 @@ class Download:
         self._looked_at: float | None = None  # when the last look began that read the state or found it unchanged
         self.clock = ""
         """How this host's clock differs from the bucket's; "" if it does not differ much."""
+
+    def turn_to(self, bucket: Bucket) -> None:
+        """Follow another bucket with the same versions. Operators' choices remain those in the first bucket."""
+        if bucket is not self._bucket:
+            self._bucket, self._tag, self._looked_at = bucket, None, None
+            self._bad, self._refused, self._lost = set(), {}, None
 
     def close(self) -> None:
         self._base = None
@@ -129,7 +136,11 @@ class Download:
     @property
     def _chosen(self) -> Collection[int]:
         """The versions that operators chose, which stay here."""
-        return self._seen.chosen if self._seen is not None and not self._between else ()
+        if self._seen is None or self._between:
+            return ()
+        if self._bucket is self._first_bucket:
+            return self._seen.chosen
+        return {*self._note.labels.values(), *(() if self._note.pinned is None else (self._note.pinned,))}
 
     @property
     def newest(self) -> int | None:
@@ -144,7 +155,7 @@ class Download:
         if the state is gone, and errors of the local store. A later call tries again.
         """
         began = time.time()
-        found = self._bucket.read(self._tag)
+        found = self._bucket.look(self._tag)
         if found is Answer.UNKNOWN:
             raise ConnectionError(f"{self._bucket.address}: {self._bucket.last_error}")
         if isinstance(found, Answer):
@@ -208,6 +219,8 @@ class Download:
     def _check_newest(self, local: int) -> None:
         """Raise RemoteError if the bucket's newest version is older than the local version."""
         if self.newest is not None and self.newest < local:
+            if self._bucket is not self._first_bucket:
+                raise RemoteError(f"the newest version there is {self.newest}, which is older than {local} here")
             found = f"version {local} here and version {self.newest} in the bucket"
             advice = f"remove {self._store.path} to follow the bucket from its beginning"
             raise RemoteError(f"the bucket has an older state, or another run: found {found}; {advice}")
@@ -251,7 +264,7 @@ class Download:
     def note(self, status: BucketStatus) -> None:
         """Write the note in the copy: the status, operators' choices, and the last state that this mirror followed."""
         self._note = replace(self._note, reason=status.reason, status=status.ageless())
-        if (state := self._seen) is not None:
+        if (state := self._seen) is not None and self._bucket is self._first_bucket:
             self._note = replace(
                 self._note,
                 pinned=state.pinned,
@@ -284,17 +297,21 @@ class Download:
         """Accept a state as the last one seen. Raises RemoteError if it must not be followed."""
         if self._written is not None and self._note_file() is None:  # an operator removed the note to allow another run
             self._note, self._written = CopyNote(self._bucket.address), None
+            self._followed.clear()
         note = self._note
         if note.run not in ("", state.run):
             found = f"expected versions of run {note.run[:8]}, found those of run {state.run[:8]}"
             advice = f"empty {self._between} and restart this mirror" if self._between else f"remove {self._store.path}"
-            raise RemoteError(f"another training began there: {found}; {advice} to follow these")
-        if protocol.is_older(state, note.epoch, note.sequence):
+            advice = f"; {advice} to follow these" if self._bucket is self._first_bucket else ""
+            raise RemoteError(f"another training began there: {found}{advice}")
+        if protocol.is_older(state, *self._followed.get(self._bucket.address, (0, 0))):
             raise RemoteError(f"{states.NAME}: somebody brought an older state back; ignored")
         self._seen = state
         numbers = [listed.number for listed in state.versions]
         self._refused = {number: pause for number, pause in self._refused.items() if number in numbers}
-        self._note = replace(note, run=state.run, epoch=state.epoch, sequence=state.sequence)
+        address = self._bucket.address
+        self._followed[address] = state.epoch, state.sequence
+        self._note = replace(note, address=address, run=state.run, epoch=state.epoch, sequence=state.sequence)
         if not note.run:  # the copy must name its run before it contains a version of that run
             self._write_note()
 

@@ -19,14 +19,17 @@ from paramsync.host.files import Repeats
 from paramsync.remote.bucket import Bucket, check_address, check_keep, is_address, naming
 from paramsync.remote.bucket_status import BucketStatus, Copied
 from paramsync.remote.download import Download
+from paramsync.remote.in_order import InOrder, buckets
+from paramsync.remote.protocol import Answer
 from paramsync.remote.transfer import Transfer
 from paramsync.remote.upload import Claim, Upload
 from paramsync.store.store import Store
 
 BUSY, IDLE = 0.1, 2.0  # least and most seconds between two looks
+_AWAY = 1.0  # most seconds between two looks at a bucket that does not answer, so that versions are soon back
 _LOCAL = 0.02  # replaces BUSY for a local source, because a look there costs no request
 _SHARE = 1 / 16  # of the time since the last version passes between two looks
-_LONGEST = 15.0  # most seconds between two attempts after failures
+_LONGEST = 15.0  # most seconds between two attempts after failures, while the bucket answers
 _END_SECONDS = 50.0  # how long to retry copying the last version at the end of training
 _RANDOM = random.SystemRandom()
 
@@ -50,14 +53,16 @@ class Mirror:
     ) -> None:
         """`keep` is how many of the newest versions stay at the target. Retries end when `stop` is set.
 
+        `source` may be several addresses, separated by commas: the first that answers is followed.
+
         Setting `news` makes this mirror look at once. `report` is called with each status that differs from the
         previous status.
 
         Raises SettingsError, StoreError.
         """
-        for place in (source, target):
-            if "://" in place:
-                check_address(place)
+        self._sources = InOrder(buckets(source)) if "://" in source else None
+        if "://" in target:
+            check_address(target)
         if not is_address(source) and not is_address(target):
             found = f"found {source!r} and {target!r}"
             raise SettingsError(f"expected the address of a bucket, such as s3://bucket/models/m, on one side, {found}")
@@ -66,16 +71,17 @@ class Mirror:
         self.stop = stop or threading.Event()
         self.news = news or threading.Event()
         self._report = report
+        self._is_away = False  # whether a bucket did not answer the last time
         self._reported: BucketStatus | None = None
         self._between: tempfile.TemporaryDirectory[str] | None = None
         self._down: Download | None = None
         self._up: Upload | None = None
         folder = Path(target)
-        if is_address(source):
+        if self._sources is not None:
             if is_address(target):
                 self._between = tempfile.TemporaryDirectory(prefix="paramsync-mirror-")
                 folder = Path(self._between.name)
-            self._bucket = Bucket(source)
+            self._bucket = self._sources.buckets[0]
             self._down = Download(
                 self._bucket, folder, keep=keep, stop=self.stop, between=target if is_address(target) else ""
             )
@@ -93,15 +99,32 @@ class Mirror:
         FencedError, or EmptiedError of an upload, no further call can succeed.
         """
         try:
-            done = None if self._down is None else self._down.run_once()
+            if self._up is not None and self._is_away:
+                self._check_answers()
+            done = None if self._sources is None else self._sources.first(self._fetch)
             source = None if self._down is None else self._down.state
             if self._up is not None and (self._down is None or source is not None):
                 self._up.run = "" if source is None else source.run
                 done = self._up.run_once()
         except Exception as error:
+            self._is_away = isinstance(error, ConnectionError)
             self._note(self.describe(error))
             raise
+        self._is_away = False
         self._note("", done)
+        return done
+
+    def _check_answers(self) -> None:
+        """Raise ConnectionError if the target does not answer yet, rather than send a version to it in vain."""
+        if self._bucket.look(None) is Answer.UNKNOWN:
+            raise ConnectionError(f"{self._bucket.address}: {self._bucket.last_error}")
+
+    def _fetch(self, bucket: Bucket) -> Transfer | None:
+        assert self._down is not None
+        self._down.turn_to(bucket)
+        done = self._down.run_once()
+        if self._up is None:
+            self._bucket = bucket
         return done
 
     @property
@@ -114,7 +137,7 @@ class Mirror:
         """The text of an error, with the address or path that it is about."""
         if isinstance(error, OSError) and error.strerror:
             return f"{error.filename or self.target}: {error.strerror}"
-        address = self.source if is_address(self.source) else self.target
+        address = self.target if self._sources is None else self._sources.buckets[0].address
         return naming(address, error) if isinstance(error, RemoteError) else str(error)
 
     def _note(self, reason: str, done: Transfer | None = None) -> None:
@@ -123,6 +146,7 @@ class Mirror:
         waiting = () if self._down is None else self._down.waiting
         status = replace(
             before,
+            address=self._bucket.address,
             reason=reason,
             answered_at=self._bucket.answered_at,
             newest=self.newest,
@@ -151,6 +175,7 @@ class Mirror:
         wait = busy
         repeats = Repeats()
         while not self.stop.is_set():
+            address = self.status.address
             try:
                 done = self.run_once()
             except InterruptedError:
@@ -160,9 +185,12 @@ class Mirror:
                     raise
                 if (told := repeats.text(self.describe(error))) is not None:
                     complain(told)
-                wait = min(2 * max(wait, BUSY), _LONGEST)
+                wait = min(2 * max(wait, BUSY), _AWAY if self._is_away else _LONGEST)
             else:
                 repeats.over()
+                if self.status.address != address:
+                    why = "" if self._sources is None or not self._sources.problem else f": {self._sources.problem}"
+                    complain(f"follows {self.status.address}{why}")
                 if done is not None:
                     last = time.monotonic()
                     for damage in done.damages:

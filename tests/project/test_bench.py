@@ -224,7 +224,7 @@ def test_mirror_reports_bytes_requests_and_stalls(
     with SeaweedFs(tmp_path) as server:
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
-        options = ("--only", "bytes,behind,requests,stall,moments", "--seconds", "1.2", "--address")
+        options = ("--only", "bytes,behind,requests,stall,moments,away", "--seconds", "1.2", "--address")
         figures, text = _run(capsys, "mirror", *TINY, *options, f"s3://{server.bucket}/bench")
     rows = figures["rows"]
     assert figures["absent"] == {"transfers": "not asked for"}
@@ -245,6 +245,8 @@ def test_mirror_reports_bytes_requests_and_stalls(
     (moments,) = rows["moments"]
     assert (moments["replicas"], moments["versions"], moments["at all replicas"]) == ("2", "1", "1")
     assert (moments["early"], moments["failed"], moments["mixed"]) == ("0", "0", "0")
+    (away,) = rows["away"]
+    assert (away["failed"], away["backwards"]) == ("0", "0")
 
 
 def _run(capsys: pytest.CaptureFixture[str], benchmark: str, *arguments: str) -> tuple[dict[str, Any], str]:

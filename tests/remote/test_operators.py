@@ -184,7 +184,7 @@ def test_verify_and_diff_fetch_the_versions_that_they_look_at(address: str, run:
         (("diff", "{address}", "0", "1"), 1, "version 0 of {address} is not there"),
         (("versions", "s3://nowhere-at-all/x"), 1, "there is no such bucket: create it, or correct the address"),
         (("gc", "/tmp"), 2, "expected an address"),
-        (("versions", "s3://paramsync/x?secret=1"), 2, "without a query"),
+        (("versions", "s3://paramsync/x?secret=1"), 2, "without another query"),
     ],
 )
 def test_what_cannot_be_looked_at_is_one_line(

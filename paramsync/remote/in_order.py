@@ -1,0 +1,67 @@
+"""Several buckets with the same versions, as in two regions: the first that answers is followed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from paramsync.errors import RemoteError, SettingsError
+from paramsync.remote.bucket import Bucket, naming
+
+_PATIENCE = 3.0  # seconds for an answer of a bucket that another bucket can replace
+_FIRST_PAUSE, _LAST_PAUSE = 1.0, 15.0  # seconds until a bucket that failed is asked again
+T = TypeVar("T")
+
+
+def addresses(text: str) -> list[str]:
+    """The addresses in a text, which commas separate: the bucket to follow, and others to follow while it is away."""
+    return text.split(",")
+
+
+def buckets(text: str) -> list[Bucket]:
+    """The buckets at these addresses. Raises SettingsError."""
+    found = addresses(text)
+    if len({address.rstrip("/") for address in found}) < len(found):
+        raise SettingsError(f"expected different addresses, found {text!r}")
+    return [Bucket(address, patience=_PATIENCE if len(found) > 1 else None) for address in found]
+
+
+class InOrder:
+    """Makes calls with the first bucket that answers. One thread owns it."""
+
+    def __init__(self, buckets: Sequence[Bucket], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.buckets = buckets
+        self._clock = clock
+        self._problems: dict[Bucket, str] = {}  # why a bucket failed last
+        self._pauses: dict[Bucket, tuple[float, float]] = {}  # when to ask it again, and the length of the pause
+
+    @property
+    def problem(self) -> str:
+        """Why the first bucket is not followed; "" while it is."""
+        return self._problems.get(self.buckets[0], "")
+
+    def first(self, call: Callable[[Bucket], T]) -> T:
+        """Make a call with each bucket in order, until one succeeds. A bucket that failed is left out for a while.
+
+        Raises ConnectionError, RemoteError if no call succeeds.
+        """
+        errors: list[ConnectionError | RemoteError] = []
+        for bucket in self.buckets:
+            if bucket is not self.buckets[-1] and self._clock() < self._pauses.get(bucket, (0.0, 0.0))[0]:
+                continue
+            try:
+                done = call(bucket)
+            except (ConnectionError, RemoteError) as error:
+                errors.append(error)
+                self._problems[bucket] = naming(bucket.address, error)
+                pause = min(2 * self._pauses.get(bucket, (0.0, _FIRST_PAUSE / 2))[1], _LAST_PAUSE)
+                self._pauses[bucket] = self._clock() + pause, pause
+            else:
+                self._problems.pop(bucket, None)
+                self._pauses.pop(bucket, None)
+                return done
+        if len(self.buckets) == 1:
+            raise errors[0]
+        kind = ConnectionError if any(isinstance(error, ConnectionError) for error in errors) else RemoteError
+        raise kind("; ".join(self._problems.values()))

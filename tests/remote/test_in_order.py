@@ -1,0 +1,203 @@
+"""Followers with several addresses: of buckets with the same versions the first that answers is followed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paramsync import Follower, Replica
+from paramsync.errors import SettingsError
+from paramsync.remote import child, copy_note, fleet
+from paramsync.remote.bucket import Bucket, check_address
+from paramsync.remote.in_order import buckets
+from paramsync.remote.mirror import Mirror
+from paramsync.remote.transfer import Transfer
+from paramsync.remote.upload import Upload
+from paramsync.store.store import Store
+from tests.support.buckets import SeaweedFs
+from tests.support.mirrors import Pair, same
+from tests.support.programs import eventually
+from tests.support.proxies import Proxy
+from tests.support.training_to_bucket import Training
+
+
+class Region:
+    """A folder of a bucket behind a proxy, which may be away."""
+
+    def __init__(self, seaweedfs: SeaweedFs, folder: str) -> None:
+        self.is_away = False
+        self.proxy = Proxy(seaweedfs.endpoints[0], lambda method, path: "request lost" if self.is_away else "")
+        self.address = f"s3://{seaweedfs.bucket}/{folder}?endpoint={self.proxy.endpoint}"
+
+
+@pytest.fixture
+def regions(
+    seaweedfs: SeaweedFs, folder: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[tuple[Region, Region]]:
+    for name, value in seaweedfs.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    monkeypatch.setattr(child, "_MEMORY", tmp_path)
+    eu, us = Region(seaweedfs, f"{folder}-eu"), Region(seaweedfs, f"{folder}-us")
+    with eu.proxy, us.proxy:
+        yield eu, us
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Iterator[Pair]:
+    made = Pair(tmp_path)
+    yield made
+    made.close()
+
+
+def publish(source: Pair, step: int, region: Region, *relays: Mirror) -> None:
+    source.publish(step)
+    Upload(source.source, Bucket(region.address), keep=3, stop=source.stop).run_once()
+    for relay in relays:
+        relay.run_once()
+
+
+def fetch(follower: Mirror) -> Transfer:
+    """What the next look that succeeds fetches."""
+    found: list[Transfer] = []
+
+    def look() -> bool:
+        done = follower.run_once()
+        found.extend([] if done is None else [done])
+        return bool(found)
+
+    eventually(look, lambda: str(follower.status))
+    return found[0]
+
+
+def serving(follower: Follower) -> int | None:
+    version = follower.status().serving
+    return None if version is None else version.number
+
+
+def test_a_follower_turns_to_the_second_bucket_and_back_and_never_to_an_older_version(
+    source: Pair, regions: tuple[Region, Region], tmp_path: Path
+) -> None:
+    eu, us = regions
+    target = tmp_path / "here"
+    with (
+        Mirror(eu.address, us.address) as relay,
+        Mirror(f"{eu.address},{us.address}", str(target)) as follower,
+    ):
+        publish(source, 1, eu, relay)
+        fetch(follower)
+        assert follower.status.address == eu.address
+        publish(source, 2, eu, relay)
+        eu.is_away = True
+        assert fetch(follower).version.number == 2
+        assert (follower.status.address, follower.status.reason) == (us.address, "")
+        same(source.source, Store(target))
+        eu.is_away = False
+        publish(source, 3, eu)
+        assert fetch(follower).version.number == 3  # which only the first bucket has
+        assert follower.status.address == eu.address
+        eu.is_away = True
+        with pytest.raises(ConnectionError, match=r"-us\S*: the newest version there is 2, which is older than 3 here"):
+            follower.run_once()
+        same(source.source, Store(target))
+        assert follower.status.reason.startswith(f"{eu.address}: ")
+
+
+def test_what_operators_chose_in_the_first_bucket_stays_while_the_second_is_followed(
+    source: Pair, regions: tuple[Region, Region], tmp_path: Path
+) -> None:
+    eu, us = regions
+    target = tmp_path / "here"
+    with (
+        Mirror(eu.address, us.address) as relay,
+        Mirror(f"{eu.address},{us.address}", str(target), keep=1) as follower,
+    ):
+        for step in (1, 2):
+            publish(source, step, eu, relay)
+        fleet.choose(eu.address, fleet.pin(eu.address, 1))
+        assert fetch(follower).version.number == 1
+        eu.is_away = True
+        assert fetch(follower).version.number == 2
+        follower.run_once()
+        note = copy_note.read(target)
+        assert note is not None
+        assert note.pinned == 1
+        assert [version.number for version in Store(target).versions()] == [1, 2]
+
+
+def test_a_second_bucket_with_another_training_is_not_followed(
+    source: Pair, regions: tuple[Region, Region], tmp_path: Path
+) -> None:
+    eu, us = regions
+    publish(source, 1, eu)
+    other = Pair(tmp_path / "other")
+    for step in (1, 2):
+        publish(other, step, us)
+    with Mirror(f"{eu.address},{us.address}", str(tmp_path / "here")) as follower:
+        fetch(follower)
+        eu.is_away = True
+        with pytest.raises(
+            ConnectionError, match=r"-us\S*: another training began there: expected versions of run \w{8}"
+        ):
+            follower.run_once()
+        same(source.source, Store(tmp_path / "here"))
+    other.close()
+
+
+def test_servers_go_on_with_the_second_region_when_the_first_is_lost(regions: tuple[Region, Region]) -> None:
+    eu, us = regions
+    training = Training(eu.address)
+    training.publish(1)
+    eventually(lambda: training.is_copied(1), lambda: training.mirror.reason)
+    training.publisher.close()
+    with Mirror(eu.address, us.address) as relay:
+        relay.run_once()
+    with Follower(Replica("m", f"{eu.address},{us.address}")) as follower:
+        follower.sync()
+        eu.is_away = True
+        successor = Training(us.address)
+        successor.publish(2)
+        eventually(lambda: serving(follower) == 2, lambda: str(follower.status()))
+        successor.publisher.close()
+    with Follower(Replica("m", f"{eu.address},{us.address}")) as late:
+        late.sync()
+        assert serving(late) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("s3://eu/m,s3://eu/m/", "expected different addresses"),
+        ("s3://eu/m,/srv/store", "expected an address such as"),
+        ("s3://eu/m,", "expected an address such as"),
+        ("s3://eu,s3://us/m", ""),
+    ],
+)
+def test_addresses_in_order_are_different_and_of_buckets(text: str, reason: str) -> None:
+    if reason:
+        with pytest.raises(SettingsError, match=reason):
+            buckets(text)
+    else:
+        assert [bucket.address for bucket in buckets(text)] == text.split(",")
+
+
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [
+        ("s3://eu/m?region=eu-west-1", ""),
+        ("s3://eu/m?endpoint=https://s3.example.org:9000&region=eu", ""),
+        ("s3://eu/m?region=eu&region=us", r"folder, \?region=REGION"),
+        ("s3://eu/m?endpoint=s3.example.org", r"folder, \?region=REGION"),
+        ("s3://eu/m?key=secret", r"folder, \?region=REGION"),
+        ("gs://eu/m?region=eu", "without a query"),
+        ("s3://eu/m,s3://us/m", "expected one address, found several"),
+    ],
+)
+def test_an_address_may_name_its_region_and_endpoint(address: str, reason: str) -> None:
+    if reason:
+        with pytest.raises(SettingsError, match=reason):
+            check_address(address)
+    else:
+        check_address(address)
