@@ -170,14 +170,16 @@ def test_what_a_forked_child_does_leaves_the_parent_its_watch(tmp_path: Path, ca
 
 
 FORKING = """
-import os, sys
+import os, signal, sys
 from pathlib import Path
 from tests.support.bells import Bell, commit, watch_on
+from tests.support.programs import PATIENCE
 
 store, bell = Path(sys.argv[1]), Bell()
 watch = watch_on(store, bell)
 watch.arm()
 if os.fork() == 0:
+    signal.setitimer(signal.ITIMER_REAL, PATIENCE)  # a child that waits for ever ends by SIGALRM
     {call}
     os._exit(0)
 assert os.wait()[1] == 0
