@@ -34,7 +34,7 @@ _EVERY = 1.0  # seconds from version to version
 _AFTER = 2.5  # seconds from the commit of a version to its moment; between two commits, whose copies take processors
 _BOUND = 0.1  # seconds within which all replicas are to swap
 _ASK = 0.05  # seconds between two requests of a replica
-_ENDING = 30.0
+_ENDING = 120.0  # seconds that a replica on a busy machine may take to print its counts and end
 _SLOWEST = 5  # versions that are listed one by one
 Swap = dict[str, float]
 
