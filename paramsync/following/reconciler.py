@@ -118,8 +118,11 @@ class Reconciler:
         self._replica.release()
 
     def _look(self) -> Look:
-        # A note that is damaged, or that cannot be read now, must not lift the pin of all followers.
-        note = self._note = copy_note.read(self._replica.source.path) or self._note
+        path = self._replica.source.path
+        note = copy_note.read(path)
+        if note is None and copy_note.is_there(path):
+            note = self._note  # a damaged note must not lift the pin of all followers
+        self._note = note
         self._report.set(bucket=None if note is None else note.status)
         self._requests.fleet = Choices() if note is None else Choices(pinned=note.pinned, labels=note.labels)
         self._requests.fleet_move = None if note is None else note.move

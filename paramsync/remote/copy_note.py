@@ -79,6 +79,17 @@ def answered_at(store: Path) -> float | None:
         return None
 
 
+def is_there(store: Path) -> bool:
+    """Return whether the store has a note, readable or not: if it has none, it is no copy."""
+    try:
+        (store / NAME).lstat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
 def read(store: Path) -> CopyNote | None:
     """The note in a local copy; None if the store has no readable note."""
     with suppress(OSError, ValueError, TypeError, CorruptCheckpointError):
