@@ -128,6 +128,7 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
         training.close()
         second_bucket = Bucket(addresses[1])
         wait(lambda: _newest(second_bucket) == training.number, lambda: f"{_newest(second_bucket)} in the second")
+        wait(lambda: _followed(cache) == addresses[0], lambda: _followed(cache))
         lost, first.is_away = time.monotonic(), True
         wait(lambda: _followed(cache) == addresses[1], lambda: _followed(cache))
         failed_over = time.monotonic() - lost

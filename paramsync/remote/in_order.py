@@ -42,14 +42,13 @@ class InOrder:
         return self._problems.get(self.buckets[0], "")
 
     def first(self, call: Callable[[Bucket], T]) -> T:
-        """Make a call with each bucket in order, until one succeeds. A bucket that failed is left out for a while.
+        """Make a call with each bucket in order, until one succeeds. A bucket that failed is asked last for a while.
 
         Raises ConnectionError, RemoteError if no call succeeds.
         """
         errors: list[ConnectionError | RemoteError] = []
-        for bucket in self.buckets:
-            if bucket is not self.buckets[-1] and self._clock() < self._pauses.get(bucket, (0.0, 0.0))[0]:
-                continue
+        now = self._clock()
+        for bucket in sorted(self.buckets, key=lambda bucket: now < self._pauses.get(bucket, (0.0, 0.0))[0]):
             try:
                 done = call(bucket)
             except (ConnectionError, RemoteError) as error:

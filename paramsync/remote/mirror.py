@@ -26,7 +26,7 @@ from paramsync.remote.upload import Claim, Upload
 from paramsync.store.store import Store
 
 BUSY, IDLE = 0.1, 2.0  # least and most seconds between two looks
-_AWAY = 1.0  # most seconds between two looks at a bucket that does not answer, so that versions are soon back
+_AWAY = 0.75  # most seconds between two looks at a bucket that does not answer, so that versions are soon back
 _LOCAL = 0.02  # replaces BUSY for a local source, because a look there costs no request
 _SHARE = 1 / 16  # of the time since the last version passes between two looks
 _LONGEST = 15.0  # most seconds between two attempts after failures, while the bucket answers
