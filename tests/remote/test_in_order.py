@@ -9,7 +9,7 @@ import pytest
 
 from paramsync import Follower, Replica
 from paramsync.errors import SettingsError
-from paramsync.remote import child, copy_note, fleet
+from paramsync.remote import child, copy_note, fleet, in_order
 from paramsync.remote.bucket import Bucket, check_address
 from paramsync.remote.in_order import buckets
 from paramsync.remote.mirror import Mirror
@@ -40,6 +40,7 @@ def regions(
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("AWS_ENDPOINT_URL")
     monkeypatch.setattr(child, "_MEMORY", tmp_path)
+    monkeypatch.setattr(in_order, "_PATIENCE", 600.0)  # no bucket counts as away because this machine is busy
     eu, us = Region(seaweedfs, f"{folder}-eu"), Region(seaweedfs, f"{folder}-us")
     with eu.proxy, us.proxy:
         yield eu, us
