@@ -21,7 +21,8 @@ _log = logging.getLogger("paramsync.supervisor")
 class Peers:
     """Asks the control ports that `targets` stand for. `run` has its own thread; any thread may read `rows`."""
 
-    def __init__(self, targets: Sequence[str], credentials: Credentials) -> None:
+    def __init__(self, targets: Sequence[str], credentials: Callable[[], Credentials]) -> None:
+        """`credentials` is called for each server, and again after nobody wanted to know, because tokens change."""
         self._targets = targets
         self._credentials = credentials
         self._peers: Mapping[str, _Peer] = {}
@@ -44,7 +45,8 @@ class Peers:
         before = self._peers
         addresses = {at: name for target in self._targets for at, name in resolve(target).items()} if wanted else {}
         self._peers = {
-            at: before.get(at) or _Peer(Inferencer(at, self._credentials, name=name)) for at, name in addresses.items()
+            at: before.get(at) or _Peer(Inferencer(at, self._credentials(), name=name))
+            for at, name in addresses.items()
         }
         for gone in before.keys() - self._peers.keys():
             before[gone].close()

@@ -91,7 +91,7 @@ class Server:
         self._following_file: asyncio.Future[None] | None = None
         self._scrub = Scrub(self._in_memory, self._suspect)
         self._news = threading.Event()
-        peers = Peers(settings.peers, client_credentials(settings))
+        peers = Peers(settings.peers, partial(client_credentials, settings))
         self._overview = Overview(
             self._fleet.workers.statuses, self._counts, self._states, heard=self._news.set, peers=peers
         )

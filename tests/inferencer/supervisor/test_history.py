@@ -184,7 +184,7 @@ def test_the_status_is_never_older_than_the_history() -> None:
 def test_peers_are_asked_while_a_page_is_open_and_one_that_hangs_delays_nobody(nobody: str) -> None:
     skewed = pb.ModelStatus(model="m", state=pb.ModelStatus.SERVING, serving=pb.Version(number=7), swap_skew_seconds=2)
     with serving(add_models(skewed)) as one, socket.create_server(("127.0.0.1", 0)) as silent:
-        peers = Peers((f"127.0.0.1:{silent.getsockname()[1]}", one, nobody), NO_CREDENTIALS)
+        peers = Peers((f"127.0.0.1:{silent.getsockname()[1]}", one, nobody), lambda: NO_CREDENTIALS)
         overview = Overview(list, list, lambda: ({}, ""), peers=peers)
 
         def rows() -> dict[str, Any]:
