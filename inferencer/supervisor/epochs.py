@@ -13,7 +13,7 @@ the current epoch. A version comes to serve in four steps:
 A worker may die between two steps. Its successor maps every version and is shown the whole epoch before it answers,
 always after a step 4 and before the next step 2.
 
-A worker that is stopped or late in step 1 is ended, so that no follower waits longer than its version may take.
+A worker that is stopped or late in step 1 is ended, so that no follower waits longer than mapping its version may take.
 
 A worker that is late in step 2 is not ended. The word may then name an epoch that the worker has not been shown. The
 worker's requests wait until it has read the message about this epoch.
@@ -62,7 +62,7 @@ class Epochs:
         self._order = ThreadPoolExecutor(1, "epochs")
         self._mapping: tuple[Worker, ...] = ()  # workers that every version is sent to
         self._workers: tuple[Worker, ...] = ()  # workers of `_mapping` that are also shown epochs
-        self._versions: dict[int, weakref.ref[SharedVersion]] = {}  # by their keys
+        self._versions: dict[int, weakref.ref[SharedVersion]] = {}  # the versions that workers map, by key
         self._gone: deque[int] = deque()  # keys of freed versions that workers must still forget
         self._shown: Mapping[str, Shown] = {}
         self._pairs: Mapping[str, object] = {}  # by joined model: the two graphs that workers have joined
@@ -121,7 +121,10 @@ class Epochs:
             self._in_turn(self._end_step)
 
     def tell(self, statuses: Mapping[str, Status], trouble: str) -> list[Future[Any]]:
-        """Send workers the statuses that changed. Returns futures of the answers of the workers that got a message."""
+        """Send workers the statuses that changed, and have them forget freed versions.
+
+        Returns futures of the answers of the workers that got a status.
+        """
         try:
             answers: list[Future[Any]] = self._in_turn(self._tell, statuses, trouble)
         except ClosedError:
@@ -145,10 +148,8 @@ class Epochs:
 
     def _send_all(self, worker: Worker, known: set[int]) -> Mapping[str, object]:
         """Have a worker map every version that is not `known`, and join the graphs. Returns the joined pairs."""
-        pairs, shown = (
-            self._pairs,
-            [*self._shown.values()],
-        )  # `shown` keeps the versions in memory until the worker has them
+        # `shown` keeps the versions in memory until the worker has them.
+        pairs, shown = self._pairs, [*self._shown.values()]
         for version in self._living():
             if version.message.key not in known:
                 mapped = worker.channel.ask("version", version.message, descriptors=version.files)
@@ -224,6 +225,8 @@ class Epochs:
             worker.channel.tell("shown", self._word[0], gone)
 
     def _tell(self, statuses: Mapping[str, Status], trouble: str) -> list[Future[Any]]:
+        if self._gone:  # a version that was freed after its model was removed: no other step follows
+            self._end_step()
         ageless = {name: status.ageless() for name, status in statuses.items()}
         answers = []
         for worker in self._workers:
@@ -262,7 +265,7 @@ class Epochs:
                 yield version
 
     def _leave(self, key: int) -> None:
-        """Record that workers must forget a version. If the version is freed, the thread that freed it calls this."""
+        """Record that workers must forget a version. May be called on the thread that frees the version."""
         if self._versions.pop(key, None) is not None:
             self._gone.append(key)
 
