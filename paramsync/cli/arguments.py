@@ -345,7 +345,7 @@ def _number(text: str) -> int:
 
 
 def _moment(text: str) -> float:
-    """Seconds since the epoch of a time of today, or of a date and time."""
+    """Return the seconds since the epoch of a time of today, or of a date and time."""
     from datetime import datetime  # here: few commands have a time
 
     for whole in (f"{time.strftime('%Y-%m-%d')} {text}", text):

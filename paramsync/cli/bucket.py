@@ -106,7 +106,7 @@ class Look:
         )
 
     def _committed_at(self, state: State) -> float | None:
-        """When the newest version was written, by the bucket server's clock."""
+        """Return when the newest version was written, by the bucket server's clock."""
         if state.newest is None:
             return None
         try:
@@ -191,7 +191,7 @@ class Watch:
         return answer is not None and bool(answer.broken)
 
     def facts(self) -> dict[str, object] | None:
-        """The last answer as JSON values; None if there is none, or the bucket stopped to answer."""
+        """Return the last answer as JSON values; None if there is none, or the bucket stopped to answer."""
         last = self.polled.last
         return None if last.answer is None or last.error is not None else _facts(self.address, last.answer)
 
@@ -233,7 +233,10 @@ def _chosen(state: State) -> list[str]:
 
 
 def _row(number: int, version: Version, state: State, whole: Whole | None, deltas: Iterable[Edge]) -> RemoteRow:
-    """Only later manifests name what was sent after the version: longer deltas to it, and perhaps its whole object."""
+    """Return the row of a version.
+
+    `whole` and `deltas` may come from later manifests, because long deltas and whole objects are sent after a version.
+    """
     newest = state.newest
     marks = ["newest"] if newest is not None and newest.number == number else []
     marks += ["pinned"] if state.pinned == number else []

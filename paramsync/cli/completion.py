@@ -28,7 +28,7 @@ def run(arguments: Namespace) -> bool:
 
 
 def _models() -> list[str]:
-    """The models of the default servers. Names with characters that a shell would interpret are left out."""
+    """Return the models of the default servers. Names with characters that a shell would interpret are left out."""
     from paramsync.cli.servers import ask_all, connected  # here, because printing a script needs no gRPC
 
     default = Namespace(servers=None, token_file=None, tls_ca=None, tls_cert=None, tls_key=None)

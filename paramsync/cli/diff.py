@@ -84,7 +84,10 @@ def _compare(store: Store, arguments: Namespace) -> bool:
 
 
 def _versions(store: Store, old: int | None, new: int | None) -> tuple[Version, Version]:
-    """The versions to compare. Raises StoreError if there is only one, UnknownVersionError, CorruptCheckpointError."""
+    """Return the versions to compare.
+
+    Raises StoreError if the store has only one version, UnknownVersionError, CorruptCheckpointError.
+    """
     _, versions, _ = look(store.path)
     newer = store.latest() if new is None else store.find(new)
     if newer is None:

@@ -24,7 +24,7 @@ NOTHING = "–"  # noqa: RUF001, shown for an absent value
 
 
 def console(*, stderr: bool = False) -> Console:
-    """The output for people. Text is never read as markup. In a file or pipe no line is wrapped and no text is cut."""
+    """Return the output for people. Text is never read as markup. In a file or pipe, lines are not wrapped or cut."""
     from rich.console import Console, ConsoleDimensions
 
     made = Console(stderr=stderr, markup=False, highlight=False, emoji=False)
@@ -36,7 +36,7 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def table(*columns: str, right: Collection[str] = (), whole: Collection[str] = ()) -> Table:
-    """A table without ruled lines. Long texts are wrapped, except in `whole` columns. `right` columns align right."""
+    """Return a table without ruled lines. Long texts wrap, except in `whole` columns. `right` columns align right."""
     from rich.table import Table
 
     made = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -65,7 +65,7 @@ def progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
 
 
 def from_then_on(move: Move | None) -> str:
-    """From when on operators' choices apply; "" if they apply already."""
+    """Return a text that says from when on operators' choices apply; "" if they apply already."""
     if move is None or move.at <= time.time():
         return ""
     return f" from {time.strftime('%H:%M:%S', time.localtime(move.at))} on"
@@ -85,7 +85,7 @@ def ago(then: float, now: float) -> str:
 
 
 def size(count: int) -> str:
-    """A number of bytes as text; a kilobyte is 1000 bytes."""
+    """Return a number of bytes as text; a kilobyte is 1000 bytes."""
     value, unit = float(count), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 999.5:
@@ -95,7 +95,7 @@ def size(count: int) -> str:
 
 
 def way(copied: Any) -> str:
-    """How a version was copied to or from a bucket. `copied` has bytes, size, way and deltas."""
+    """Return how a version was copied to or from a bucket. `copied` has bytes, size, way and deltas."""
     deltas = f"{copied.deltas} delta{'' if copied.deltas == 1 else 's'}"
     by = f"as {deltas}" if copied.way == "delta" else f"whole, and {deltas}" if copied.deltas else "whole"
     return f"{by}, {size(copied.bytes)} of {size(copied.size)} ({share(copied.bytes / max(copied.size, 1))})"
@@ -117,7 +117,7 @@ def signed(keys: Mapping[int, str | None]) -> Iterator[str]:
 
 
 def to_json(value: object) -> str:
-    """One line of JSON. NaN and infinity become strings, because JSON has no such numbers."""
+    """Return one line of JSON. NaN and infinity become strings, because JSON has no such numbers."""
     import json  # here, because most output is not JSON
 
     return json.dumps(_numbers(value), allow_nan=False) + "\n"

@@ -100,7 +100,7 @@ def _record(file: BinaryIO, event: pb.EventRecord) -> None:
 
 
 def _described(stored: graph_files.StoredGraph, graph: Outline) -> dict[str, Any]:
-    """The description of the graph, as JSON values."""
+    """Return the description of the graph, as JSON values."""
     ops = graph.ops()
     wanted = [spec.tensor or spec.name for signature in stored.signatures.values() for spec in signature.outputs]
     ends = [] if wanted else graph.ends()
@@ -207,5 +207,5 @@ def _shape(shape: Sequence[int | None] | None) -> str:
 
 
 def _shown(name: str) -> str:
-    """A name, cut and escaped if it is too long or not printable."""
+    """Return a name, cut and escaped if it is too long or not printable."""
     return name if name.isprintable() and len(name) <= _NAME_LIMIT else files.shown(name)

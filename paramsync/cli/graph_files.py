@@ -89,7 +89,7 @@ class StoredGraph:
 
 
 def shown_names(names: Iterable[tuple[str, str | None]]) -> dict[str, str]:
-    """The names to show for parameters, given as pairs of a name and the name of its variable, if known.
+    """Return the names to show for parameters, given as pairs of a name and the name of its variable, if known.
 
     For a variable of a compiled Keras model, TensorFlow's key is a path through the optimizer, which is confusing. So a
     parameter is shown by its variable's name if a person gave that name and it is unique. Otherwise it is shown by its
@@ -104,12 +104,12 @@ def shown_names(names: Iterable[tuple[str, str | None]]) -> dict[str, str]:
 
 
 def variables(content: bytes, what: str) -> dict[str, str | None]:
-    """The framework's variable name of each parameter in a graph file. Raises GraphError."""
+    """Return the framework's variable name of each parameter in a graph file. Raises GraphError."""
     return {each.name: each.variable for each in _parameters(parse(pb.GraphFile, content, what), what)}
 
 
 def variables_of(store: Store, version: Version) -> dict[str, str | None]:
-    """The result of `variables` for a version's graph; empty if there is no graph or it cannot be read."""
+    """Return the result of `variables` for a version's graph; empty if there is no graph or it cannot be read."""
     if not version.graph:
         return {}
     path = store.graph_file(version.graph)
@@ -120,7 +120,7 @@ def variables_of(store: Store, version: Version) -> dict[str, str | None]:
 
 
 def parameter(spec: Spec, variable: str | None = None) -> ParameterOutline:
-    """The outline of a parameter, with its size if dtype and shape are fixed."""
+    """Return the outline of a parameter, with its size if dtype and shape are fixed."""
     dtype = None if spec.dtype is None else dtypes.named(spec.dtype)
     known = [size for size in spec.shape or () if size is not None]
     is_known = spec.shape is not None and len(known) == len(spec.shape)
@@ -129,7 +129,7 @@ def parameter(spec: Spec, variable: str | None = None) -> ParameterOutline:
 
 
 def find(path: Path) -> StoredGraph:
-    """The graph at a path. Raises GraphError, StoreError, CorruptCheckpointError."""
+    """Return the graph at a path. Raises GraphError, StoreError, CorruptCheckpointError."""
     if not path.is_dir():
         return _read(path, path.resolve())  # follows a link, which `files.content` would refuse
     if (path / SAVED_MODEL).exists():
@@ -138,7 +138,7 @@ def find(path: Path) -> StoredGraph:
 
 
 def _in_store(path: Path) -> Path:
-    """The graph of the newest version of a store, or its only graph."""
+    """Return the graph of the newest version of a store, or its only graph."""
     version = Store(path).latest()
     if version is None:
         graphs = sorted(path.glob("graph-*.pb"))
@@ -168,7 +168,7 @@ def _read(path: Path, target: Path | None = None) -> StoredGraph:
 
 
 def _graph_file(path: Path, content: bytes) -> StoredGraph | None:
-    """The graph of a graph file; None for a file without a digest."""
+    """Return the graph of a graph file; None for a file without a digest."""
     what = str(path)
     try:
         file = parse(pb.GraphFile, content, what)
@@ -199,7 +199,7 @@ def _saved_model(path: Path, content: bytes) -> StoredGraph:
 
 
 def _saved(prefix: Path) -> list[ParameterOutline]:
-    """The parameters in the checkpoint of a SavedModel; none if the checkpoint is missing or broken."""
+    """Return the parameters in the checkpoint of a SavedModel; none if the checkpoint is missing or broken."""
     try:
         entries = index.read(index.index_file(prefix)).entries
     except CorruptCheckpointError:
@@ -226,7 +226,7 @@ def _infos(infos: Mapping[str, pb.TensorInfo]) -> list[Spec]:
 
 
 def _info(name: str, info: pb.TensorInfo) -> list[Spec]:
-    """One tensor, or the parts of a sparse, ragged or other composite tensor."""
+    """Return one tensor, or the parts of a sparse, ragged or other composite tensor."""
     dtype, shape = dtypes.name(info.dtype), sizes(info.tensor_shape)
     if info.WhichOneof("encoding") == "coo_sparse":
         sparse, rank = info.coo_sparse, None if shape is None else len(shape)
@@ -306,7 +306,7 @@ def parse(kind: Any, content: bytes, what: str) -> Any:
 
 
 def sizes(shape: bundle_pb2.TensorShape) -> tuple[int | None, ...] | None:
-    """A shape in the form of `Spec.shape`."""
+    """Return a shape in the form of `Spec.shape`."""
     return None if shape.unknown_rank else tuple(None if dim.size < 0 else dim.size for dim in shape.dim)
 
 
@@ -343,12 +343,12 @@ class Outline:
         return len(self._functions)
 
     def ops(self) -> Counter[str]:
-        """How often each op occurs; the nodes of a function count once, however often it is called."""
+        """Return how often each op occurs; the nodes of a function count once, however often it is called."""
         bodies = (self._nodes.values(), *self._functions.values())
         return Counter(node.op for nodes in bodies for node in nodes if node.op not in self._functions)
 
     def ends(self) -> list[str]:
-        """The nodes that may be results: they depend on a placeholder, and no other node reads their outputs.
+        """Return the nodes that may be results: they depend on a placeholder, and no other node reads their outputs.
 
         Nodes that training adds, such as gradients, are ignored.
         """
@@ -367,7 +367,7 @@ class Outline:
         return [name for name in dependent if name not in readers]
 
     def reached(self, tensors: Iterable[str]) -> set[str]:
-        """The ops that these tensors depend on, ops in functions included."""
+        """Return the ops that these tensors depend on, ops in functions included."""
         entered: dict[str, Node] = {}
         waiting = [node_of(tensor) for tensor in tensors]
         while waiting:
@@ -410,7 +410,7 @@ class Outline:
 
 
 def unsafe(ops: Iterable[str]) -> list[str]:
-    """The ops that are not on the list of safe ops. An inferencer serves them only if they are allowed by name."""
+    """Return the ops that are not on the list of safe ops. An inferencer serves such ops only if allowed by name."""
     return sorted(set(ops) - SAFE - _LIFTED - _TABLES)
 
 

@@ -82,13 +82,13 @@ class View(Protocol):
     """What is shown about programs. Each method reads their last answers."""
 
     def drawn(self) -> Any:
-        """A renderable of rich, for a terminal."""
+        """Return a renderable of rich, for a terminal."""
 
     def lines(self) -> Iterable[str]:
-        """Lines that are new since the last call, for output that is not a terminal."""
+        """Return the lines that are new since the last call, for output that is not a terminal."""
 
     def objects(self) -> Iterable[object]:
-        """Objects that are new since the last call, for --json."""
+        """Return the objects that are new since the last call, for --json."""
 
 
 def show(

@@ -62,7 +62,7 @@ class FittedTable:
 
 
 def status_view(trainer: pb.PublisherStatus | None, servers: Answers, now: float) -> RenderableType:
-    """The trainer's state, the models of all servers, the slowest first, which versions serve, and problems."""
+    """Draw the trainer's state, the models of all servers (slowest first), which versions serve, and problems."""
     parts: list[RenderableType] = [] if trainer is None else [*_trainer(trainer, now), ""]
     several = len(servers) > 1
     ranked = [row for server, last in servers.items() for row in _rows(server, last, several=several)]
@@ -81,7 +81,9 @@ _Rank = tuple[str, int, int]
 def _rows(
     server: str, last: Last[pb.GetStatusResponse], *, several: bool
 ) -> Iterator[tuple[_Rank, Mapping[str, Text]]]:
-    """The rows of a server, each with its rank: servers without models, then each model, the slowest server first.
+    """Yield the rows of a server, each with its rank: by model, by version, then the slowest server first.
+
+    Servers without models come before all models.
 
     Whole seconds of lag count, because rows of `--watch` should not change places all the time.
     """
@@ -96,7 +98,7 @@ def _rows(
 
 
 def _shares(servers: Answers) -> Iterator[Text]:
-    """A line for each model: which versions serve on how many servers."""
+    """Yield a line for each model: which versions serve on how many servers."""
     models: dict[str, list[str]] = {}
     for some in shares(servers):
         which = "no version" if some.version is None else f"version {some.version}"
@@ -108,7 +110,7 @@ def _shares(servers: Answers) -> Iterator[Text]:
 
 
 def _cells(model: pb.ModelStatus, seconds: float) -> dict[str, Text]:
-    """The row of a model. `seconds` is the age of the status."""
+    """Return the row of a model. `seconds` is the age of the status."""
     state = pb.ModelStatus.State.Name(model.state).lower()
     died = model.publisher == pb.ModelStatus.DIED and model.state == pb.ModelStatus.SERVING
     failing = model.reason and model.state == pb.ModelStatus.SERVING
@@ -132,7 +134,7 @@ def _number(model: pb.ModelStatus, field: str) -> str:
 
 
 def behind(model: pb.ModelStatus, seconds: float = 0.0) -> str:
-    """How far the served version is behind the published version. `seconds` is the age of the status."""
+    """Return how far the served version is behind the published version. `seconds` is the age of the status."""
     parts = lag(model, seconds).split(", ")
     if parts == [NOTHING]:
         return NOTHING
@@ -142,7 +144,7 @@ def behind(model: pb.ModelStatus, seconds: float = 0.0) -> str:
 
 
 def lag(model: pb.ModelStatus, seconds: float = 0.0) -> str:
-    """The lag as time, steps and versions. `seconds` is the age of the status."""
+    """Return the lag as time, steps and versions. `seconds` is the age of the status."""
     parts = []
     if model.HasField("lag_seconds"):
         parts.append(duration(model.lag_seconds + (seconds if model.lag_seconds else 0.0)))
@@ -186,7 +188,7 @@ def _model_notes(model: pb.ModelStatus, server: str, seconds: float, now: float,
 
 
 def _coming(bucket: pb.Bucket, now: float) -> Iterator[str]:
-    """How versions arrive from a bucket: its last answer, and how and how fast the last version was copied."""
+    """Yield how versions arrive from a bucket: its last answer, and how and how fast the last version was copied."""
     facts = [f"answered {ago(bucket.answered_at, now)}"] if bucket.HasField("answered_at") else []
     facts += [f"{bucket.behind} version{'' if bucket.behind == 1 else 's'} to fetch"] if bucket.behind else []
     yield f"bucket {bucket.address} {', '.join(facts)}".rstrip()
@@ -198,7 +200,7 @@ def _coming(bucket: pb.Bucket, now: float) -> Iterator[str]:
 
 
 def publishing(model: pb.ModelStatus, now: float) -> str:
-    """The state of the publisher of the model's store; empty if unknown."""
+    """Return the state of the publisher of the model's store; empty if unknown."""
     since = duration(max(0.0, now - model.publisher_since))
     return {
         pb.ModelStatus.TRAINING: f"training for {since}",
@@ -208,7 +210,7 @@ def publishing(model: pb.ModelStatus, now: float) -> str:
 
 
 def refusals(quarantined: Iterable[pb.Quarantine], now: float) -> list[str]:
-    """A sentence for each reason, with all versions that were refused for it.
+    """Return a sentence for each reason, with all versions that were refused for it.
 
     Reasons that differ only in the version's number count as the same.
     """
@@ -249,7 +251,7 @@ def _facts(model: pb.ModelStatus, seconds: float, now: float) -> list[str]:
 
 
 def _workers(server: str, answer: pb.GetStatusResponse, now: float, *, several: bool) -> Iterator[Text]:
-    """A line about the workers of a server. If `several` servers are shown, only if some workers do not answer."""
+    """Yield a line about the workers of a server. With `several` servers, only if some workers do not answer."""
     numbers = {worker.number for worker in answer.workers}
     answering = {worker.number for worker in answer.workers if worker.state == pb.WorkerStatus.ANSWERING}
     if not numbers or (several and answering == numbers):
@@ -294,7 +296,7 @@ def _trainer(status: pb.PublisherStatus, now: float) -> Iterator[Text]:
 
 
 def _going(bucket: pb.Bucket, now: float) -> Iterator[str]:
-    """How versions get into a bucket: the last version, how it was copied, and how long others have waited."""
+    """Yield how versions get into a bucket: the last version, how it was copied, and how long others have waited."""
     copied = bucket.copied
     if not bucket.HasField("copied"):
         facts = ["no version of this publisher is in the bucket yet"]

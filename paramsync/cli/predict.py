@@ -96,7 +96,7 @@ def _show(screen: Console, name: str, array: np.ndarray) -> None:
 
 
 def _text(row: np.ndarray, *, most: int) -> str:
-    """The values of a row; only the first and last few if there are more than `most`."""
+    """Return the values of a row; only the first and last few if there are more than `most`."""
     if row.dtype == object:
         return " ".join(map(harmless, _decoded(row).flat))
     text = np.array2string(
@@ -193,7 +193,7 @@ def _decimal(text: str) -> float:
 
 
 def _exact(elements: np.ndarray, dtype: npt.DTypeLike, expected: str) -> np.ndarray:
-    """The numbers in this dtype. Raises ValueError for the first finite number beyond its range."""
+    """Return the numbers in this dtype. Raises ValueError for the first finite number beyond its range."""
     array = np.empty(elements.shape, dtype)
     with np.errstate(over="ignore"):
         for at, element in enumerate(elements.flat):

@@ -42,9 +42,9 @@ def interruptible(call: Callable[[], T]) -> T:
 
     After Ctrl-C the call goes on until the process ends. Main thread only.
 
-    The main thread reads a pipe, into which Python writes when a signal arrives, and `run` when the call is over. A
-    lock would not do, because a signal that arrives just before the wait for a lock does not end that wait. Nor would
-    `Thread.start`, which raises RuntimeError for some of the signals that arrive in it.
+    The main thread reads a pipe. Python writes into the pipe when a signal arrives, `run` when the call is over. A lock
+    does not work, because a signal that arrives just before the wait for a lock does not end that wait. `Thread.start`
+    does not work either, because it raises RuntimeError for some of the signals that arrive in it.
     """
     future: Future[T] = Future()
     reading, writing = os.pipe()

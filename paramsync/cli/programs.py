@@ -41,7 +41,7 @@ _ADDRESS = re.compile(r"(\w+) (\S+:\d+)")
 
 
 def module(program: str) -> str:
-    """The full name, for `python -m`, of "trainer", "inferencer", or a module within them."""
+    """Return the full name, for `python -m`, of "trainer", "inferencer", or a module within them."""
     packed = find_spec(f"paramsync.{program.partition('.')[0]}") is not None
     return f"paramsync.{program}" if packed else program
 
@@ -92,7 +92,7 @@ class Child:
         return self._process.poll() is not None
 
     def addresses(self) -> Mapping[str, str]:
-        """The addresses that the program logs when it is ready, by name; empty until then."""
+        """Return the addresses that the program logs when it is ready, by name; empty until then."""
         _, ready, rest = self._log.read_text(errors="replace").partition(f"{self.program} ready: ")
         line, end, _ = rest.partition("\n")
         return dict(_ADDRESS.findall(line)) if ready and end else {}

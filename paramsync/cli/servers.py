@@ -31,7 +31,7 @@ _Answer = TypeVar("_Answer")
 
 
 def _addresses(arguments: Namespace) -> dict[str, str]:
-    """The control ports to ask, each once: from --server, else from PARAMSYNC_SERVER, else the default.
+    """Return the control ports to ask, each once: from --server, else from PARAMSYNC_SERVER, else the default.
 
     The values are the names in the servers' certificates (`resolve`). Raises SettingsError for a wrong address.
     """
@@ -52,7 +52,7 @@ def _read(texts: Sequence[str]) -> dict[str, str]:
 def trainer(arguments: Namespace, servers: Sequence[str]) -> tuple[str, bool]:
     """Return the trainer's address, and whether its absence is an error.
 
-    It is an error if the trainer is named, or if no server is named either. A host that only serves has no trainer.
+    Its absence is no error if only servers are named, because a host that only serves has no trainer.
     """
     return arguments.trainer or TRAINER, arguments.trainer is not None or list(servers) == [INFERENCER]
 
@@ -93,7 +93,7 @@ def report(
     servers: Mapping[str, Last[pb.GetStatusResponse]],
     bucket: Mapping[str, object] | None,
 ) -> dict[str, Any]:
-    """The last answers of a trainer, of inferencers and of a bucket (which `bucket` is already) as JSON values."""
+    """Return the last answers of a trainer and of inferencers as JSON values, and `bucket`, which is JSON already."""
     status = None if publisher.error else publisher.answer
     return {
         "trainer": {
@@ -119,7 +119,7 @@ def _server_report(address: str, last: Last[pb.GetStatusResponse]) -> dict[str, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """How many servers serve one version of a model; `version` None stands for those that serve none.
+    """How many servers serve one version of a model. If `version` is None, these servers serve no version.
 
     `share` is of the servers that answer and have the model. `skew_seconds` is from the first to the last server's
     swap, if at least two swapped at the version's moment.
@@ -133,7 +133,7 @@ class Share:
 
 
 def shares(servers: Mapping[str, Last[pb.GetStatusResponse]]) -> Iterator[Share]:
-    """The versions that each model serves, the newest first. A server that does not answer does not count."""
+    """Yield the versions that each model serves, the newest first. A server that does not answer does not count."""
     fleet: defaultdict[str, list[pb.ModelStatus]] = defaultdict(list)
     for last in servers.values():
         for model in last.answer.models if last.answer is not None and last.error is None else ():
@@ -217,7 +217,7 @@ def _change_report(change: ServerChange) -> dict[str, object]:
 
 
 def bucket_faults(bucket: pb.Bucket, now: float) -> Iterator[str]:
-    """Why versions do not arrive from a bucket, and for how long it has not answered; nothing if all is well."""
+    """Yield why versions do not arrive from a bucket, and for how long it has not answered; nothing if all is well."""
     silent = now - bucket.answered_at if bucket.HasField("answered_at") else 0.0
     words = [f"no answer for {duration(silent)}"] if silent > _SILENT_SECONDS else []
     words += [bucket.reason.removeprefix(f"{bucket.address}: ")] if bucket.reason else []

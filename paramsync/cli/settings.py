@@ -17,7 +17,7 @@ _FOR_TERMINALS = {"FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"}
 
 
 def environment_for_logs() -> dict[str, str]:
-    """The environment for a child process whose output is a log.
+    """Return the environment for a child process whose output is a log.
 
     It lacks the variables that make a child draw as on a terminal, or that silence gRPC.
     """
@@ -30,12 +30,12 @@ def silence_grpc() -> None:
 
 
 def servers() -> str:
-    """The text of `SERVER`; empty if it is not set."""
+    """Return the text of `SERVER`; empty if it is not set."""
     return os.environ.get(SERVER, "")
 
 
 def credentials(arguments: Namespace | None = None) -> Credentials:
-    """The token and certificates from a command's arguments, or else from the environment. Raises SettingsError."""
+    """Return the token and certificates from a command's arguments, or from the environment. Raises SettingsError."""
     from paramsync.rpc import settings  # here, because --help does not need it
     from paramsync.rpc.client import Credentials
 

@@ -84,7 +84,7 @@ def run(arguments: Namespace) -> bool | int:
 
 
 def _ask(inferencer: Inferencer, model: str) -> pb.GetStatusResponse:
-    """The report of a server about one model, or all without a name, or those that follow the address of a bucket."""
+    """Return a server's report about a model, about all models for "", or about the models that follow an address."""
     if not is_address(model):
         return inferencer.report(model)
     answer = inferencer.report()
@@ -164,7 +164,7 @@ def _essences(answer: pb.GetStatusResponse | None) -> list[str]:
 
 
 def _essence(model: pb.ModelStatus) -> str:
-    """The facts that get a new line if they change. Ages are left out, because they change all the time."""
+    """Return the facts that get a new line if they change. Ages are left out, because they change all the time."""
     refused = [quarantined.number for quarantined in model.quarantined]
     pinned = model.pinned if model.HasField("pinned") else None
     return repr(
@@ -217,7 +217,7 @@ def _check(arguments: Namespace) -> int:
 
 
 def summary(findings: Sequence[Finding]) -> Finding:
-    """The worst level, and all problems, the worst first. Without problems, the texts of all good findings."""
+    """Return the worst level, and all problems, the worst first. Without problems, the texts of all good findings."""
     worst = max((level for level, _ in findings), default=Level.GOOD)
     told = [finding for finding in findings if finding[0] is not Level.GOOD or worst is Level.GOOD]
     return worst, "; ".join(text for _, text in sorted(told, key=lambda finding: -finding[0]))
@@ -241,7 +241,7 @@ def check_server(
 
 
 def check_model(model: pb.ModelStatus, now: float, *, max_lag: float, max_age: float | None) -> Iterator[Finding]:
-    """The problems of a model. If no version serves, no other problem is reported."""
+    """Yield the problems of a model. If no version serves, no other problem is reported."""
     quarantine = {case.number: case.reason for case in model.quarantined}
     if not model.HasField("serving"):
         reasons = [model.reason or "none has come"]

@@ -52,7 +52,7 @@ def run(arguments: Namespace) -> bool:
 
 
 def _of_all(inferencers: Sequence[Inferencer]) -> list[ServerChange]:
-    """A change for each model, and one with an error for each server that does not answer."""
+    """Return a change for each model, and a change with an error for each server that does not answer."""
     changes = []
     for inferencer, models in zip(inferencers, ask_all(inferencers, Inferencer.status), strict=True):
         if isinstance(models, ParamsyncError):

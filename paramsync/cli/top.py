@@ -42,7 +42,7 @@ class Rate:
 
 
 def rate(before: pb.ModelLoad, after: pb.ModelLoad, seconds: float) -> Rate:
-    """The rate from the counts of two samples. If a worker ended between them, its requests are missing."""
+    """Return the rate from the counts of two samples. If a worker ended between them, its requests are missing."""
     pairs = zip_longest(after.latencies, before.latencies, fillvalue=0)
     counts = [max(0, late - early) for late, early in pairs]
     return Rate(
@@ -54,7 +54,7 @@ def rate(before: pb.ModelLoad, after: pb.ModelLoad, seconds: float) -> Rate:
 
 
 def sparkline(values: Sequence[float | None]) -> str:
-    """A bar for each value, scaled to the greatest value; a gap for None."""
+    """Return a bar for each value, scaled to the greatest value; a gap for None."""
     most = max((value for value in values if value is not None), default=0.0)
     shares = (None if value is None else value / most if most else 0.0 for value in values)
     return "".join(" " if share is None else _LEVELS[round(share * (len(_LEVELS) - 1))] for share in shares)

@@ -199,7 +199,7 @@ class Prober:
             pass
 
     def _ask(self) -> bool:
-        """Send one batch. True if the version that answered has not answered all batches yet."""
+        """Send one batch. Returns True if the version that answered has not answered all batches yet."""
         batch, batches = self._batch, len(self._held_out.labels)
         try:
             prediction = self._predictor.predict(_MODEL, {_INPUT: self._held_out.images[batch]})
@@ -229,7 +229,10 @@ class Prober:
         self._closed = True
 
     def _freshness(self, number: int, answered_at: float) -> float | None:
-        """Seconds from the end of the version's step to its first answer; None if another version serves already."""
+        """Return the seconds from the end of the version's step to its first answer.
+
+        Returns None if another version serves already.
+        """
         try:
             (status,) = self._inferencer.status(_MODEL)
         except CallError:
@@ -321,7 +324,7 @@ _MEMORY = Path("/dev/shm")
 
 
 def fast_place(memory: Path = _MEMORY, *, room: int = 256 * 2**20) -> Path:
-    """The fastest place for temporary files: memory if it has room, else the system's temporary directory."""
+    """Return the fastest place for temporary files: memory if it has room, else the system's temporary directory."""
     elsewhere = Path(tempfile.gettempdir())
     try:
         free = os.statvfs(memory)

@@ -103,7 +103,7 @@ def _run(arguments: Namespace) -> bool:
 
 
 def _verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdict]:
-    """The verdicts on the requested versions of a local store."""
+    """Yield the verdicts on the requested versions of a local store."""
     store = Store(Path(arguments.store))
     name, versions, broken = look(store.path)
     if name is None:
@@ -120,7 +120,7 @@ def _verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdi
 
 
 def remote_verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator[Verdict]:
-    """The verdicts on the requested versions of a bucket. Fetches them as a server would, by deltas if possible."""
+    """Yield the verdicts on the requested versions of a bucket, fetched as a server would, by deltas if possible."""
     from paramsync.cli.bucket import fetch  # here, because most stores are directories
     from paramsync.remote.bucket import Bucket
     from paramsync.remote.excerpt import Excerpt, faults, find, objects_in, read_manifests
@@ -204,7 +204,7 @@ def _verify(store: Store, version: Version, trust: TrustedKeys | None) -> Verdic
 
 
 def _distrust(store: Store, version: Version, trust: TrustedKeys) -> str | None:
-    """Why the version is not trusted; None if a trusted key signed it."""
+    """Return why the version is not trusted; None if a trusted key signed it."""
     try:
         trust.check_record(version)
         if version.graph:
@@ -221,7 +221,7 @@ def _distrust(store: Store, version: Version, trust: TrustedKeys) -> str | None:
 
 
 def _graph_problem(path: Path, digest: str) -> str | None:
-    """What is wrong with a graph file, if anything. Older publishers wrote graph files without a checksum."""
+    """Return what is wrong with a graph file, if anything. Older publishers wrote graph files without a checksum."""
     try:
         content = files.content(path, limit=files.MAX_MESSAGE)
         file = parse(graph_def_pb2.GraphFile, content, str(path))

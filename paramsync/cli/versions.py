@@ -77,7 +77,7 @@ def run(arguments: Namespace) -> bool:
 
 
 def look(path: Path) -> tuple[str | None, list[Version], list[str]]:
-    """Returns the name of the latest version, all readable versions, and the names of listed but unreadable versions.
+    """Return the name of the latest version, all readable versions, and the names of listed but unreadable versions.
 
     Raises StoreError if `path` is not a store, CorruptCheckpointError if the file `checkpoint` is broken.
     """
@@ -141,7 +141,7 @@ def _data_files(path: Path, name: str) -> Iterator[os.stat_result]:
 
 
 def _on_disk(path: Path) -> int:
-    """The bytes on disk of all files in the directory. A file with several names counts once."""
+    """Return the bytes on disk of all files in the directory. A file with several names counts once."""
     taken = {}
     with os.scandir(path) as entries:
         for entry in entries:
@@ -176,7 +176,7 @@ LOCKS = Path("/proc/locks")
 
 
 def shared_locks(locks: Path = LOCKS) -> Mapping[_File, frozenset[int]] | None:
-    """The processes with a shared lock on each file, as far as the kernel shows them; None if it shows no locks."""
+    """Return the processes with a shared lock on each file, as far as the kernel shows locks; None if it shows none."""
     try:
         lines = locks.read_text().splitlines()
     except OSError:
@@ -191,6 +191,6 @@ def shared_locks(locks: Path = LOCKS) -> Mapping[_File, frozenset[int]] | None:
 
 
 def holders_of(files: Iterable[os.stat_result], locks: Mapping[_File, frozenset[int]]) -> list[int]:
-    """The processes that have a lock on any of the files, in ascending order."""
+    """Return the processes that have a lock on any of the files, in ascending order."""
     identities = [(os.major(file.st_dev), os.minor(file.st_dev), file.st_ino) for file in files]
     return sorted(frozenset().union(*(locks.get(identity, ()) for identity in identities)))

@@ -35,9 +35,9 @@ _FIRST_WAIT, _LAST_WAIT = 0.1, 5.0  # seconds of the back-off after an operation
 _MOST_UNKNOWN = 8  # so many unknown outcomes in one run of the protocol raise an error
 _RACE = 8  # writers that `probe` starts at once to replace one object
 _PASSWORD = re.compile(r"//[^/]*@")
-_PLACE = re.compile(r"region=[\w-]+|endpoint=https?://[^/?#@&]+")  # in the query of an address
+_PLACE = re.compile(r"region=[\w-]+|endpoint=https?://[^/?#@&]+")  # the parameters that a query of an address may have
 _TRIES = 5  # attempts of each write in `probe`: some servers allow only one write of an object per second
-_RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=10)}  # that obstore makes within a call
+_RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=10)}  # the retries of obstore within a call
 _NO_RETRIES: Any = {"max_retries": 0}
 T = TypeVar("T")
 
@@ -68,7 +68,7 @@ def check_address(text: str) -> None:
 
 
 def naming(address: str, error: Exception) -> str:
-    """The text of an error, with the address that it is about."""
+    """Return the text of an error, with the address that it is about."""
     return str(error) if address.rstrip("/") in str(error) else f"{address}: {error}"
 
 
@@ -146,7 +146,7 @@ class Bucket:
         return error
 
     def look(self, tag: str | None) -> Found | Answer | None:
-        """Read the state object without retries, because whoever looks tries again soon. See `read`."""
+        """Read the state object without retries, because the caller looks again soon anyway. See `read`."""
         return self.read(tag, store=self._looker)
 
     def read(self, tag: str | None = None, *, name: str = states.NAME, store: Any = None) -> Found | Answer | None:
@@ -167,7 +167,7 @@ class Bucket:
         return Found(content, _tag(found.meta), _stored(found.meta).written_at)
 
     def state(self) -> State:
-        """The state. Raises RemoteError if there is no state, no readable state, or no answer."""
+        """Return the state. Raises RemoteError if there is no state, no readable state, or no answer."""
         found = self.read()
         if found is Answer.UNKNOWN:
             raise RemoteError(f"{self.address} does not answer: {self.last_error}")
@@ -186,7 +186,7 @@ class Bucket:
             return found
         if isinstance(operation, Delete):
             answer = self._call(lambda: self._obstore.delete(self._store, operation.name))
-            # An object that was not there counts as deleted, because not all servers tell the difference.
+            # A missing object counts as deleted, because not all servers say whether the object existed.
             return answer if answer is Answer.UNKNOWN else Answer.DONE
         return self._put(states.NAME, operation)
 
@@ -216,9 +216,8 @@ class Bucket:
     def put(self, name: str, content: bytes | memoryview | Iterable[memoryview], size: int = 0) -> None:
         """Write an object of data, in parts if it is large. `size` is needed only for content that is an iterable.
 
-        On a slow link fewer parts are sent at once, so that no part takes too long. If a single part does not get
-        through, the next call has twice the time. Raises RemoteError, and ConnectionError if a later attempt may
-        succeed.
+        On a slow link fewer parts are sent at once, so that no part takes too long. If even a single part takes too
+        long, the next call has twice the time. Raises RemoteError, and ConnectionError if a later attempt may succeed.
         """
         if isinstance(content, bytes | memoryview):
             size = len(content)
@@ -246,11 +245,11 @@ class Bucket:
             self._stalled, self._sender = seconds, self._connect(seconds)
 
     def seconds(self, size: int) -> float | None:
-        """How long it will take to send so many bytes; None without a measurement."""
+        """Return how long it will take to send so many bytes; None without a measurement."""
         return size / self._speed if self._speed else None
 
     def get(self, name: str, limit: int) -> bytes:
-        """The content of a small object.
+        """Return the content of a small object.
 
         Raises RemoteError, FileNotFoundError, and ConnectionError if a later attempt may succeed.
         """
@@ -262,7 +261,7 @@ class Bucket:
         return content
 
     def get_range(self, name: str, start: int, stop: int) -> memoryview:
-        """The bytes of an object from `start` to `stop`. Raises the errors of `get`."""
+        """Return the bytes of an object from `start` to `stop`. Raises the errors of `get`."""
         found = self._call(lambda: self._obstore.get_range(self._store, name, start=start, end=stop))
         if found is Answer.UNKNOWN and (size := self.size(name)) < stop:
             raise RemoteError(f"{name}: expected {stop} bytes, found {size}")
@@ -273,12 +272,12 @@ class Bucket:
         return content
 
     def objects(self, prefix: str = "") -> dict[str, Stored]:
-        """All objects below a prefix, by name. For collection only: a listing is slow and costs money."""
+        """Return all objects below a prefix, by name. For collection only: a listing is slow and costs money."""
         listed = self._done(prefix, self._call(lambda: list(self._obstore.list(self._store, prefix or None))))
         return {meta["path"]: _stored(meta) for page in listed for meta in page}
 
     def first_names(self) -> list[str]:
-        """The names on the first page of a listing. Raises the errors of `objects`."""
+        """Return the names on the first page of a listing. Raises the errors of `objects`."""
         listed = self._done("", self._call(lambda: next(iter(self._obstore.list(self._store)), [])))
         return [one["path"] for one in listed]
 
@@ -341,11 +340,11 @@ class Bucket:
         raise ConnectionError(f"{self.address}: {why}")
 
     def size(self, name: str) -> int:
-        """The size of an object in bytes. Raises the errors of `get`."""
+        """Return the size of an object in bytes. Raises the errors of `get`."""
         return self.head(name).size
 
     def head(self, name: str) -> Stored:
-        """The size of an object and the time of its last write. Raises the errors of `get`."""
+        """Return the size of an object and the time of its last write. Raises the errors of `get`."""
         return _stored(self._done(name, self._call(lambda: self._obstore.head(self._store, name))))
 
     def _unfit(self, what: str) -> RemoteError:
@@ -371,7 +370,7 @@ class Bucket:
         return RemoteError(f"{self.address}: there is no such bucket: create it, or correct the address or the region")
 
     def _call(self, call: Callable[[], Any], *answers: type[Exception]) -> Any:
-        """Returns the result of a call, MISSING, or UNKNOWN for an error that may be temporary.
+        """Return the result of a call, MISSING, or UNKNOWN for an error that may be temporary.
 
         Raises RemoteError if access is denied, and errors of the classes `answers`, which are answers to this call.
         """
@@ -416,7 +415,7 @@ def _stored(meta: Any) -> Stored:
 
 
 def _tag(meta: Any) -> str:
-    """The ETag and the version of an object as one text. GCS compares only versions, which it calls generations."""
+    """Return the ETag and the version of an object as one text. GCS compares only versions, named generations there."""
     return f"{meta.get('e_tag') or ''}\n{meta.get('version') or ''}"
 
 

@@ -39,7 +39,7 @@ class Copied:
 
 
 def stages(copied: Any) -> dict[str, float]:
-    """The seconds that each stage took for a version after its training step. `copied` is a value or a message.
+    """Return the seconds that each stage took for a version after its training step. `copied` is a value or a message.
 
     A difference that is negative, because the clocks of two hosts differ, counts as 0.
     """
@@ -93,7 +93,7 @@ _KINDS: dict[str, tuple[type, ...]] = {"str": (str,), "bool": (bool,), "int": (i
 
 
 def _read(kind: type[BucketStatus | Copied], values: Any) -> dict[str, Any]:
-    """The known fields, checked. Keys of a newer paramsync are left out."""
+    """Return the known fields, checked. Keys of a newer paramsync are left out."""
     if not isinstance(values, Mapping):
         raise ValueError(f"expected fields by name, found {type(values).__name__}")
     read: dict[str, Any] = {field.name: values[field.name] for field in fields(kind) if field.name in values}

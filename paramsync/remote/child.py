@@ -65,7 +65,7 @@ class MirrorChild:
             _make(Path(target))
         self._command = [sys.executable, "-m", "paramsync.cli", "mirror", source, target]
         self._command += ["--keep", str(keep), "--json", "--beside", secrets.token_hex(16)]
-        self._seen: list[str] = []  # arguments that tell the next process which publisher it continues
+        self._seen: list[str] = []  # arguments that tell the next process which publisher to continue
         self._is_waited_for = is_address(target)
         self._told = ""  # the reason that was logged last
         self._heard = threading.Event()  # set once the process took over the bucket, or reported why it could not
@@ -169,7 +169,7 @@ class MirrorChild:
             waits = self._is_waited_for and not self._heard.is_set()
             self._heard.set()
             if waits or self.reason == self._told:
-                return  # the waiting program reports the reason itself, and a repeated reason is not logged again
+                return  # do not log: the waiting program reports the reason itself, or the reason was logged before
             self._told = self.reason
             if self.over:
                 _log.error("%s; training goes on, but no version gets into the bucket any more", self.reason)
@@ -213,7 +213,7 @@ def _make(cache: Path) -> None:
 
 
 def cache_of(address: str, folder: Path | None = None) -> Path:
-    """The directory of this user's local copy of an address, in `folder` or else in memory.
+    """Return the directory of this user's local copy of an address, in `folder` or else in memory.
 
     The path depends only on the address, so a restarted server can serve the copy before the bucket answers.
     """
@@ -225,9 +225,8 @@ def cache_of(address: str, folder: Path | None = None) -> Path:
 def follow(address: str, owner: object, folder: Path | None = None, *, trainer: str | None = None) -> Path:
     """Start a mirror that copies an address for as long as `owner` lives. Returns the directory of the copy.
 
-    Of several addresses, separated by commas, the first that answers is followed.
-
-    The mirror looks at once when the trainer with this control port says that a version is in the bucket.
+    If `address` has several addresses, separated by commas, the first that answers is followed. The mirror looks at
+    once when the trainer, whose control port is `trainer`, says that a version is in the bucket.
     """
     path = cache_of(address, folder)
     child = MirrorChild(address, str(path))

@@ -40,7 +40,7 @@ class Unneeded:
 
 
 def list_unneeded(bucket: Bucket, state: State) -> list[Unneeded]:
-    """The condemned objects that still exist, and the orphans. Raises RemoteError without the right to list."""
+    """Return the condemned objects that still exist, and the orphans. Raises RemoteError without the right to list."""
     with asked_once():
         there = _list(bucket)
     orphans = orphans_among(there, state)
@@ -52,7 +52,7 @@ def list_unneeded(bucket: Bucket, state: State) -> list[Unneeded]:
 
 
 def list_orphans(bucket: Bucket, state: State) -> frozenset[str]:
-    """The names of the orphans. Raises RemoteError, ConnectionError."""
+    """Return the names of the orphans. Raises RemoteError, ConnectionError."""
     return orphans_among(_list(bucket), state)
 
 
@@ -61,7 +61,7 @@ def _list(bucket: Bucket) -> dict[str, Stored]:
 
 
 def orphans_among(names: Iterable[str], state: State) -> frozenset[str]:
-    """The names that earlier publishers of this run made and that the state does not contain.
+    """Return the names that earlier publishers of this run made and that the state does not contain.
 
     No later state will contain them: their publishers are fenced off, and each publisher makes names with its own
     epoch. Names of the current epoch are left out, because the next state may contain them. Objects with other names

@@ -72,7 +72,7 @@ def touch(store: Path, answered_at: float) -> None:
 
 
 def answered_at(store: Path) -> float | None:
-    """When the bucket of a local copy last answered, in seconds since the epoch; None if it never did."""
+    """Return when the bucket of a local copy last answered, in seconds since the epoch; None if it never did."""
     try:
         return (store / NAME).stat().st_mtime or None
     except OSError:
@@ -91,7 +91,7 @@ def is_there(store: Path) -> bool:
 
 
 def read(store: Path) -> CopyNote | None:
-    """The note in a local copy; None if the store has no readable note."""
+    """Return the note in a local copy; None if the store has no readable note."""
     with suppress(OSError, ValueError, TypeError, CorruptCheckpointError):
         values = json.loads(files.content(store / NAME, limit=_LIMIT))
         values = {name: values[name] for name in CopyNote.__slots__ if name in values}  # a newer release has more keys

@@ -36,14 +36,14 @@ SAME, SPARSE, DENSE, RAW = range(4)
 
 _RUN = 1 << 16  # elements of a run: a position within it takes two bytes, and its temporary arrays fit the CPU cache
 _CHUNK = 4 * _RUN  # elements that are compared at once, so that they are still in the CPU cache when subtracted
-_DENSE = 2  # DENSE if more than one in so many elements changed, because gathering the changed ones is slower
+_DENSE = 2  # DENSE if more than one in so many elements changed, because gathering changed elements is slower
 _LEVEL = 1  # level of zstd: higher levels take several times as long and save a few percent
 _HEAD = struct.Struct("<BBII")  # form, number of low bytes left out, bytes of packed gaps, bytes of packed differences
 _FEW = 10  # if fewer than one in so many elements changed, `_places` skips groups of eight unchanged elements
 
 
 def encode(old: Unsigned, new: Unsigned) -> bytes:
-    """The delta from `old` to `new`: two blocks of the same size and unsigned dtype."""
+    """Return the delta from `old` to `new`: two blocks of the same size and unsigned dtype."""
     counts: list[int] = []
     gaps, differences = [], []
     last = 0  # position of the last changed element
@@ -87,7 +87,7 @@ def _raw(new: Unsigned) -> bytes:
 
 
 def add(deltas: Sequence[memoryview], count: int, dtype: np.dtype[np.unsignedinteger[Any]]) -> bytes:
-    """One delta with the effect of applying these deltas of a block of `count` elements in order."""
+    """Return one delta with the effect of applying these deltas of a block of `count` elements in order."""
     total = np.zeros(count, dtype)  # the sum of the differences, or the new elements once a delta was RAW
     for delta in deltas:
         apply(delta, total, total)
@@ -153,7 +153,7 @@ def _add(target: Unsigned, places: Positions, numbers: Unsigned) -> None:
 
 
 def _places(differs: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], count: int) -> Positions:
-    """The positions of true elements in ascending order. `count` is how many there are at most."""
+    """Return the positions of true elements in ascending order. `count` is how many there are at most."""
     if count * _FEW > len(differs) or len(differs) % 8:
         return np.flatnonzero(differs)
     eights = differs.view(np.uint64)
@@ -166,7 +166,7 @@ def _places(differs: np.ndarray[tuple[int, ...], np.dtype[np.bool_]], count: int
 
 
 def _pack_differences(pieces: Sequence[Unsigned]) -> tuple[int, bytes]:
-    """Returns how many low bytes are zero in all differences, and the other bytes packed. Overwrites the pieces."""
+    """Return how many low bytes are zero in all differences, and the other bytes packed. Overwrites the pieces."""
     bits = 8 * pieces[0].itemsize
     used = 0
     for piece in pieces:

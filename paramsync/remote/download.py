@@ -53,7 +53,7 @@ from paramsync.tensorbundle.index import Entry, Index
 from paramsync.version import Version
 
 _EMPTY: Array = np.empty(0, np.uint8)
-_PIECE = 512 << 10  # bytes of a delta that one connection fetches: over a long way a connection is slow at first
+_PIECE = 512 << 10  # bytes of a delta that one connection fetches; over a long distance, new connections are slow
 _FIRST_PAUSE, _LAST_PAUSE = 15.0, 600.0  # seconds until a version that arrived damaged is fetched again
 
 
@@ -96,7 +96,7 @@ class Download:
         self._between = between
         self._here: dict[int, Version] = {}  # the versions of the local store, by number, at the last look
         self._sound: dict[int, frozenset[FileStamp]] = {}  # files of the local versions that were written or verified
-        self._looked_at: float | None = None  # when the last look began that read the state or found it unchanged
+        self._looked_at: float | None = None  # when the last successful look at the state began
         self.clock = ""
         """How this host's clock differs from the bucket's; "" if it does not differ much."""
 
@@ -117,7 +117,7 @@ class Download:
 
     @property
     def waiting(self) -> tuple[Listed, ...]:
-        """The versions of the last state that are to be fetched; without a pin also all newer than the local store."""
+        """The versions of the last state to fetch. Without a pin, also all versions newer than the local store."""
         if self._seen is None:
             return ()
         newest, wanted = max(self._here, default=-1), set(self._wanted)
@@ -196,9 +196,10 @@ class Download:
         return replace(done, damages=(damage, *done.damages))
 
     def _first(self, wanted: Listed) -> Listed:
-        """The version to fetch first: of versions that wait for their moments none is skipped, because each serves.
+        """Return the version to fetch before `wanted`, or else `wanted`.
 
-        Only damaged versions are skipped.
+        Each version that waits for its moment will serve, so the oldest of them is fetched first. Damaged versions are
+        skipped.
         """
         first, waiting = wanted, [listed for listed in self.waiting if listed.number <= wanted.number]
         for listed in reversed(waiting if len(waiting) > 1 else ()):
@@ -252,7 +253,7 @@ class Download:
         return True
 
     def _stamps(self, version: Version) -> frozenset[FileStamp]:
-        """The stamps of a version's files in the local store."""
+        """Return the stamps of a version's files in the local store."""
         names = [name for name in files.names(self._store.path) if name.startswith(f"{version.prefix}.")]
         names += [self._store.graph_file(version.graph).name] if version.graph else []
         stamps = set()
@@ -351,8 +352,8 @@ class Download:
                 if kind == "delta":
                     self._sound.pop(edges[0].base, None)  # a bit may flip although no stamp changes
                 if kind == "delta" and not self._is_sound(self._here.get(edges[0].base)):
-                    self._base = None  # its tensors must not stand for those of the next version
-                elif self._bad.isdisjoint(names):  # any of these may be the damaged one
+                    self._base = None  # the next version must not reuse its tensors
+                elif self._bad.isdisjoint(names):  # any of these deltas may be damaged
                     self._bad |= names
             else:
                 seconds = time.monotonic() - begun
@@ -363,7 +364,7 @@ class Download:
         raise RemoteError(f"version {listed.number} came damaged: {problem}")
 
     def _ways(self, manifest: Manifest, number: int, size: int) -> Iterator[tuple[str, tuple[Edge, ...]]]:
-        """The ways to get a version: with deltas from a local version, then from the whole version in the bucket.
+        """Yield the ways to get a version: with deltas from a local version, then from the whole version in the bucket.
 
         No way uses deltas that arrived damaged before.
         """
@@ -381,7 +382,7 @@ class Download:
     def _arriving(
         self, kind: str, whole: Whole, packed: Index, edges: tuple[Edge, ...]
     ) -> tuple[Arriving, frozenset[str], int]:
-        """Returns the tensors to commit, the names of those unchanged since the last commit, and the bytes to receive.
+        """Return the tensors to commit, the names of tensors unchanged since the last commit, and the bytes to receive.
 
         Raises ValueError, RemoteError for objects that do not fit the version.
         """
@@ -441,7 +442,7 @@ class Download:
             np.copyto(place, content[at - starts[0] :][: len(place)])
 
     def _delta(self, edge: Edge, entries: Mapping[str, Entry]) -> Blocks:
-        """The content of a delta object. A large delta is kept in a temporary file, not in memory."""
+        """Return the content of a delta object. A large delta is kept in a temporary file, not in memory."""
         if edge.size <= _PIECE:
             content = memoryview(self._bucket.get(edge.name, edge.size))
         else:
@@ -482,7 +483,7 @@ class Download:
         return self._store.open(self._store.find(number))
 
     def _graph(self, version: Version) -> bytes | None:
-        """The graph of a version, if the local store has it undamaged; b"" for a version without a graph."""
+        """Return the graph of a version, if the local store has it undamaged; b"" for a version without a graph."""
         if not version.graph:
             return b""
         path = self._store.graph_file(version.graph)
@@ -513,6 +514,6 @@ class Download:
 
 
 def read_manifest(bucket: Bucket, listed: Listed) -> Manifest:
-    """The manifest of a listed version. Raises FileNotFoundError, RemoteError."""
+    """Return the manifest of a listed version. Raises FileNotFoundError, RemoteError."""
     content = bucket.get(listed.manifest, manifests.LIMIT)
     return manifests.from_json(content, name=listed.manifest, digest=listed.digest)

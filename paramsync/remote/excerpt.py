@@ -61,7 +61,7 @@ class Excerpt:
 
 
 def find(bucket: Bucket, state: State, number: int | None) -> Listed:
-    """The version with this number, or the newest for None.
+    """Return the version with this number, or the newest for None.
 
     Raises UnknownVersionError, and RemoteError if nothing is published yet.
     """
@@ -75,7 +75,7 @@ def find(bucket: Bucket, state: State, number: int | None) -> Listed:
 
 
 def read_manifests(bucket: Bucket, versions: Iterable[Listed]) -> dict[Listed, Manifest | str]:
-    """The manifest of each version, or a text that says what is wrong with it."""
+    """Return the manifest of each version, or a text that says what is wrong with it."""
 
     def read(listed: Listed) -> Manifest | str:
         try:
@@ -91,13 +91,13 @@ def read_manifests(bucket: Bucket, versions: Iterable[Listed]) -> dict[Listed, M
 
 
 def objects_in(manifest: Manifest) -> dict[str, Whole | Edge | None]:
-    """The objects that a version may need, by name. A graph is None: the manifest has only its name."""
+    """Return the objects that a version may need, by name. A graph is None: the manifest has only its name."""
     graphs: dict[str, Whole | Edge | None] = {manifest.graph: None} if manifest.graph else {}
     return {**graphs, manifest.whole.name: manifest.whole} | {edge.name: edge for edge in manifest.edges}
 
 
 def faults(bucket: Bucket, objects: Mapping[str, Whole | Edge | None], versions: Collection[int]) -> dict[str, str]:
-    """What is wrong with the objects that are missing or have another size, by name.
+    """Return what is wrong with the objects that are missing or have another size, by name.
 
     Deltas that lead to one of these versions are read, and must have their checksum.
     """
@@ -118,7 +118,7 @@ def faults(bucket: Bucket, objects: Mapping[str, Whole | Edge | None], versions:
 
 
 def _damage(bucket: Bucket, edge: Edge) -> str:
-    """What is wrong with the bytes of a delta; "" also for a delta without a checksum."""
+    """Return what is wrong with the bytes of a delta; "" also for a delta without a checksum."""
     crc = 0
     for start in range(0, edge.size, PORTION):
         crc = crc32c(bucket.get_range(edge.name, start, min(start + PORTION, edge.size)), crc)

@@ -86,7 +86,7 @@ def sync(address: str, at: float) -> Choice:
 
 
 def _moved(state: State, pinned: int | None, at: float | None, *, sync: bool = False) -> Mapping[str, Any]:
-    """The choices with this pin, from a moment on or at once."""
+    """Return the choices with this pin. It applies from the moment `at`, or at once for None."""
     choices = {name: value for name, value in state.choices.items() if name != "move"} | {"pinned": pinned}
     if at is None:
         return choices

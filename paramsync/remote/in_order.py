@@ -9,18 +9,18 @@ from typing import TypeVar
 from paramsync.errors import RemoteError, SettingsError
 from paramsync.remote.bucket import Bucket, naming
 
-_PATIENCE = 3.0  # seconds for an answer of a bucket that another bucket can replace
+_PATIENCE = 3.0  # how long a bucket may take to answer if another bucket can replace it
 _FIRST_PAUSE, _LAST_PAUSE = 1.0, 15.0  # seconds until a bucket that failed is asked again
 T = TypeVar("T")
 
 
 def addresses(text: str) -> list[str]:
-    """The addresses in a text, which commas separate: the bucket to follow, and others to follow while it is away."""
+    """Split a text at commas. The first address is to be followed, the others while the first does not answer."""
     return text.split(",")
 
 
 def buckets(text: str) -> list[Bucket]:
-    """The buckets at these addresses. Raises SettingsError."""
+    """Return the buckets at these addresses. Raises SettingsError."""
     found = addresses(text)
     if len({address.rstrip("/") for address in found}) < len(found):
         raise SettingsError(f"expected different addresses, found {text!r}")

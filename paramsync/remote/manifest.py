@@ -60,12 +60,12 @@ class Manifest:
     edges: tuple[Edge, ...]
 
     def objects(self) -> tuple[str, ...]:
-        """The names of all objects that may be needed to get this version."""
+        """Return the names of all objects that may be needed to get this version."""
         names = [self.graph, self.whole.name, *(edge.name for edge in self.edges)]
         return tuple(dict.fromkeys(filter(None, names)))
 
     def version(self) -> Version:
-        """The version's record. Raises RemoteError if it is malformed."""
+        """Return the version's record. Raises RemoteError if it is malformed."""
         try:
             return Version.from_json(self.record)
         except (ValueError, RecursionError) as error:
@@ -94,9 +94,9 @@ def from_json(content: bytes, *, name: str, digest: str) -> Manifest:
 
 
 def route(edges: Iterable[Edge], known: Iterable[int], number: int, most: int | None = None) -> tuple[Edge, ...] | None:
-    """The chain of deltas from any `known` version to version `number` that has the fewest bytes.
+    """Return the chain of deltas from any `known` version to version `number` that has the fewest bytes.
 
-    None if there is no chain, or none of fewer than `most` bytes.
+    Returns None if no chain has fewer than `most` bytes.
     """
     ahead: dict[int, list[Edge]] = {}
     for edge in edges:
@@ -119,7 +119,7 @@ def route(edges: Iterable[Edge], known: Iterable[int], number: int, most: int | 
 
 
 def useful(edges: Sequence[Edge], number: int, most: int) -> frozenset[Edge]:
-    """The deltas on ways of fewer than `most` bytes to a version, from whichever version they begin at."""
+    """Return the deltas that are part of a chain of fewer than `most` bytes to version `number`."""
     bytes_from = {number: 0}
     for edge in sorted(edges, key=lambda edge: edge.base, reverse=True):
         if edge.number in bytes_from:

@@ -26,9 +26,9 @@ from paramsync.remote.upload import Claim, Upload
 from paramsync.store.store import Store
 
 BUSY, IDLE = 0.1, 2.0  # least and most seconds between two looks
-_AWAY = 0.75  # most seconds between two looks at a bucket that does not answer, so that versions are soon back
+_AWAY = 0.75  # most seconds between two looks at a bucket that does not answer, so that versions soon come again
 _LOCAL = 0.02  # replaces BUSY for a local source, because a look there costs no request
-_SHARE = 1 / 16  # of the time since the last version passes between two looks
+_SHARE = 1 / 16  # the time between two looks, as a share of the time since the last version
 _LONGEST = 15.0  # most seconds between two attempts after failures, while the bucket answers
 _END_SECONDS = 50.0  # how long to retry copying the last version at the end of training
 _RANDOM = random.SystemRandom()
@@ -115,7 +115,7 @@ class Mirror:
         return done
 
     def _check_answers(self) -> None:
-        """Raise ConnectionError if the target does not answer yet, rather than send a version to it in vain."""
+        """Raise ConnectionError if the target does not answer yet, because sending a version would be in vain."""
         if self._bucket.look(None) is Answer.UNKNOWN:
             raise ConnectionError(f"{self._bucket.address}: {self._bucket.last_error}")
 
@@ -134,7 +134,7 @@ class Mirror:
         return None if side is None else side.newest
 
     def describe(self, error: Exception) -> str:
-        """The text of an error, with the address or path that it is about."""
+        """Return the text of an error, with the address or path that it is about."""
         if isinstance(error, OSError) and error.strerror:
             return f"{error.filename or self.target}: {error.strerror}"
         address = self.target if self._sources is None else self._sources.buckets[0].address
@@ -222,13 +222,13 @@ class Mirror:
                     return False
                 self.stop.wait(BUSY)
             else:
-                if done is not None:  # the newest: nobody publishes any more
+                if done is not None:  # this was the newest version, because nobody publishes any more
                     tell(done)
                 return True
         return False
 
     def _is_over(self, error: Exception) -> bool:
-        """Whether this mirror must not try again. If only its source is a bucket, it waits for the state to return."""
+        """Whether this mirror must not try again. If only the source is a bucket, its state may come back."""
         return self._up is not None and isinstance(error, (FencedError, EmptiedError))
 
     def close(self) -> None:
@@ -248,7 +248,7 @@ class Mirror:
 
 
 def pause(quiet: float, busy: float = BUSY) -> float:
-    """Seconds until the next look, by the seconds since the last version: the more often versions come, the less."""
+    """Return the seconds until the next look, if the last version came `quiet` seconds ago."""
     return min(IDLE, max(busy, quiet * _SHARE))
 
 

@@ -37,7 +37,8 @@ class Outgoing:
     """The local store of one publisher, at `path`. After the call of `writer` its versions are copied to a bucket.
 
     `close` removes the store once its last version is in the bucket. If the publisher was killed, the mirror removes
-    the store. If the mirror was killed too, the next publisher on this machine does. Any thread.
+    the store. If the mirror was killed, too, the next publisher on this machine removes the store. Any thread may use
+    this object.
     """
 
     def __init__(self, address: str, *, keep: int) -> None:
@@ -101,13 +102,13 @@ class Outgoing:
             version = self._waiting.get(copied.number)
             self._waiting = {number: waits for number, waits in self._waiting.items() if number > copied.number}
             self._waiting_since = copied.here_at
-        if version is not None:  # if it is None, `published` is still to be called and calls this again
+        if version is not None:  # otherwise `published` was not called yet, and will call this again
             trace_copy("upload", copied)
             for listener in self._listeners:
                 listener(version)
 
     def status(self) -> BucketStatus:
-        """The status of the mirror, with how many versions wait and since when."""
+        """Return the status of the mirror, with how many versions wait and since when."""
         status = BucketStatus(address=self.address) if self.child is None else self.child.status
         with self._changing:
             newest = -1 if status.newest is None else status.newest
@@ -181,7 +182,7 @@ def _clear() -> None:
 
 
 def _newest(bucket: Bucket) -> Version | None:
-    """The newest version in a bucket. Raises RemoteError, also while the bucket does not answer."""
+    """Return the newest version in a bucket. Raises RemoteError, also while the bucket does not answer."""
     found = bucket.read()
     if found is Answer.MISSING:
         return None

@@ -96,7 +96,7 @@ Steps: TypeAlias = Generator[Operation, Answered, T]
 
 
 def read() -> Steps[Held | None]:
-    """The state in the bucket; None if there is none. Raises RemoteError for a malformed state."""
+    """Return the state in the bucket; None if there is none. Raises RemoteError for a malformed state."""
     while True:
         answer = yield Read()
         if isinstance(answer, Found):
@@ -110,7 +110,7 @@ def take_over(run: str, nonce: str, *, seen: tuple[str, int] | None = None) -> S
 
     `seen` is the run and epoch of an earlier process of this publisher. Without `seen`, the first state that is read
     here counts as seen. Raises EmptiedError if the seen state is gone, and FencedError if another publisher has begun
-    since. So a publisher that was stopped in here for a day does not fence its successor.
+    since. A publisher that was stopped in this function for a day therefore does not fence off its successor.
     """
     is_creating, who = False, nonce
     while True:
@@ -155,7 +155,7 @@ def commit(held: Held, change: Callable[[State], State], nonce: str) -> Steps[He
 
 
 def _mend(mine: State, current: State) -> State:
-    """The state that the next commit changes: `current`, unless it is older because somebody restored a backup.
+    """Return the state that the next commit changes: `current`, unless it is older because somebody restored a backup.
 
     In that case the result is `mine` with the choices of `current`: nothing else in an old backup can be new.
     """
@@ -189,8 +189,9 @@ def choose(choice: Callable[[State], Mapping[str, Any]], nonce: str) -> Steps[St
 def sweep(held: Held, names: frozenset[str]) -> Steps[frozenset[str]]:
     """Delete the objects with these names that the current state still condemns. Returns the names of deleted objects.
 
-    Condemned names are never used again, because every publisher makes new names from its own epoch. So even a
-    publisher that was stopped in here for a day deletes nothing that a version needs. Raises EmptiedError, FencedError.
+    Condemned names are never used again, because every publisher makes new names from its own epoch. Even a publisher
+    that was stopped in this function for a day therefore deletes nothing that a version needs. Raises EmptiedError,
+    FencedError.
     """
     current = yield from read()
     if current is None:

@@ -43,7 +43,7 @@ _KEYS = {
 
 
 def reason(error: BaseException, prefix: str) -> str:
-    """Why an operation failed. `prefix` is the prefix of the environment variables: AWS, GOOGLE or AZURE."""
+    """Return why an operation failed. `prefix` is the prefix of the environment variables: AWS, GOOGLE or AZURE."""
     text = _text(error)
     if meaning := _meaning(text, prefix):
         return meaning
@@ -56,13 +56,13 @@ def reason(error: BaseException, prefix: str) -> str:
 
 
 def denial(error: BaseException, prefix: str) -> str:
-    """Why access is denied, and what to do."""
+    """Return why access is denied, and what to do."""
     text = _text(error)
     requests = [*_REQUEST.finditer(text)]
     said = _said(text)
     if meaning := _meaning(text, prefix):
         return meaning
-    if said and not _DENIED.search(text):  # the credentials are wrong, rather than without a right
+    if said and not _DENIED.search(text):  # the credentials are wrong; they do not merely lack a right
         return f"{said}: check {_KEYS[prefix]}"
     method, address = (requests[-1][1], requests[-1][2]) if requests else ("DELETE", "")
     asked = "delete" if "?delete" in address else _ASKED.get(method, "use")
@@ -103,13 +103,16 @@ def _text(error: BaseException) -> str:
 
 
 def _said(text: str) -> str:
-    """The server's error code and the first line of its message; "" without both. Later lines name the request."""
+    """Return the server's error code and the first line of its message; "" without both.
+
+    Later lines name the request.
+    """
     code = _CODE.search(text)
     message = _MESSAGE.search(text)
     return ": ".join(part for part in (code and (code[1] or code[2]), message and message[1].strip(" .")) if part)
 
 
 def _from(address: str) -> str:
-    """Text that names the server of a request, without a password; "" if the address has no host."""
+    """Return a text that names the server of a request, without a password; "" if the address has no host."""
     split = urlsplit(address)
     return f" from {split.scheme}://{split.netloc.rpartition('@')[2]}" if split.netloc else ""

@@ -33,12 +33,12 @@ _READ = (
 
 
 def prefix(scheme: str) -> str:
-    """The prefix of environment variables for addresses of this scheme: AWS, GOOGLE or AZURE."""
+    """Return the prefix of environment variables for addresses of this scheme: AWS, GOOGLE or AZURE."""
     return _PREFIXES.get(scheme, "AZURE")
 
 
 def connection(scheme: str, stalled: float = STALLED) -> dict[str, str]:
-    """The options for connections to addresses of this scheme. Raises SettingsError if an endpoint is not a URL.
+    """Return the options for connections to addresses of this scheme. Raises SettingsError if an endpoint is not a URL.
 
     obstore does not read its connection options from the environment if it is given any, so they are read here. Its
     default `timeout` would end a long transfer even while bytes arrive, so only `read_timeout` is short.

@@ -22,7 +22,7 @@ NAME = "state.json"
 FORMAT = 1
 LIMIT = 256 << 10  # bytes of a state; usually it has a tenth of them, unless operators chose old versions
 
-MOST_VERSIONS = 100  # in a bucket: so many fit LIMIT, together with the names of their objects
+MOST_VERSIONS = 100  # most versions in a bucket; so many fit LIMIT, with the names of their objects
 
 _VERSIONS = 256
 _OBJECTS = 1 << 12  # limit for the names in `objects`, and for the names in `condemned`
@@ -64,8 +64,8 @@ class State:
     objects    names of data objects, each with the numbers of the first and the last version that needs it
     condemned  names of objects that no version needs any more, to be deleted
     choices    operators' choices for all followers, such as `pinned` and `labels`; publishers keep them
-    ended      how the last publisher ended, "finished" or "died"; "" while there is one, or nobody knows
-    ended_at   when that became known, in seconds since the epoch
+    ended      how the last publisher ended, "finished" or "died"; "" while a publisher runs, or if its end is not known
+    ended_at   when the end became known, in seconds since the epoch
     """
 
     run: str
@@ -98,11 +98,11 @@ class State:
 
     @property
     def move(self) -> Move | None:
-        """How followers come to the pin at one moment; None if they do at once."""
+        """The order that all followers change to the pin at one moment; None if they change at once."""
         return None if self.choices.get("move") is None else moments.from_values(self.choices["move"])
 
     def pinned_at(self, now: float) -> int | None:
-        """The version that is pinned at a time, before or after the moment of `move`."""
+        """Return the version that is pinned at a time, before or after the moment of `move`."""
         move = self.move
         return self.pinned if move is None or move.at <= now else move.before
 
@@ -119,11 +119,11 @@ class State:
         return frozenset((*self.objects, *(version.manifest for version in self.versions)))
 
     def commit(self, nonce: str, **changes: Any) -> State:
-        """The state that a publisher writes after this one."""
+        """Return the state that a publisher writes after this one."""
         return replace(self, sequence=self.sequence + 1, nonce=nonce, committed=nonce, **changes)
 
     def choose(self, nonce: str, choices: Mapping[str, Any]) -> State:
-        """The state that an operator writes after this one.
+        """Return the state that an operator writes after this one.
 
         Raises RemoteError if the chosen versions would leave no room in the state for later versions.
         """
@@ -140,12 +140,12 @@ class State:
         return {*self.labels.values(), *(number for number in pins if number is not None)}
 
     def _kept(self) -> int:
-        """How many objects are needed by versions that operators chose."""
+        """Return how many objects are needed by versions that operators chose."""
         chosen = self.chosen
         return sum(any(first <= number <= last for number in chosen) for first, last in self.objects.values())
 
     def to_json(self) -> bytes:
-        """The content of the object. Raises RemoteError for a state that no reader would accept."""
+        """Return the content of the object. Raises RemoteError for a state that no reader would accept."""
         values = {
             "format": FORMAT,
             "run": self.run,
@@ -287,7 +287,7 @@ def _text(values: Mapping[str, Any], key: str, pattern: re.Pattern[str]) -> str:
 
 
 def foreign(found: str) -> RemoteError:
-    """The error for a state object that no publisher wrote."""
+    """Return the error for a state object that no publisher wrote."""
     return RemoteError(
         f"{NAME}: expected the state of a publisher, found {found}, of somebody else: use another folder"
     )

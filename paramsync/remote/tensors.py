@@ -43,7 +43,7 @@ Blocks = Mapping[str, Sequence[memoryview]]
 
 
 def contents(bundle: Bundle) -> dict[str, Array]:
-    """The bytes of a version's tensors. Strings and partitioned variables are copied, all others are not."""
+    """Return the bytes of a version's tensors. Strings and partitioned variables are copied, all others are not."""
     found: dict[str, Array] = {}
     for name in sorted(bundle.entries, key=str.encode):
         array = bundle.array(name)
@@ -55,7 +55,7 @@ def contents(bundle: Bundle) -> dict[str, Array]:
 
 
 def pack(entries: Mapping[str, Entry], found: Contents) -> Index:
-    """The index of a packed object with these contents."""
+    """Return the index of a packed object with these contents."""
     end = 0
     packed = {}
     for name, content in found.items():
@@ -68,7 +68,7 @@ def pack(entries: Mapping[str, Entry], found: Contents) -> Index:
 
 
 def stream(packed: Index, found: Contents) -> Iterator[memoryview]:
-    """The bytes of a packed object, a few megabytes at a time, without copying the contents."""
+    """Yield the bytes of a packed object, a few megabytes at a time, without copying the contents."""
     end = 0
     for name, content in found.items():
         yield memoryview(bytes(packed.entries[name].offset - end))
@@ -78,12 +78,12 @@ def stream(packed: Index, found: Contents) -> Iterator[memoryview]:
 
 
 def size_of(packed: Index) -> int:
-    """The size of a packed object."""
+    """Return the size of a packed object."""
     return max((entry.offset + entry.size for entry in packed.entries.values()), default=0)
 
 
 def check(packed: Index) -> None:
-    """Raise ValueError unless a store can contain these tensors and their offsets are those that `pack` assigns."""
+    """Raise ValueError unless a store can contain these tensors at the offsets that `pack` assigns."""
     end = 0
     for name, entry in packed.entries.items():
         if dtypes.to_numpy(entry.dtype) is None:
@@ -103,7 +103,7 @@ def alike(first: Mapping[str, Entry], second: Mapping[str, Entry]) -> bool:
 
 
 def difference(entries: Mapping[str, Entry], old: Contents, new: Contents) -> Parts:
-    """The delta object from `old` to `new`."""
+    """Return the delta object from `old` to `new`."""
 
     def encode(name: str, part: slice) -> bytes:
         width = _width(entries[name])
@@ -113,7 +113,7 @@ def difference(entries: Mapping[str, Entry], old: Contents, new: Contents) -> Pa
 
 
 def total(entries: Mapping[str, Entry], deltas: Sequence[Blocks]) -> Parts:
-    """One delta object with the effect of applying these deltas in order."""
+    """Return one delta object with the effect of applying these deltas in order."""
 
     def encode(name: str, part: slice) -> bytes:
         changes = [changed[name][part.start // delta.BLOCK] for changed in deltas if name in changed]
@@ -126,7 +126,7 @@ def total(entries: Mapping[str, Entry], deltas: Sequence[Blocks]) -> Parts:
 
 
 def _parts(sizes: Mapping[str, int], same: Callable[[str], bool], encode: Callable[[str, slice], bytes]) -> Parts:
-    """The pieces of a delta object for tensors of these sizes, in order. `encode` makes the delta of one block."""
+    """Yield the pieces of a delta object for tensors of these sizes, in order. `encode` makes a block's delta."""
     for name, size in sizes.items():
         if same(name):
             yield size, _COUNT.pack(0)
@@ -144,7 +144,7 @@ def _parts(sizes: Mapping[str, int], same: Callable[[str], bool], encode: Callab
 
 
 def _encode(encode: Callable[[slice], bytes], parts: Sequence[slice]) -> list[bytes]:
-    """The deltas of these blocks, each preceded by its size."""
+    """Return the deltas of these blocks, each preceded by its size."""
     blocks = [b""] * len(parts)
 
     def work(at: int) -> None:
@@ -197,7 +197,7 @@ def advance(entry: Entry, changed: Sequence[memoryview], start: int, source: Arr
 
 
 def _width(entry: Entry) -> np.dtype[Any]:
-    """The unsigned dtype as which a delta compares the elements of a tensor."""
+    """Return the unsigned dtype as which a delta compares the elements of a tensor."""
     dtype = dtypes.to_numpy(entry.dtype)
     size = 1 if dtype is None or entry.dtype == dtypes.STRING else min(dtype.itemsize, _LARGEST)
     return np.dtype(f"u{size}")

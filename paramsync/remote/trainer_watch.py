@@ -16,7 +16,7 @@ _FIRST_WAIT, _LAST_WAIT = 0.5, 10.0  # seconds until a trainer that does not ans
 
 
 class TrainerWatch:
-    """Listens to the trainer at `address` until it is closed. Any thread."""
+    """Listens to the trainer at `address` until `close` is called. Any thread may use it."""
 
     def __init__(self, address: str, credentials: Credentials, look: Callable[[], object]) -> None:
         """`look` is called for each version, on a thread of this watch."""

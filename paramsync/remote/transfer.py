@@ -17,7 +17,7 @@ class Transfer:
     deltas   how many deltas were copied
     seconds  duration of the transfer
     at       when the bucket had the version, in seconds since the epoch; 0 if an earlier release put it there
-    damages  errors of cheaper ways that were tried first
+    damages  errors of the ways that were tried before this way
     """
 
     version: Version

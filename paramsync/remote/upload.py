@@ -39,13 +39,15 @@ GRACE = 60.0  # seconds for which condemned objects stay, because followers may 
 
 _STRIDES = (1, 8, 64)  # how many versions a delta spans; with long deltas, a late follower needs only a few
 _KEPT = 48  # a delta is kept for this many times its stride, in versions
-_LEAST = 128  # ... but at least for this many: from any version, short deltas lead to where a long one begins
+_LEAST = 128  # a delta is kept for at least this many versions, so that short deltas lead to where long deltas begin
 _WORTH = 0.8  # a delta must be smaller than this share of a whole version
 _LARGE = 64 << 20  # bytes: for smaller whole versions, the time to make a delta is not considered
 _SAMPLE = 1 / 8  # after this share of the tensors, the time to make the whole delta is estimated
 _SMALL = 1 << 20  # bytes: larger deltas are kept in a temporary file, not in memory
 _CHAIN = 0.5  # the deltas since the last whole version may have at most this share of its bytes
-_SHORT = 1 / 16  # of a whole version: behind a shorter delta, the whole version follows before it must come at once
+# If the last delta is shorter than this share of a whole version, and the chain of deltas is nearly full, the whole
+# object is sent after the version. Otherwise a later version would have to wait for a whole object.
+_SHORT = 1 / 16
 
 _Object: TypeAlias = tuple[str, bytes | memoryview | Iterable[memoryview], int]
 """Name, content and size of an object to send."""
@@ -107,7 +109,7 @@ class Upload:
         """`keep` is how many of the newest versions the bucket lists. Setting `stop` ends waiting for the bucket."""
         self._clock = clock
         self.run = ""
-        """The training run of the source, if it is a bucket: the bucket must have no other. Set this before a start."""
+        """The training run of a source in a bucket; the target must have no other run. Set this before `start`."""
         self._claim = Claim(secrets.token_hex(16)) if claim is None else claim
         self._source = source
         self._bucket = bucket
@@ -115,10 +117,10 @@ class Upload:
         self._stop = stop
         self._held: Held | None = None
         self._warning: RemoteError | None = None
-        self._ended: LastPublisher | None = None  # the publisher whose end the bucket was told
+        self._ended: LastPublisher | None = None  # the publisher whose end the state says already
         self._base: _Sent | None = None  # the version that was sent last
         self._deltas: dict[int, tuple[_Delta, ...]] = {}  # by stride: deltas since the last delta of the next stride
-        self._late: dict[int, _Delta] = {}  # by stride: deltas to `_base`, of which longer ones are to be made
+        self._late: dict[int, _Delta] = {}  # by stride: deltas to `_base` from which longer deltas are still to be made
         self._is_whole_due = False  # whether `_base` is still to be sent as a whole, too
         self._count = 0  # number of commits
         self._begun = 0  # value of `_count` before the last whole version's commit, from which strides are counted
@@ -192,7 +194,7 @@ class Upload:
                 raise RemoteError(f"expected a newer version than the bucket has, found {found}: numbers only rise")
             self.tell_end()
             return None
-        if version.serve_at is not None:  # of versions that wait for their moments none is skipped, because each serves
+        if version.serve_at is not None:  # no version that waits for its moment is skipped, because each will serve
             above = -1 if newest is None else newest.number
             waiting = [one for one in self._source.versions() if (one.serve_at or 0.0) > time.time()]
             version = next((one for one in waiting if one.number > above), version)
@@ -205,13 +207,13 @@ class Upload:
     def tell_end(self, *, is_over: bool = False) -> None:
         """Say in the state that the publisher of the local store ended, so that nobody waits for more versions.
 
-        `is_over` means that the caller knows that it ended.
+        `is_over` says that the caller knows already that the publisher ended.
         """
         assert self._held is not None
         note = copy_note.read(self._source.path)
         last = last_publisher(self._source.path) if note is None else note.publisher  # the mirror locks a copy
         if is_over and last is not None and last.state is PublisherState.TRAINING:
-            last = replace(last, state=PublisherState.DIED)  # a process that is killed may lose its lock a little later
+            last = replace(last, state=PublisherState.DIED)  # a killed process may lose its lock a little later
         if last is None or last.state is PublisherState.TRAINING or last == self._ended:
             return
         is_known = note is not None or last.state is PublisherState.FINISHED
@@ -220,7 +222,7 @@ class Upload:
             self._held, lambda state: replace(state, ended=last.state.value, ended_at=at), self._nonce()
         )
         with suppress(ConnectionError):  # the next look tries again
-            with suppress(RemoteError):  # the next version, if there is one, finds out
+            with suppress(RemoteError):  # the commit of the next version, if any, will raise the error
                 self._held = self._bucket.perform(steps, self._stop, unknown=1)  # training waits for this at its end
             self._ended = last
 
@@ -295,7 +297,7 @@ class Upload:
         return Transfer(version, total, size, way, len(sent_now), time.monotonic() - begun, entry.at)
 
     def _is_due(self, stride: int) -> bool:
-        """Whether a delta over so many versions leads to the version committed last."""
+        """Whether a delta over `stride` versions ends at the version committed last."""
         return (self._count - 1 - self._begun) % stride == 0
 
     def _is_recent(self, placed: _Placed) -> bool:
@@ -303,7 +305,7 @@ class Upload:
         return self._count - placed.count < max(placed.stride * _KEPT, _LEAST)
 
     def _make_deltas(self, sent: _Sent, contents: Contents, size: int) -> dict[int, _Delta]:
-        """The delta from the previous version, by its stride; empty if it is not worth sending."""
+        """Return the delta from the previous version, by its stride; empty if it is not worth sending."""
         base = self._base
         if base is None or not tensors.alike(base.packed.entries, sent.packed.entries):
             return {}
@@ -317,9 +319,10 @@ class Upload:
         return {} if delta is None else {_STRIDES[0]: delta}
 
     def _send_late(self) -> None:
-        """Send what late and new followers need of the version committed last, for the next manifest to name.
+        """Send longer deltas to the version committed last, and its whole object if due, for late and new followers.
 
-        The version did not wait for this. What cannot be sent is left out.
+        The next manifest names them, because the version itself did not wait for them. Objects that cannot be sent are
+        left out.
         """
         base, made, self._late = self._base, self._late, {}
         if base is None or not made:
@@ -388,7 +391,7 @@ class Upload:
         return _Delta(Edge(base, checksum, number, name, length, f"{crc:08x}"), kept)
 
     def _add_graph(self, digest: str, number: int, objects: list[_Object]) -> str:
-        """The name of the object with a version's graph. It is added to `objects` unless the last version had it."""
+        """Return the name of the object with a version's graph. A graph that the last version lacks joins `objects`."""
         if not digest or self._graph[0] == digest:
             return self._graph[1] if digest else ""
         name = self._name("graphs", f"{number}.pb")
@@ -418,7 +421,7 @@ class Upload:
             raise
 
     def _name(self, kind: str, name: str) -> str:
-        """A name that nobody else uses, because it contains the run and the publisher's epoch."""
+        """Return a name that nobody else uses, because it contains the run and the publisher's epoch."""
         assert self._held is not None
         state = self._held.state
         return f"{kind}/{state.epoch}/{state.run[:RUN]}-{name}"

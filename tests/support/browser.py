@@ -94,7 +94,7 @@ class Browser:
         return str(found[_ELEMENT])
 
     def click(self, selector: str) -> None:
-        """Click an element as a user does: not if it is covered or hidden. Clicks again if the element has moved."""
+        """Click an element as a user does. Tries again while the element is covered or has just been replaced."""
 
         def clicked() -> bool | None:
             self.run("document.querySelector(arguments[0]).scrollIntoView({block: 'center'})", selector)
@@ -144,6 +144,6 @@ class Browser:
         path.write_bytes(base64.b64decode(self._ask("GET", f"{self._session}/screenshot")))
 
     def heap(self) -> int:
-        """Bytes that scripts use after a garbage collection."""
+        """Return the bytes that scripts use after a garbage collection."""
         self.devtools("HeapProfiler.collectGarbage")
         return int(self.devtools("Runtime.getHeapUsage")["usedSize"])

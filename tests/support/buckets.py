@@ -68,7 +68,7 @@ class SeaweedFs:
             process.wait()
 
     def crash(self) -> None:
-        """Kill the server as a power cut does, but for what the kernel has of its files, and start it again."""
+        """Kill the server and start it again. Unlike after a power cut, the kernel keeps its unsynced files."""
         self._kill()
         self._processes.clear()
         for command in self._commands:
@@ -77,7 +77,7 @@ class SeaweedFs:
             self._until_answered(endpoint)
 
     def store(self, folder: str, *, gateway: int = 0, endpoint: str = "", **options: Any) -> Any:
-        """obstore's store of a folder in the bucket, by a gateway or by what stands before one."""
+        """Return obstore's store of a folder in the bucket, through a gateway or through a proxy at `endpoint`."""
         return S3Store(
             BUCKET,
             prefix=folder,
@@ -123,7 +123,7 @@ class SeaweedFs:
 
 
 def environment(endpoint: str) -> dict[str, str]:
-    """The variables by which programs find an S3 server."""
+    """Return the variables by which programs find an S3 server."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": "any",
@@ -144,7 +144,7 @@ def answers(request: urllib.request.Request) -> bool:
 
 
 def free_ports(count: int, taken: ExitStack) -> list[int]:
-    """Ports that are free, and of which 10,000 more is free, too: there SeaweedFS listens for gRPC.
+    """Return free ports P for which P + 10,000 is free, too, because SeaweedFS listens there for gRPC.
 
     No other test run takes the ports before `taken` closes, and the kernel gives them to no connection.
     """
@@ -166,7 +166,7 @@ def free_ports(count: int, taken: ExitStack) -> list[int]:
 
 
 def main() -> int:
-    """Run a command beside a server that it finds by its environment."""
+    """Run a command with a server in the background, and with the environment in which it finds the server."""
     with TemporaryDirectory() as folder, SeaweedFs(Path(folder)) as server:
         return subprocess.run(sys.argv[1:], env=os.environ | server.environment, check=False).returncode
 

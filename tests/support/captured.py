@@ -67,7 +67,7 @@ class Encoder(tf.Module):
 
 
 def answers(captured: Capture, inputs: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
-    """The answers of the graph after it was written to a file and read again."""
+    """Return the answers of the graph after it was written to a file and read again."""
     graph = Graph.from_bytes(captured.graph.to_bytes())
     values = [variable.read_value() for variable in captured.variables]
     return {name: value.numpy() for name, value in graph(values, inputs).items()}

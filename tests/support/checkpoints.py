@@ -45,16 +45,15 @@ def write(prefix: Path, tensors: Mapping[str, Array], *, shards: int = 1) -> Non
 
 
 def resident(directory: Path, name: str = "") -> int:
-    """Bytes of a directory's files that readers have in this process's page table. Shared mappings (writers') are left
-    out.
+    """Count the bytes of a directory's files that readers have in this process's page table.
 
-    Counts files whose names begin with `name`, by default all files.
+    Shared mappings, which only writers have, are left out, and so are files whose names do not begin with `name`.
     """
     return _in_page_table(lambda line: f" {directory}/{name}" in line and line.split()[1].endswith("p"))
 
 
 def present(path: Path) -> int:
-    """As `resident`, for one file, even if it was mapped under another name."""
+    """Do the same as `resident` for one file, even if it was mapped under another name."""
     inode = str(path.stat().st_ino)
     return _in_page_table(lambda line: line.split()[4] == inode and line.split()[1].endswith("p"))
 

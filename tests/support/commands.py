@@ -28,7 +28,7 @@ NAMES = ("dense/bias", "dense/kernel", "words")
 
 
 def three_versions(path: Path) -> Path:
-    """A store of versions 10, 20 and 30, each of `NAMES`."""
+    """Make a store of versions 10, 20 and 30, each of `NAMES`."""
     with StoreWriter(path) as writer:
         for number in (10, 20, 30):
             kernel = np.random.default_rng(number).standard_normal((64, 128), np.float32)
@@ -44,7 +44,7 @@ def cut(path: Path) -> None:
 
 
 def json_of(arguments: list[str], capsys: pytest.CaptureFixture[str], *, code: int = 0) -> dict[str, Any]:
-    """The output of a command with --json: one object on one line."""
+    """Run a command with --json, and return its output: one object on one line."""
     assert main([*arguments, "--json"]) == code
     found: dict[str, Any] = json.loads(only_line(capsys.readouterr().out))
     return found
@@ -56,7 +56,7 @@ def only_line(text: str) -> str:
 
 
 def on_terminal(*arguments: str, columns: int, interrupt_at: str = "", **environment: str) -> tuple[int, str]:
-    """The exit code of a command, and its whole output. Ctrl-C is sent after the text `interrupt_at`, if given."""
+    """Run a command. Returns its exit code and whole output. Ctrl-C is sent after the text `interrupt_at`, if given."""
     master, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     known = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
@@ -64,7 +64,7 @@ def on_terminal(*arguments: str, columns: int, interrupt_at: str = "", **environ
     with subprocess.Popen(command, stdout=terminal, stderr=terminal, env={**known, **environment}) as process:
         os.close(terminal)
         drawn = b""
-        with contextlib.suppress(OSError):  # Linux reports with this error that the other side is closed
+        with contextlib.suppress(OSError):  # raised on Linux once the other side is closed
             while more := os.read(master, 1 << 16):
                 drawn += more
                 if interrupt_at and interrupt_at.encode() in drawn:

@@ -18,7 +18,7 @@ def of_snappy(block: bytes) -> bytes:
 
 
 def compressed(content: bytes, compress: Callable[[bytes], bytes] = of_snappy) -> bytes:
-    """The same table with every block compressed, including the list of blocks."""
+    """Return the same table with every block compressed, including the list of blocks."""
     reader = sstable._Reader(content, Path("a.index"))
     return assembled([compress(reader.block(offset, size)) for offset, size in reader.handles()])
 
@@ -31,7 +31,7 @@ def compress(index: Path) -> None:
 
 
 def assembled(blocks: Sequence[bytes]) -> bytes:
-    """A table of blocks that are already compressed, or only marked as compressed."""
+    """Make a table of blocks that are already compressed, or are only marked as compressed."""
     content = bytearray()
     listing = sstable._BlockWriter(1)
     for number, block in enumerate(blocks):

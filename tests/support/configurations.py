@@ -46,7 +46,7 @@ def apply(running: Running, *models: Any) -> None:
 
 
 def answers(running: Running, *, name: str = "m", label: str = "", version: int | None = None) -> int:
-    """The version that answers; its parameters prove it."""
+    """Return the version that answers; its parameters prove it."""
     message = request(name, version=version)
     if label:
         message.model_spec.version_label = label

@@ -1,4 +1,4 @@
-"""Limits the memory that processes may take in addition to their present memory: above it, the kernel kills one."""
+"""Limits how much more memory processes may take than they have now. Above the limit, the kernel kills a process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _OLD, _NEW = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
 
 
 def peak(*pids: int) -> int:
-    """The sum of these processes' peak memory in bytes. Together they may have had less at any one time."""
+    """Return the sum of these processes' peak memory in bytes. Together they may have had less at any one time."""
     return sum(_peak(pid) for pid in pids)
 
 
 def charged(group: str) -> int:
-    """The peak memory in bytes of a cgroup's processes together, not counting memory from before they were confined."""
+    """Return the peak memory in bytes of a cgroup's processes, without memory from before they were confined."""
     names = ("memory.max_usage_in_bytes", "memory.peak")
     [found] = [path for name in names if (path := Path(group) / name).exists()]
     return int(found.read_text())
@@ -36,9 +36,9 @@ def peak_from_now(*pids: int) -> int:
 
 @contextmanager
 def confined(*pids: int, more: int) -> Iterator[str]:
-    """Put processes into a new cgroup, if this machine allows it. Their present memory is not charged to the cgroup.
+    """Put processes into a new cgroup, if this machine allows one. Their present memory is not charged to the cgroup.
 
-    Yields the cgroup, or "" if the machine does not allow one: tests have to look at `peak` in any case.
+    Yields the cgroup, or "" without one. Tests check `peak`, which needs no cgroup, in any case.
     """
     for folder, limit in ((_OLD, "memory.limit_in_bytes"), (_NEW, "memory.max")):
         group = folder / f"paramsync-{os.getpid()}"

@@ -1,4 +1,4 @@
-"""Envoy, a real gateway before several servers, which learns its endpoints as a cluster tells them."""
+"""Envoy, a real gateway before several servers. A test tells it the servers, as a cluster would."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class Envoy:
         self._process.wait()
 
     def address(self, listener: str) -> str:
-        """Where a listener listens."""
+        """Return the address at which a listener listens."""
         found = {one["name"]: one for one in self._ask("listeners")["listener_statuses"]}
         place = found[listener]["local_address"]["socket_address"]
         return f"{place['address']}:{place['port_value']}"

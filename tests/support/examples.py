@@ -1,4 +1,4 @@
-"""A store of a model that takes examples, as a SavedModel of TensorFlow 1 has it; its one parameter is the version."""
+"""A store of a TensorFlow 1 SavedModel that takes examples. Its only parameter is the version's number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ v1 = tf.compat.v1
 
 
 def save_model(path: Path) -> Path:
-    """A SavedModel with signatures of every method; feature `x` of an example is two floats, `bias` one, 0 if missing.
+    """Save a model with signatures of every method. Feature `x` of an example is two floats, `bias` one, by default 0.
 
     A score is x * w, a regression the sum of x * w and the bias, where w is the parameter.
     """

@@ -29,7 +29,7 @@ SILENT = _Silent()
 
 
 def milestones(events: Subscription) -> list[Event]:
-    """The events since the last call, except progress of long restores."""
+    """Return the events since the last call, except progress of long restores."""
     return [event for event in events.take() if event.kind is not EventKind.RESTORING or event.progress is None]
 
 

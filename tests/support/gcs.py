@@ -35,7 +35,7 @@ class Stored:
 
 
 def environment(endpoint: str) -> dict[str, str]:
-    """The variables by which programs find a server that stands in for Google's."""
+    """Return the variables by which programs find a server that stands in for Google's."""
     key = {"gcs_base_url": endpoint, "disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
     return {"GOOGLE_SERVICE_ACCOUNT_KEY": json.dumps(key), "GOOGLE_ALLOW_HTTP": "true"}
 
@@ -51,11 +51,11 @@ class Gcs(HttpServer):
         self.lock = threading.Lock()  # guards the above
         self.generation = 0
         self.too_often = 0
-        """How many times each write of an object that exists gets the answer 429 before it succeeds."""
+        """How often each write of an existing object is answered with 429 before it succeeds."""
         self.denied: set[str] = set()
-        """Methods for which credentials lack the right."""
+        """HTTP methods that are answered as if the credentials lacked the right."""
         self.refused: Counter[str] = Counter()
-        """Answers 429 by name of the object."""
+        """How many answers were 429, by the name of the object."""
         self.on_refused: Callable[[str], object] = lambda name: None
         self.is_slow = False
         """Whether clients give up before their part of an upload has an answer, as over a slow link."""
@@ -93,7 +93,7 @@ def _requests_of(gcs: Gcs) -> type[BaseHTTPRequestHandler]:
         protocol_version = "HTTP/1.1"
 
         def log_request(self, code: object = "-", size: object = "-") -> None:
-            """Tests look at what clients make of the answers."""
+            """Log nothing, because tests check what clients make of the answers."""
 
         def do_GET(self) -> None:
             name, query = self._target()
@@ -172,7 +172,7 @@ def _requests_of(gcs: Gcs) -> type[BaseHTTPRequestHandler]:
             self._answer(200, f"<ListBucketResult><IsTruncated>false</IsTruncated>{listed}</ListBucketResult>".encode())
 
         def _target(self) -> tuple[str, dict[str, str]]:
-            """The name of the object, and the query. Another bucket is not there."""
+            """Return the name of the object, and the query."""
             split = urlsplit(self.path)
             bucket, _, name = unquote(split.path).lstrip("/").partition("/")
             query = {key: values[0] for key, values in parse_qs(split.query, keep_blank_values=True).items()}

@@ -1,4 +1,4 @@
-"""Graphs that pass every check and do harm once they are called: some on any input, some on ones that are not zero."""
+"""Graphs that pass every check, but do harm when they are called: some with any input, some only if it is not zero."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tensorflow as tf
 from tests.support.published import Witness
 
 _SPEC = [tf.TensorSpec([None, 2], tf.float32, name="x")]
-_MORE_THAN_FIT = 2_000_000_000  # elements of a list: TensorFlow does not catch that there is no room for them
+_MORE_THAN_FIT = 2_000_000_000  # elements of a list; TensorFlow does not check whether there is room for so many
 
 
 def _answer(module: Witness, harm: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -38,7 +38,7 @@ class Killing(Witness):
 
 
 class Greedy(Witness):
-    """Wants 100 GB."""
+    """Allocates 100 GB."""
 
     @tf.function(input_signature=_SPEC)
     def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -47,7 +47,7 @@ class Greedy(Witness):
 
 
 class KillingLater(Witness):
-    """Ends the process that calls it, unless that is on zeros."""
+    """Ends the process that calls it, unless the input is zeros."""
 
     @tf.function(input_signature=_SPEC)
     def __call__(self, x: tf.Tensor) -> dict[str, tf.Tensor]:

@@ -126,7 +126,7 @@ class Http2Client:
         return self.pongs > before
 
     def _read(self) -> bool:
-        """Read what has come. False: the connection is over."""
+        """Read the bytes that have come. Returns False if the connection is over."""
         if not self.is_closed:
             try:
                 content = self.socket.recv(1 << 16)
@@ -185,7 +185,7 @@ def prefixed(content: bytes, *, compressed: int = 0, size: int | None = None) ->
 
 
 def message(stream: int, content: bytes, *, most: int | None = None) -> bytes:
-    """The message of a call and its end; with `most`, only the first `most` bytes, without the end."""
+    """Return the message of a call and its end; with `most`, only the first `most` bytes, without the end."""
     whole = prefixed(content)
     if most is not None:
         return wire.data(stream, whole[:most])
@@ -199,7 +199,7 @@ def literals(fields: Iterable[tuple[str, str]]) -> bytes:
 
 
 def request_fields(path: str, **changes: str | None) -> list[tuple[str, str]]:
-    """The headers of a gRPC call. In `changes`, `_` stands for `-`, a leading `_` for `:`; None removes a header."""
+    """Return the headers of a gRPC call with `changes`: `_` stands for `-`, a leading `_` for `:`, None removes one."""
     fields: dict[str, str | None] = {
         ":method": "POST", ":scheme": "http", ":path": path, ":authority": "here",
         "te": "trailers", "content-type": "application/grpc",

@@ -32,4 +32,4 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that hangs up is nothing to report."""
+        """Report nothing, because clients may hang up."""

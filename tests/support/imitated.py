@@ -1,4 +1,4 @@
-"""A pod of the manifests as processes of this machine: its containers share volumes in memory, and nothing else."""
+"""Runs a pod of the manifests as processes of this machine, which share only the pod's volumes, in memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ SERVERS = ("inferencer", "kserve-container")
 
 
 class Pod:
-    """What a kubelet does with a pod, when a test says so."""
+    """A pod. Its methods do what a kubelet would do."""
 
     def __init__(self, spec: Document, name: str, folder: Path, bucket: Mapping[str, str], **own: str) -> None:
-        """A pod of a variant. `own` is what an overlay puts into its ConfigMap.
+        """`own` are values that an overlay puts into the pod's ConfigMap.
 
         Containers that may write the store get the variables `bucket`, by which programs find the bucket.
         """
@@ -37,7 +37,7 @@ class Pod:
         self.mirror: subprocess.Popen[bytes] | None = None
 
     def start_server(self, *more: str) -> Process:
-        """Start the server's container. `more` arguments are this machine's, whose ports are not the pod's alone."""
+        """Start the server's container. `more` arguments choose ports, because the pod shares this machine's ports."""
         [name] = [one["name"] for one in containers(self._spec) if one["name"] in SERVERS]
         _, _, program, *arguments = self._command(name)
         assert program == "inferencer"
@@ -77,7 +77,7 @@ class Pod:
         return [self._here(word, found) for word in words(found, self._documents, **self._own)]
 
     def _here(self, word: str, found: Document) -> str:
-        """A word of a command, with the volumes of this machine."""
+        """Replace the paths of volumes in a word of a command by their paths on this machine."""
         for mount in found["volumeMounts"]:
             place = re.escape(mount["mountPath"])
             word = re.sub(rf"(^|=){place}(?=/|$)", rf"\g<1>{self._folder / mount['name']}", word)
@@ -94,7 +94,7 @@ class Pod:
 
 
 class Trainer:
-    """Publishes to a bucket, elsewhere."""
+    """Publishes to a bucket from outside the pod."""
 
     def __init__(self, folder: Path, address: str) -> None:
         self._publisher = Publisher(folder)

@@ -1,4 +1,4 @@
-"""A worker's ports in the process of a test, which may look into them. Tests restore versions: nothing is followed."""
+"""A worker's ports in the process of a test, which may inspect them. The test restores versions without a follower."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.support.running import Running
 
 
 class InProcess(Running):
-    """See Running. Without a control port; a model without versions is awaited."""
+    """A server as in `Running`, but without a control port. It becomes ready only once every model has a version."""
 
     async def _start(self) -> tuple[Any, Ports]:
         self.asked: list[tuple[Any, ...]] = []
@@ -55,7 +55,7 @@ class InProcess(Running):
         return port
 
     def restore(self, version: Version, model: str = "m") -> None:
-        """Serve a version, examined as a worker does, for requests that wait together."""
+        """Serve a version, prepared as by a worker for requests that share a call."""
         replica = self._replicas[model]
         resident = replica.restore(version)
         batchable.examine(resident)
@@ -64,7 +64,7 @@ class InProcess(Running):
         self._loop.call_soon_threadsafe(self.models.news)
 
     def ask(self, what: str, model: str, *_: Any) -> Future[Status]:
-        """Answer for the supervisor: whatever an operator asks for is done."""
+        """Answer for the supervisor: every action of an operator succeeds."""
         done: Future[Status] = Future()
         done.set_result(self.models.find(model).status())
         return done

@@ -19,7 +19,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 @cache
 def section() -> str:
-    """The section of the reference about JSON."""
+    """Return the section of the reference about JSON."""
     return (
         (ROOT / "docs" / "reference.md").read_text().partition("\n## JSON of the commands\n")[2].partition("\n## ")[0]
     )
@@ -27,7 +27,7 @@ def section() -> str:
 
 @cache
 def commands() -> set[str]:
-    """The commands whose JSON the section describes."""
+    """Return the commands whose JSON the section describes."""
     table = section().partition("| command | prints |")[2].partition("\n\n")[0]
     return {
         name for row in table.splitlines() for name in re.findall(r"`([a-z]+)`", row.split("|")[1:2][0] if row else "")

@@ -66,7 +66,7 @@ def x(datatype: str = "FP32", shape: tuple[int, ...] = (1, 2), **more: Any) -> p
 
 
 def typed(**contents: Any) -> pb.ModelInferRequest:
-    """As `negated`, with the contents in typed fields."""
+    """Make the same request as `negated`, with the contents in typed fields."""
     return negated(inputs=[x(contents=pb.InferTensorContents(**contents))], raw_input_contents=[])
 
 

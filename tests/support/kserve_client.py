@@ -39,7 +39,7 @@ def refused(call: Callable[[], Any]) -> tuple[str, str]:
 
 
 def told(result: Any) -> list[Any]:
-    """The content of an answer: its id, its version and the negated values."""
+    """Return the content of an answer: its id, its version and the negated values."""
     response = result.get_response()
     values = result.as_numpy("y").tolist()
     if isinstance(response, dict):
@@ -93,7 +93,7 @@ def answers_by_http(client: Any) -> dict[str, Any]:
 
 
 def streamed(client: Any) -> list[Any]:
-    """Five requests of one stream; one of them is wrong."""
+    """Send five requests on one stream, one of them wrong. Returns the answers."""
     found: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: found.put(["refused", error.message()] if error else told(result)))
     for number in range(5):
@@ -146,7 +146,7 @@ def refusals(client: Any) -> dict[str, tuple[str, str]]:
 
 
 def fields() -> dict[str, Any]:
-    """This client's messages: by name, the number and kind of each field."""
+    """Return this client's messages by name: the number and kind of each field."""
     found: dict[str, Any] = {}
 
     def add(message: Any) -> None:

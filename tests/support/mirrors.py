@@ -28,7 +28,7 @@ class Pair:
     """A store, its bucket, and a store that follows the bucket."""
 
     def __init__(self, folder: Path, objects: Any = None, *, size: int = SIZE) -> None:
-        """`objects` is the object store, if it is not one in memory, and `size` the number of elements that change."""
+        """`objects` is an object store, by default one in memory. `size` is the number of elements of the kernel."""
         self.folder, self.size = folder, size
         self.objects = MemoryStore() if objects is None else objects
         self.bucket = Bucket("s3://bucket/models/m", store=self.objects)
@@ -53,7 +53,7 @@ class Pair:
         return Download(self.bucket, self.folder / name, keep=3, stop=self.stop)
 
     def publish(self, step: int, changed: int = 100, *, graph: str = "", serve_after: float | None = None) -> Version:
-        """Publish a version in which so many elements of the kernel differ from the one before."""
+        """Publish a version in which `changed` elements of the kernel differ from the previous version."""
         kernel = self.tensors["dense/kernel"].copy()
         kernel[np.random.default_rng(step).choice(self.size, changed, replace=False)] += 1e-3
         self.tensors = {**self.tensors, "dense/kernel": kernel, "step": np.int64(step)}
@@ -71,12 +71,12 @@ class Pair:
         return set(self.bucket.objects())
 
     def name(self, kind: str, name: str) -> str:
-        """The name of an object of the first publisher."""
+        """Return the name of an object of the first publisher."""
         return f"{kind}/1/{current_state(self).run[:8]}-{name}"
 
 
 def same(first: Store, second: Store) -> None:
-    """Both stores have the same newest version, record and all, and the same bytes."""
+    """Fail unless both stores have the same newest version, with the same record and bytes."""
     version = first.latest()
     assert version is not None
     assert second.latest() == version

@@ -1,4 +1,4 @@
-"""Servers of object stores, each with an empty bucket: what `make buckets` installs, and our stand-in for Google's."""
+"""Object stores with an empty bucket each: the servers that `make buckets` installs, and a stand-in for Google's."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOt
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """The address of a bucket, and the variables by which programs find its server, for each way there."""
+    """The address of a bucket, and for each way to its server the variables by which programs find the server."""
 
     address: str
     environments: Sequence[Mapping[str, str]]
@@ -53,9 +53,9 @@ def seaweedfs(folder: Path) -> Iterator[ObjectStore]:
 
 @contextmanager
 def moto(folder: Path) -> Iterator[ObjectStore]:
-    """Moto, answering one request at a time: its threads look at the condition of a write before others have written.
+    """Moto, answering one request at a time, because its threads would check the conditions of two writes at once.
 
-    Connections have threads of their own, because some are kept open and idle.
+    Each connection has its own thread, because clients keep some connections open and idle.
     """
     with _running(folder, "bin/moto_server", "{port}", interpreter=(sys.executable, "-c", _MOTO)) as endpoint:
         urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT")).close()
@@ -107,7 +107,7 @@ SERVERS: dict[str, Callable[[Path], AbstractContextManager[ObjectStore]]] = {
 
 @contextmanager
 def _running(folder: Path, program: str, *arguments: str, interpreter: Sequence[str] = ()) -> Iterator[str]:
-    """Run a program that listens at {port}; yields its endpoint."""
+    """Run a program. `{port}` in its arguments becomes its port. Yields its endpoint."""
     path = INSTALLED / program
     assert path.exists(), f"{path.name} is not installed: make buckets"
     with ExitStack() as until_end:
@@ -125,7 +125,7 @@ def _running(folder: Path, program: str, *arguments: str, interpreter: Sequence[
 
 
 def _make_container(endpoint: str) -> None:
-    """Make Azurite's container. obstore, which signs requests of objects, makes none."""
+    """Make Azurite's container, because obstore cannot make containers."""
     headers = {"x-ms-date": formatdate(usegmt=True), "x-ms-version": "2023-11-03"}
     signed = "\n".join(f"{name}:{value}" for name, value in headers.items())
     text = f"PUT{12 * chr(10)}{signed}\n/{ACCOUNT}/{ACCOUNT}/{BUCKET}\nrestype:container"

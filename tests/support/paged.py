@@ -1,4 +1,4 @@
-"""A server as people start it, with models that have something to show: digits to draw, names that attack a page."""
+"""A server for tests of the page: a model of digits to draw, and a model whose names attack the page."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Answers(tf.Module):
 
 
 class Store:
-    """Of versions whose answers, loss and accuracy get better."""
+    """A store of versions whose answers, loss and accuracy get better."""
 
     def __init__(self, path: Path, *, keep: int = 30) -> None:
         self.path = path
@@ -44,7 +44,7 @@ class Store:
         self._writer.add_graph(self._found.graph.digest, self._found.graph.to_bytes())
 
     def publish(self, *, bad: bool = False, metrics: dict[str, float] | None = None, age: float = 0.0) -> int:
-        """The step was done `age` seconds ago."""
+        """Publish the next version, whose step was done `age` seconds ago. Returns its number."""
         self.number += 1
         now = time.time()
         loss = 0.2 + 2.1 * math.exp(-self.number / 12) + 0.04 * math.sin(2.4 * self.number)
@@ -71,7 +71,7 @@ class Store:
 def started(
     folder: Path, *stores: tuple[str, Path], workers: int = 2, rest_port: int = 0, flags: Sequence[str] = ()
 ) -> Process:
-    """An inferencer of these stores, which takes actions from whoever shows TOKEN."""
+    """Start an inferencer of these stores, which takes actions from callers that show TOKEN."""
     tokens = folder / "tokens"
     tokens.write_text(f"ops:{TOKEN}\n")
     tokens.chmod(0o600)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def refused(*arguments: str | Path) -> str:
-    """The error message of a program that ends with exit code 2 because of these arguments.
+    """Return the error message of a program that ends with exit code 2 because of these arguments.
 
     The program runs without root's access to other users' files, so that file modes take effect.
     """
@@ -87,7 +87,7 @@ class Program:
 
 
 def events(lines: Iterable[str]) -> list[dict[str, Any]]:
-    """The lines that a program logged as JSON, without the lines that TensorFlow writes at its import."""
+    """Return the lines that a program logged as JSON, without the lines that TensorFlow writes at its import."""
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 

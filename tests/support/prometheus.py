@@ -1,4 +1,4 @@
-"""Prometheus' own programs, of this machine or of Debian's package, and what the dashboard asks it."""
+"""Prometheus' own programs, from this machine or Debian's package, and the queries of the dashboard."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from tests.support.programs import ROOT
 
 DEPLOYED = ROOT / "deploy" / "monitoring"
 _HOME = Path(sys.prefix) / "prometheus"
-_SECONDS = 300  # to fetch 20 MB from a slow mirror
+_SECONDS = 300  # limit for fetching 20 MB from a slow mirror
 
 
 def program(name: str) -> str:
-    """The path of `promtool` or `prometheus`. Fails where neither the machine nor Debian has it.
+    """Return the path of `promtool` or `prometheus`, from this machine or else from Debian's package.
 
-    What Debian has is unpacked beside what the tests run with.
+    The package is unpacked next to the tests' Python environment. Fails if there is no package either.
     """
     if found := shutil.which(name):
         return found
     unpacked = _HOME / "usr" / "bin" / name
     _HOME.mkdir(exist_ok=True)
     with (_HOME / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # of the tests that run side by side one fetches
+        fcntl.flock(lock, fcntl.LOCK_EX)  # only one of the tests that run at the same time fetches the package
         if not unpacked.exists():
             _fetch()
     return str(unpacked)
 
 
 def promtool(*arguments: str | Path, given: bytes = b"") -> str:
-    """What promtool complains of, or else what it says; it may have been given something to read."""
+    """Run promtool with `given` as its input, and return its output. Fails if promtool finds an error."""
     command = [program("promtool"), *map(str, arguments)]
     done = subprocess.run(command, input=given, capture_output=True, check=False, timeout=60)
     said = (done.stdout + done.stderr).decode()
@@ -44,7 +44,7 @@ def promtool(*arguments: str | Path, given: bytes = b"") -> str:
 
 
 def queries(*, rate_interval: str, of_buckets: bool = False) -> list[str]:
-    """The dashboard's queries, either about buckets or all others, and that both programs that it scrapes are up."""
+    """Return the dashboard's queries, about buckets or all others, and a query whether both scraped programs are up."""
     panels = json.loads((DEPLOYED / "dashboard.json").read_text())["panels"]
     asked = [target["expr"] for panel in panels for target in panel.get("targets", ())]
     assert len(asked) > 30
@@ -57,7 +57,7 @@ def queries(*, rate_interval: str, of_buckets: bool = False) -> list[str]:
 
 
 def _fetch() -> None:
-    """Only unpacked, not installed: it needs nothing that Debian's package depends on, and starts no service."""
+    """Download and unpack the package. Installing it would also install its dependencies and start a service."""
     with tempfile.TemporaryDirectory(dir=_HOME) as folder:
         download = ["apt-get", "-qq", "download", "prometheus"]
         for command in (download, ["apt-get", "-qq", "update"], download):

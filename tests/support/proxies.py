@@ -1,4 +1,4 @@
-"""An HTTP proxy before a server, which loses, cuts, delays or forges what a test chooses."""
+"""An HTTP proxy before a server. It loses, cuts, delays or forges the requests that a test chooses."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ FAULTS = (
     "409 instead",
     "412 after",
 )
-"""What the proxy can do to a request. A status comes "instead" of the server's answer, or "after" the server did it."""
+"""Faults of a request. A status comes "instead" of the server's answer, or "after" the server has done the request."""
 
 
 class Proxy(HttpServer):
-    """`choose` gives the fault of a request by its method and path, "" for none. `counts` has the faults so far."""
+    """`choose` returns the fault for a method and path, "" for none. `counts` has the number of faults so far."""
 
     def __init__(self, server: str, choose: Callable[[str, str], str]) -> None:
         self.choose = choose
@@ -108,4 +108,4 @@ class _Requests(BaseHTTPRequestHandler):
         self._send(head.encode() + (b"" if self.command == "HEAD" else content), "")
 
     def log_message(self, *arguments: object) -> None:
-        """Nothing is logged."""
+        """Log nothing."""

@@ -80,7 +80,7 @@ _CAPTURED: dict[str, Capture] = {}
 
 
 def captured(kind: type[Witness] = Witness) -> Capture:
-    """The captured graph of a kind, built only once."""
+    """Return the captured graph of a kind, built only once."""
     if kind.__name__ not in _CAPTURED:
         _CAPTURED[kind.__name__] = capture(kind())
     return _CAPTURED[kind.__name__]
@@ -95,7 +95,7 @@ def values(number: float, found: Capture) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def publish_graph(store: Path, graph: Graph, number: int, values: Mapping[str, np.ndarray[Any, Any]]) -> Version:
-    """Commit a version of this graph, as a publisher does that has checked all values."""
+    """Commit a version of this graph. Its record says that all values were checked."""
     writer = StoreWriter(store)
     writer.add_graph(graph.digest, graph.to_bytes())
     version = Version(
@@ -177,7 +177,7 @@ class Publisher:
         return content
 
     def fail(self) -> None:
-        """Leave the lock in the state in which a killed publisher leaves it."""
+        """Leave the lock as a killed publisher would."""
         self._writer.close(finished=False)
 
     def close(self) -> None:
@@ -196,7 +196,7 @@ def follower_of(path: Path, *, model: str = "m", poll_seconds: float = 60.0) -> 
 
 
 def ask(follower: Follower, version: int | None = None) -> tuple[list[float], int]:
-    """The parameters that answered, and the version that the answer names."""
+    """Return the parameters that answered, and the version that the answer names."""
     outputs, answered = follower.replica.predict({"x": np.ones([1, 2], np.float32)}, version=version)
     return outputs["seen"].numpy().tolist(), answered.number
 

@@ -1,4 +1,4 @@
-"""A real server on ports of its own, and stock clients that call it. Its workers are processes; the rest is here."""
+"""A real server on its own ports, and stock clients that call it. Only its workers are processes of their own."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Running:
         return status
 
     def graph(self, model: str = "m") -> Graph:
-        """The graph of the serving version, read from the store."""
+        """Return the graph of the serving version, read from the store."""
         status = self.status(model)
         assert status.serving is not None
         return Graph.from_bytes(Store(status.store).graph_file(status.serving.graph).read_bytes(), allowed=GATED_OPS)
@@ -122,7 +122,7 @@ class Running:
 
 @cache
 def _template() -> Template:
-    """One for all servers of this process, because it imports TensorFlow; it ends with this process."""
+    """Return the template that all servers of this process share, because importing TensorFlow takes long."""
     return Template()
 
 

@@ -1,4 +1,4 @@
-"""Stores as stock TensorFlow leaves them, followed: a model whose answer tells the version, and how each is saved."""
+"""Stores written by stock TensorFlow in several ways, and a follower. The model's answer tells the version."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def quarantined(follower: Follower, number: int) -> str:
 
 
 def answer(follower: Follower, **inputs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """The only output of an answer to `inputs`, by default to `X`."""
+    """Return the only output of an answer to `inputs`, by default to `X`."""
     (name,) = follower.replica.serving().graph.signatures["serving_default"].inputs
     outputs, _ = follower.replica.predict(inputs or {name: X})
     (found,) = outputs.values()

@@ -1,4 +1,4 @@
-"""A model for tests of publishers, a graph in a store with values of other frameworks, and what a follower answers."""
+"""Helpers for tests of publishers: a model, a store with another framework's values, and a follower's answer."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def put(store: Path, source: Any) -> Capture:
 
 
 def answer(store: Path) -> list[float]:
-    """What a follower serves from the newest version."""
+    """Return the answer of a follower that serves the newest version."""
     replica = Replica("m", Store(store))
     latest = Store(store).latest()
     assert latest is not None

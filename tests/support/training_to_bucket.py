@@ -1,4 +1,4 @@
-"""Training that publishes to a bucket, for tests of what follows the bucket."""
+"""Training that publishes to a bucket, for tests of followers of the bucket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Takes descriptors, permissions or room away while a block of a test runs, and says whether files are in use."""
+"""Takes descriptors, permissions or disk space away from a test, and says whether files are in use."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _READS_EVERYTHING = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 
 
 def descriptors() -> set[int]:
-    """The file descriptors that are open now."""
+    """Return the file descriptors that are open now."""
     with os.scandir("/proc/self/fd") as found:
         listed = {int(one.name) for one in found}
     return {one for one in listed if Path(f"/proc/self/fd/{one}").is_symlink()}
@@ -70,7 +70,7 @@ def _give_up(capabilities: int) -> None:
 
 
 def lock_exclusively(path: Path) -> int | None:
-    """Lock a file as a publisher does before it overwrites the file. Returns the descriptor; None: the file is held."""
+    """Lock a file as a publisher does before overwriting it. Returns the descriptor, or None if the file is in use."""
     descriptor = os.open(path, os.O_RDWR)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

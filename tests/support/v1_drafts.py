@@ -1,4 +1,4 @@
-"""Graphs of TensorFlow 1 for tests: drafts, control flow, copies, and what a Session answers."""
+"""Graphs of TensorFlow 1 for tests: drafts, control flow, copies, and comparisons with a Session."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def signature(inputs: Mapping[str, tf.Tensor], outputs: Mapping[str, tf.Tensor])
 
 
 def parameters_of(graph_def: Any, parts: Sequence[Any] = ()) -> list[Parameter]:
-    """Every variable under its own name; `parts` are those that are parts of a larger one."""
+    """Return a parameter for each variable, under the variable's name. `parts` are parts of partitioned variables."""
     infos = {one.op.name: one.to_proto().save_slice_info_def for one in parts}
     found = []
     for node in graph_def.node:
@@ -51,7 +51,7 @@ def draft_of(graph: tf.Graph, inputs: Mapping[str, tf.Tensor], outputs: Mapping[
 def check(
     build: Callable[[tf.Tensor], Any], *, dtype: tf.DType = tf.float32, low: float = -2, high: float = 2
 ) -> Graph:
-    """Lift the v1 graph that `build` makes from its input; it must answer as a Session does, bit for bit."""
+    """Lift the v1 graph that `build` makes from its input. Fails unless it answers as a Session does, bit for bit."""
     with tf.Graph().as_default() as graph:
         v1.set_random_seed(1)
         x = v1.placeholder(dtype, (None, 4), name="x")
@@ -74,7 +74,7 @@ def check(
 
 @contextmanager
 def control_flow(version: str) -> Iterator[None]:
-    """Within it, those that are built are of control flow "v1" or "v2"."""
+    """Within this context, graphs are built with control flow "v1" or "v2"."""
     before = v1.control_flow_v2_enabled()
     _enable(version == "v2")
     try:

@@ -24,4 +24,4 @@ VALUES: Mapping[str, np.ndarray[Any, Any]] = {
     "FP64": np.array([-1.5, np.nan, 1e300]),
     "BYTES": np.array([b"", b"\xff\x00", "\N{SNOWMAN}".encode()], object),
 }
-"""By datatype what is sent and comes back. The input of each is called as the datatype, in small letters."""
+"""For each datatype, the values that are sent and come back. The input has the datatype's name in lower case."""

@@ -40,7 +40,7 @@ def _assert_holds(store: Store, version: Version, expected: Mapping[str, Array])
 
 
 def _latest(store: Store) -> Version:
-    """The latest version. Fails unless TensorFlow finds the same one."""
+    """Return the latest version. Fails unless TensorFlow finds the same one."""
     latest = store.latest()
     assert latest is not None
     assert tf.train.latest_checkpoint(str(store.path)) == str(store.prefix(latest))

@@ -51,7 +51,7 @@ class Wire(asyncio.Transport):
 
 
 def feed(protocol: GrpcConnection, content: bytes) -> None:
-    """Give a client's bytes to the protocol, as if no other connection sent anything."""
+    """Give a client's bytes to the protocol, as in a turn of the event loop without other input."""
     while content:
         room = protocol.get_buffer(-1)
         size = min(len(room), len(content))

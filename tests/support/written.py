@@ -1,6 +1,6 @@
 """Publishes versions for tests, and reads them from the store. Imports no TensorFlow.
 
-All parameters are the version's number; `tensors` also has parameters that never change, `changing` has none.
+All parameters are the version's number, except that `tensors` also has parameters that never change.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def read(store: Store, version: Version) -> dict[str, Array]:
 
 
 def names(path: Path, *, spares: bool = True) -> set[str]:
-    """The files of a store, without the lock and the state file."""
+    """Return the files of a store, without the lock and the state file."""
     found = {file.name for file in path.iterdir()} - {"publisher.lock", "checkpoint"}
     return found if spares else {name for name in found if not is_spare(name)}
 
@@ -62,6 +62,6 @@ def is_spare(name: str) -> bool:
 
 
 def files_of(*numbers: int, data: int = 2) -> set[str]:
-    """The names of the files of versions that have `data` data files each."""
+    """Return the names of the files of versions that have `data` data files each."""
     suffixes = ["index", "json", *(f"data-{at:05d}-of-{data:05d}" for at in range(data))]
     return {f"ckpt-{number}.{suffix}" for number in numbers for suffix in suffixes}
