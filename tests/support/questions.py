@@ -150,7 +150,7 @@ class Setting:
             assert totals(asked) == [4.0 * of.version.number]
 
     async def answered(self, *asked: asyncio.Task[Answer]) -> None:
-        """Wait for all answers. Releases held work meanwhile, because after a slow call further calls run on threads."""
+        """Wait for all answers. Releases held work meanwhile, because further calls run on threads after a slow one."""
         await until(lambda: all_done([*asked]), self.threads)
 
     async def over(self, *asked: asyncio.Task[Answer]) -> list[tuple[str, int, int]]:
