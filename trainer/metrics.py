@@ -175,7 +175,7 @@ class _Handler(WSGIRequestHandler):
 
 
 def _guarded(application: Callable[..., Iterable[bytes]], access: Access) -> Callable[..., Iterable[bytes]]:
-    """Wrap the application, so that a caller that may not read, or that names another host, gets 401 or 403."""
+    """Wrap the application. A caller that may not read, or that names another host, gets 401 or 403."""
 
     def answer(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         certificate = name_in(environ.get("paramsync.certificate"))

@@ -57,9 +57,7 @@ class TrainingState:
         """
         self.saved: int | None = None  # the step of the last save or restore
         self.error: str | None = None  # why the last save failed; None if it succeeded
-        self._repeats = (
-            Repeats()
-        )  # decides which failed saves are logged, because equal errors may come again and again
+        self._repeats = Repeats()  # decides which of many equal errors of failed saves are logged
         self._directory = directory
         self._store = store
         self._job = job

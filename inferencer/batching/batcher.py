@@ -340,7 +340,7 @@ class Batcher:
 
 
 def _serving(question: Question) -> Resident | None:
-    """Return the version that serves now, or None if the question must be answered by its own version."""
+    """Return the version that serves now, or None if only `question.resident` may answer."""
     if question.latest is None:
         return None
     try:

@@ -171,7 +171,7 @@ def write_list(count: int, size: int, piece: Callable[[int, int], list[Any]]) ->
 
 
 def count_values(array: Array) -> int:
-    """Count the values and lists that stand for an array in JSON. Even an array without values may be many lists."""
+    """Count the values and lists that an array takes in JSON. Even an array without values may take many lists."""
     return sum(math.prod(array.shape[: rank + 1]) for rank in range(array.ndim)) or 1
 
 

@@ -115,9 +115,8 @@ class Metrics:
     def _known(self, model: str, signature: str, version: str) -> _Called:
         """Return the labels, with "" for names that exist only in the request. Makes room for a new version."""
         try:
-            served: Any = (
-                None if self.models is None else self.models.find(model)
-            )  # a worker's model, because only workers count requests
+            # Only workers count requests, so this is a worker's model.
+            served: Any = None if self.models is None else self.models.find(model)
         except UnknownModelError:
             served = None
         if served is None:

@@ -256,9 +256,8 @@ class Exposition(MetricsPage):
             "Times that the worker ended by itself, and another was started.",
             labels=labels,
         )
-        for number in dict.fromkeys(
-            worker.number for worker in self._workers
-        ):  # a number has two processes while one replaces the other
+        # While a worker is replaced, two processes have the same number.
+        for number in dict.fromkeys(worker.number for worker in self._workers):
             these = [worker for worker in self._workers if worker.number == number]
             taken = [memory_of(worker.pid) for worker in these if worker.pid is not None]
             label = [str(number)]

@@ -13,7 +13,7 @@ from paramsync.inference.resident import Resident
 from .served import ServedModels
 
 _MOST_NAMES = 4096
-_NO_SERVABLE = "Servable not found"  # some clients wait for an error with these words to see that the server is up
+_NO_SERVABLE = "Servable not found"  # some clients take an error with these words as a sign that the server is up
 
 
 def check_count(what: str, names: Sized) -> None:

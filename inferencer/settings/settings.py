@@ -33,9 +33,9 @@ class ModelSettings:
 
     `inputs` and `outputs` name tensors, for checkpoints of TensorFlow's Saver; `graph` is the path of a graph, for
     checkpoints without a graph. `labels` are set at the start, unless other labels are remembered. A fresh sync asks
-    `trainer` to publish. If `latest` is given, so many of the newest versions stay in memory; otherwise the `resident`
-    versions that served last stay. If `trust` names files of public keys, only versions signed with one of these keys
-    are served. With `serve_damaged`, a damaged version keeps answering if there is no other version.
+    `trainer` to publish. If `latest` is given, so many of the newest versions stay in memory. Otherwise the `resident`
+    versions that served last stay in memory. If `trust` names files of public keys, only versions signed with one of
+    these keys are served. With `serve_damaged`, a damaged version keeps answering if there is no other version.
     """
 
     name: str
@@ -297,9 +297,8 @@ def prepare_environment() -> None:
     """Set variables that TensorFlow and gRPC read when they are imported, unless the operator has set them."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")  # the inferencer serves on the CPU
-    os.environ.setdefault(
-        "TF_ENABLED_DEVICE_TYPES", "CPU"
-    )  # otherwise TensorFlow looks for GPUs, and logs that it finds none
+    # Without this, TensorFlow looks for GPUs, and logs that there are none.
+    os.environ.setdefault("TF_ENABLED_DEVICE_TYPES", "CPU")
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
 
 

@@ -89,14 +89,14 @@ class ChildProcess:
             if self._code is None and (exit_status := os.waitid(os.P_PIDFD, self._process, os.WEXITED | os.WNOHANG)):
                 exited = exit_status.si_code == os.CLD_EXITED
                 self._code = exit_status.si_status if exited else -exit_status.si_status
-                os.close(self._process)  # not left to __del__: a traceback may keep this object alive
+                os.close(self._process)  # `__del__` may come too late: a traceback can keep this object alive
             return self._code
 
     def fault(self, doing: str) -> Exception:
         """Return the error to raise if the process ended while it was `doing` something.
 
-        A GraphError blames the graph. A ChildProcessError blames no graph. It is used if somebody killed the process,
-        for example the kernel because memory was used up.
+        A GraphError blames the graph. The error is a ChildProcessError, which blames no graph, if somebody killed the
+        process: for example the kernel, because memory was used up.
         """
         code = self.exit_code()
         if code is None:

@@ -21,7 +21,7 @@ from ..protocols.page import messages
 
 _MOST = 100  # most parameters in the answer
 _SECONDS = 60.0
-_SHARE = 0.25  # how much of the budget grows back in each second, in seconds
+_SHARE = 0.25  # seconds of the budget that grow back each second
 _NAME = 300  # most characters of a name
 
 

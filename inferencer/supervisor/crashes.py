@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Collection
 
 CRASHES = 3  # after this many crashes of workers that computed the same version, this version is the cause
-_TIED = 2 * CRASHES  # if several versions were in equally many crashes, each of them is a cause after this many
+_TIED = 2 * CRASHES  # if several versions were in the most crashes, all of them are the cause after this many
 _WITHIN_SECONDS = 60.0
 QUICK_SECONDS = 10.0  # an end sooner than this after the worker's start is a quick end
-LOOP = 3  # from this many quick ends in a row on, they are reported
+LOOP = 3  # after this many quick ends in a row, a worker is reported
 
 
 class Crashes:

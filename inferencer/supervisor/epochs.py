@@ -225,7 +225,7 @@ class Epochs:
             worker.channel.tell("shown", self._word[0], gone)
 
     def _tell(self, statuses: Mapping[str, Status], trouble: str) -> list[Future[Any]]:
-        if self._gone:  # a version that was freed after its model was removed: no other step follows
+        if self._gone:  # a version that was freed after its model was removed, so that no other step follows
             self._end_step()
         ageless = {name: status.ageless() for name, status in statuses.items()}
         answers = []

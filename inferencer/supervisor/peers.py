@@ -22,7 +22,7 @@ class Peers:
     """Asks the control ports that `targets` stand for. `run` has its own thread; any thread may read `rows`."""
 
     def __init__(self, targets: Sequence[str], credentials: Callable[[], Credentials]) -> None:
-        """`credentials` is called for each server, and again after nobody wanted to know, because tokens change."""
+        """`credentials` is called each time that calls to a server begin, because tokens change."""
         self._targets = targets
         self._credentials = credentials
         self._peers: Mapping[str, _Peer] = {}
@@ -32,7 +32,7 @@ class Peers:
         return [peer.row for peer in self._peers.values() if peer.row is not None]
 
     def run(self, ended: threading.Event, wanted: Callable[[], bool], seconds: float) -> None:
-        """Ask every few seconds while somebody wants to know."""
+        """Ask every `seconds` while `wanted()` is true."""
         while self._targets and not ended.wait(seconds):
             try:
                 self.run_once(wanted=wanted())
@@ -41,7 +41,7 @@ class Peers:
         self.run_once(wanted=False)
 
     def run_once(self, *, wanted: bool) -> None:
-        """Begin to ask every server whose last call is over. If nobody wants to know, forget all."""
+        """Begin to ask every server whose last call is over. If not `wanted`, forget all servers."""
         before = self._peers
         addresses = {at: name for target in self._targets for at, name in resolve(target).items()} if wanted else {}
         self._peers = {
@@ -55,7 +55,7 @@ class Peers:
 
 
 class _Peer:
-    """One server. Each call has its own thread, so that a server that does not answer holds up nobody."""
+    """One server. Each call has its own thread, so that a server that does not answer delays no other call."""
 
     def __init__(self, server: Inferencer) -> None:
         self.row: dict[str, Any] | None = None

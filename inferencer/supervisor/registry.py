@@ -40,7 +40,7 @@ class Registry:
         self.trouble: Callable[[], str] = lambda: ""
         """Returns what is wrong with the workers; empty if nothing is."""
         self.changed = asyncio.Event()
-        """Set when the models change next. A new event then replaces it."""
+        """Set when the models change next. A new event then takes its place."""
 
     def __iter__(self) -> Iterator[FollowedModel]:
         return iter(self._served.values())

@@ -24,12 +24,13 @@ class Traffic:
         self._at: float | None = None
 
     def look(self, counts: Iterable[Mapping[_Key, Histogram]], now: float) -> dict[str, dict[str, Any]]:
-        """Return for each model the requests and failures per second since the last look, and for each of its versions
-        the requests per second, the median and 99th percentile of their seconds (None without requests), and the
-        failures per second.
+        """Return the traffic of each model since the last look.
 
-        The first look returns nothing, because rates need two looks. Counts that fell, for example because a worker was
-        replaced, count as no traffic.
+        `rate` is requests per second, `failed` is failures per second. `versions` has for each version its requests per
+        second, the median and 99th percentile of their seconds (None without requests), and its failures per second.
+
+        The first look returns nothing, because rates need two looks. A count that fell, for example because a worker
+        was replaced, counts as no traffic.
         """
         total: defaultdict[_Series, Histogram] = defaultdict(partial(Histogram, REQUEST_SECONDS))
         for requests in counts:

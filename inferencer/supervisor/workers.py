@@ -72,7 +72,10 @@ class Worker(ChildProcess):
 
 
 class Workers:
-    """Any thread may use it. Its lock guards the table of workers; no thread waits for a process under the lock."""
+    """The workers of a server. Any thread may use this object. Its lock guards the table of workers.
+
+    No thread waits for a process while it holds the lock.
+    """
 
     def __init__(
         self,

@@ -39,11 +39,11 @@ _MOST = 1 << 13  # open calls; above this number, a connection may have only an 
 _MOST_SILENT = 1 << 10  # most calls that wait for their message
 _PATIENCE = 60.0  # seconds in which the message of a silent call must come
 _PATIENCE_AT_THE_END = 4.0  # seconds: the limit for silent calls while the server stops
-_LOOKS = 4  # how often late silent calls are looked for within the patience
+_LOOKS = 4  # how many times within the patience late calls are looked for
 _AT_ONCE = 64  # most calls that start in one turn of the event loop, because other events need the loop, too
 _MOST_OF_NEWCOMERS = 128  # most predictions of newcomers at a time, so that the queue keeps room for other callers
 _UNPACKED_AT_ONCE = 2  # most messages decompressed at a time
-_STEPS, _STEP_SECONDS = 10, 0.001  # of `until_quiet`: number of steps, and the shortest length of a step
+_STEPS, _STEP_SECONDS = 10, 0.001  # `until_quiet` takes so many steps, of at least so many seconds each
 _STOPPING = "the server is stopping; call another one, or try again later"
 
 
@@ -177,9 +177,8 @@ class Calls:
         self._of_newcomers: set[Call] = set()
         # Queued predictions of newcomers. The last connection has the next turn.
         self._later: OrderedDict[Connection, dict[Call, None]] = OrderedDict()
-        self._last: OrderedDict[Connection, dict[Call, None]] = (
-            OrderedDict()
-        )  # the same for clients that take no answers
+        # Queued predictions of newcomers whose clients take no answers.
+        self._last: OrderedDict[Connection, dict[Call, None]] = OrderedDict()
         self._streams = 0
 
     def awaited(self) -> int:
@@ -263,8 +262,8 @@ class Calls:
     def _admit_queued(self) -> None:
         """Admit a queued prediction of the connection that joined the queue last.
 
-        So some callers do not wait long, even in a flood. After its turn, a connection waits until all others have had
-        theirs.
+        The newest connection is first, so that some callers wait only briefly, even in a flood. After its turn, a
+        connection waits until all other connections have had a turn.
         """
         queue = self._later or self._last
         connection, calls = queue.popitem()

@@ -102,8 +102,8 @@ class Connections:
     # Room -------------------------------------------------------------------------------------------------------------
 
     def _make_room(self, newcomer: Connection) -> None:
-        """Close a quiet connection, because its client can open another without an error. If the port is full, also
-        abort the connection that began to close first, or the new connection if none is closing."""
+        """Close a quiet connection, because its client can open another connection without an error. If the port is
+        full, also abort the connection that has been closing longest, or the new connection if no other is closing."""
         is_full = len(self._all) > self._most
         quiet = self._quiet(newcomer, is_full=is_full)
         if quiet is not None:
@@ -123,9 +123,9 @@ class Connections:
     def _quiet(self, newcomer: Connection, *, is_full: bool) -> Connection | None:
         """Find a connection to close, at the addresses with the most connections.
 
-        The connection must have no call, and must have sent nothing since the last look. If the port is full, the
-        conditions are weaker. Calls whose client takes no answers do not count. The connection may have sent something;
-        then the connection that has been silent longest is chosen.
+        The connection must have no call, and must have sent nothing since the last look. A full port is less strict:
+        calls whose client takes no answers do not count, and if all connections have sent something, the connection
+        that has been silent longest is chosen.
         """
         settled = self.loop.time() - (0.0 if is_full else _NEW_SECONDS)
         for host in nlargest(_HOSTS_LOOKED_AT, self._of_hosts, key=lambda host: len(self._of_hosts[host])):

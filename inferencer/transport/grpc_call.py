@@ -212,7 +212,7 @@ class GrpcCall:
     def _end(self, last: bytes | None = None, *, stop: bool = False) -> None:
         """End the call: send the `last` headers, if any, and give back all that the call holds.
 
-        `stop` also cancels the handler. It is not set if the handler itself ends the call.
+        With `stop`, also cancel the handler. `stop` is False if the handler itself ends the call.
         """
         if self.is_over:
             return

@@ -27,7 +27,7 @@ _LIMITS = Limits(header_list=MOST_HEADERS)
 _PING_SECONDS = 20.0  # how long a client may take to answer a ping
 _LINGER_SECONDS = 2.0  # how long a client may take to read the last answers and close the connection
 _NO_NEW_CALLS = 2**31 - 1  # a GOAWAY with this stream still accepts calls that are on their way, RFC 9113, 6.8
-_QUIET_SECONDS = 1.0  # a client without a call that sends nothing for so long is told at once to begin no more calls
+_QUIET_SECONDS = 1.0  # `leave` sends GOAWAY to a client that has no call and has sent nothing for so long
 _MOST_BEHIND = 1 << 14  # bytes of frames other than answers that may wait for the client to read
 # A read of few frames is charged an estimated time, because a measured time would include the work of other threads.
 _FEW = 16  # a read of at most so many frames is charged an estimate
@@ -122,7 +122,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if self.transport is not None:
             try:
                 self._take(self._loop.time())
-            except BaseException:  # a fault of ours: the rest of the input cannot be parsed any more
+            except BaseException:  # a fault in our code, after which the rest of the input cannot be parsed
                 self.abort()
                 raise
             self._read_on()
@@ -166,7 +166,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
     # Internals --------------------------------------------------------------------------------------------------------
 
     def _take(self, now: float) -> None:
-        """Handle as much input as one turn allows, and add its time to the connection's cost."""
+        """Handle as much input as one turn allows, and add the time that this took to the connection's cost."""
         content, self._input = self._input, b""
         self._will_flush = True
         for event in self.http2.receive(content, now):
@@ -336,7 +336,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         if not self.http2.has_begun:
             if now - self.began >= SILENT_SECONDS:
                 self.abort()
-        elif self._is_deaf:  # the client cannot answer a ping, but if it is gone the kernel reports an error
+        elif self._is_deaf:  # the client cannot answer a ping, but the kernel reports an error if the client is gone
             self.http2.ping(_ALIVE)
             self.flush()
         elif self._farewell is _Farewell.DONE:
@@ -357,9 +357,9 @@ class GrpcConnection(asyncio.BufferedProtocol):
         """Tell the client to begin no more calls: with the next answer, or once the client has been quiet for a while.
         Call this again until the connection is closed.
 
-        A call that begins while GOAWAY is on its way to the client fails there, and gRPC repeats no call of more than
-        256 KB. With an answer, GOAWAY comes before the client's next call. A client of gRPC 1.85 that gets GOAWAY
-        before it has taken our SETTINGS waits forever.
+        A call fails if the client begins it while GOAWAY is on its way, and gRPC repeats no call of more than 256 KB.
+        GOAWAY is therefore sent with an answer, so that it arrives before the client's next call. It is never sent
+        before the client has taken our SETTINGS, because a client of gRPC 1.85 would then wait forever.
         """
         if self._farewell is _Farewell.NONE and self.http2.is_settled:
             self._farewell = _Farewell.DUE

@@ -19,9 +19,9 @@ from .turns import Turns
 
 QUIET_SECONDS = 0.5  # after this time without a call, no call is expected to be on its way
 MOST_ANSWERING = 2.0  # seconds of a drain in which new calls are answered
-MOST_LEAVING = 1.0  # the seconds after these, in which clients that still call are told to leave
+MOST_LEAVING = 1.0  # seconds after MOST_ANSWERING in which clients that still call are told to leave
 _STEP_SECONDS = 0.01
-_LAST = 1.0  # the last seconds of the grace, kept for callers to read their answers
+_LAST = 1.0  # seconds at the end of the grace, kept for callers to read their answers
 
 
 class GrpcPort:

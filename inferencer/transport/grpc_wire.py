@@ -30,9 +30,8 @@ _OURS = frozenset({"te", "content-type", "grpc-timeout", "grpc-encoding", "grpc-
 _ONCE = frozenset({"content-type", "grpc-timeout", "grpc-encoding"})
 _TYPE = "application/grpc"
 _SMALL = 1 << 12  # bytes: smaller parts of a message are joined, because a small object takes many times its content
-_SAFE = "".join(
-    chr(code) for code in range(0x20, 0x7F) if chr(code) != "%"
-)  # characters of a status text that are not percent-encoded
+# The characters of a status text that are not percent-encoded.
+_SAFE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 BEGINNING = STATUS_200 + encoded(b"content-type", _TYPE.encode())
 """The headers of a response that has messages."""
@@ -51,7 +50,7 @@ class Asked:
     timeout: float | None
     """Seconds until the deadline; None if the caller gave no timeout."""
     window: int
-    """zlib's `wbits` for compressed messages; 0: messages may not be compressed."""
+    """zlib's `wbits` for compressed messages; 0 if messages may not be compressed."""
     metadata: Metadata
 
 
@@ -176,8 +175,8 @@ class Messages:
         return self._missing >= 0 or bool(self._prefix)
 
     def came(self, content: bytes, *, ended: bool, most: int | None = None) -> list[Message]:
-        """Take received content, and return the messages that it completes. Drop what follows after `most` messages.
-        Raises TooLargeError, RequestError.
+        """Take received content, and return the messages that the content completes. Content after `most` messages is
+        dropped. Raises TooLargeError, RequestError.
         """
         if self._is_whole(content):
             return [Message(content[PREFIX.size :], compressed=False)]

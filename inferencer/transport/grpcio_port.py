@@ -58,7 +58,7 @@ class GrpcioPort(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # no class 
         """Close these listeners and listen at their addresses, because grpcio's server takes no sockets."""
         for listener in listeners:
             where = listener.getsockname()
-            with suppress(OSError), listener:  # an earlier worker has already shut it down
+            with suppress(OSError), listener:  # raised if an earlier worker has already shut the listener down
                 listener.shutdown(socket.SHUT_RDWR)
             if listener.family == socket.AF_UNIX:
                 self._server.add_insecure_port(f"unix:{where.removesuffix('~')}")

@@ -14,7 +14,7 @@ from typing import Any
 from paramsync.errors import SettingsError
 from paramsync.rpc.addresses import ABSENT, refused
 
-WAITING = 4096  # connections that the kernel keeps until they are accepted
+WAITING = 4096  # most connections that the kernel keeps until this process accepts them
 _AT_ONCE = 4  # most connections accepted in one turn of the event loop
 _AGAIN = 10.0  # seconds until the same error of an event loop is logged again
 _log = logging.getLogger("paramsync.loop")
@@ -89,9 +89,8 @@ class Acceptor:
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
-        if (
-            loop.get_exception_handler() is None
-        ):  # asyncio's own handler logs a traceback for each connection that cannot be accepted
+        # asyncio's own handler logs a traceback for each connection that cannot be accepted.
+        if loop.get_exception_handler() is None:
             loop.set_exception_handler(RareErrors())
         for listener, context in self._listeners:
             create = loop.create_unix_server if listener.family == socket.AF_UNIX else loop.create_server

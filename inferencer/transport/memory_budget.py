@@ -1,4 +1,4 @@
-"""A budget for the memory of requests and answers of all protocols, from the first byte until the client has read."""
+"""A budget for the memory of requests and answers, from a request's first byte until the client has read the answer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from paramsync.errors import BusyError, TooLargeError
 from paramsync.host import memory
 
-SHARES = 12  # the budget divided by the size of the largest message
+SHARES = 12  # the budget is so many times the size of the largest message
 _STRING = 40  # bytes that a string takes in addition to its content
-_GIVEN_BACK = 8  # how often the heap is trimmed while memory as large as the budget is freed
+_GIVEN_BACK = 8  # the heap is trimmed each time memory of an eighth of the budget was freed
 _SOON = 0.1  # seconds until the memory of a returned share is really freed
 LARGE = 1 << 20  # bytes: a larger share leaves a gap in the heap; small shares fill each other's gaps
 BRIEF = 4096  # bytes: smaller requests need no share, because their number is limited
@@ -20,8 +20,8 @@ BRIEF = 4096  # bytes: smaller requests need no share, because their number is l
 class MemoryBudget:
     """The memory of all requests and answers. Lives on one event loop; any thread may call `left`.
 
-    Every request above BRIEF bytes has a share, and so has every message while it is received. The memory taken is the
-    sum of all shares.
+    Every request above BRIEF bytes has a share. Every message has a share while it is being received. The memory taken
+    is the sum of all shares.
     """
 
     def __init__(self, most: int, all_taken: memoryview | None = None, slot: int = 0) -> None:

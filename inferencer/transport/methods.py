@@ -95,6 +95,6 @@ class Method:
     run: Callable[[Call], Awaitable[None]]
     admission: Admission
     is_stream: bool = False
-    """If True, the handler starts with the call and reads messages itself. Otherwise it starts once the message has
-    come."""
+    """If True, the handler starts with the call and reads messages itself. Otherwise the handler starts once the call's
+    only message has come."""
     predicts: bool = False

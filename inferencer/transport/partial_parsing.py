@@ -18,7 +18,7 @@ from .unfolding import VARINT_BYTES
 
 _M = TypeVar("_M", bound=Message)
 
-PIECE = 1 << 17  # bytes, parsed in a dozen milliseconds at worst
+PIECE = 1 << 17  # bytes; parsing so many takes a dozen milliseconds at worst
 MOST_FIELDS = 1 << 20
 """The limit of fields in a message above PIECE bytes, nested messages included. Packed values count as one field."""
 _DEEPEST = 64  # levels of nested messages; protobuf itself allows 100

@@ -27,9 +27,8 @@ from .methods import Answering
 from .partial_parsing import beginning, read
 from .unfolding import unfolded
 
-_LARGE = (
-    1 << 17
-)  # bytes above which a message is parsed or written on a thread: on the event loop that would take milliseconds
+# A larger message is parsed or written on a thread, because it would hold up the event loop for milliseconds.
+_LARGE = 1 << 17  # bytes
 _LOOKED_AT = 1000  # most fields looked at to estimate the memory of a small message
 _BESIDE = 2  # additional copies of a parsed message's values: as arrays, and in TensorFlow
 _WRITTEN = 3  # copies of an answer: as a message, as bytes, and in the send buffer
@@ -67,7 +66,7 @@ class Predictions:
         self._budget = budget
         self._most = message_bytes
         self.awaited: Callable[[], int] = lambda: 1
-        """Returns how many requests may come at any moment; the gRPC port sets this."""
+        """Returns how many requests may come at any moment. The gRPC port sets this function."""
 
     def share(self) -> MemoryShare:
         """Return a share of memory for one request. The request holds it until its answer is sent."""
@@ -102,9 +101,8 @@ class Predictions:
                 share.need(_taken(size, size))
                 share.need(_taken(size, await self._aside(partial(unfolded, kind.DESCRIPTOR, content))))
                 request, questions = await self._aside(partial(_read, method, kind, content))
-            if (
-                values := weight(questions[0].inputs)
-            ) > BRIEF:  # known only after `method.read`, because one value may stand for many
+            # Known only after `method.read`, because one value in a request may stand for many.
+            if (values := weight(questions[0].inputs)) > BRIEF:
                 share.need(max(share.size, size + _BESIDE * values))
             if len(questions) == 1:
                 answer = None if self.awaited() else self._batcher.at_once(questions[0])
@@ -142,7 +140,8 @@ class Predictions:
                 seconds=seconds,
                 unforeseen=unforeseen,
             )
-            if metadata is not None and (spans := self._batcher.metrics.spans) is not None:  # once the answer is sent
+            # `call_soon` delays the span until the answer is sent.
+            if metadata is not None and (spans := self._batcher.metrics.spans) is not None:
                 called = partial(spans.called, model=model, signature=signature, version=version)
                 asyncio.get_running_loop().call_soon(partial(called, path, metadata, code=code, seconds=seconds))
         return response, trailers(questions[0].resident, time.time())

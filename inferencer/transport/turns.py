@@ -12,9 +12,9 @@ _FULL_SECONDS = 0.01  # after this time of a turn, input of all connections wait
 ANSWER_SECONDS = 0.0002  # each answer lowers the cost by this, about the time for reading its call
 READ_SECONDS = 0.00005  # the expected time for reading a few frames
 READ_BYTES = 1 << 15  # for every 32 kB of a message, its answer lowers the cost by another READ_SECONDS
-NEWCOMER_SECONDS = 0.002  # the cost of a new connection, so that connections whose calls were answered come first
+NEWCOMER_SECONDS = 0.002  # the initial cost of a connection: connections whose calls were answered cost less
 _READ = 1 << 18  # most bytes read at a time
-_READ_UNDER_LOAD = 1 << 12  # most bytes read at a time if the input has to wait, because it takes memory until then
+_READ_UNDER_LOAD = 1 << 12  # most bytes read at a time from a connection that waits, because its input takes memory
 
 
 class Served(Protocol):
@@ -44,7 +44,7 @@ class Turns:
         self.is_busy = False
         """Whether `has_time` and `room` must be called: much of this turn is spent, or connections wait."""
         self.buffer = memoryview(bytearray(_READ))
-        """All connections share the buffer, because each copies its input out at once."""
+        """All connections share this buffer, because each connection copies its input out at once."""
 
     def room(self, connection: Served) -> memoryview:
         """Return the part of the buffer that a connection may fill: a small part if the input will wait in memory."""

@@ -35,9 +35,8 @@ _LINGER_SECONDS = 3.0  # how long a leaving worker waits for clients to go befor
 _STEP_SECONDS = 0.01
 _ACCEPTING_TURNS = 3  # turns of the event loop: asyncio calls `connection_made` in the second turn after accepting
 _HANDSHAKE_SECONDS = 0.3  # how long to wait for TLS handshakes: a connection is counted only after its handshake
-_SYNC = sync_pb2.DESCRIPTOR.services_by_name[
-    "Sync"
-].full_name  # a service of the supervisor; its health is reported here, too
+# Sync is a service of the supervisor, but workers report its health, too.
+_SYNC = sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name
 GRACE_SECONDS = 20.0  # named in docs/guarantees.md; shorter than `stop_grace_period` in docker-compose.yml
 
 

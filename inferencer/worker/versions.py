@@ -58,9 +58,8 @@ class Versions:
         self._word = word
         self._calls = calls
         self._epochs: dict[int, Mapping[str, Model]] = {0: {}}
-        self._graphs: weakref.WeakValueDictionary[int, Graph] = (
-            weakref.WeakValueDictionary()
-        )  # versions keep their graphs
+        # The references are weak, because each version keeps its graph alive.
+        self._graphs: weakref.WeakValueDictionary[int, Graph] = weakref.WeakValueDictionary()
         self._built: Graph | None = None  # in a trial: keeps the graph alive until its version comes
         self._residents: dict[int, _SeenResident] = {}
         self._called: weakref.WeakSet[Graph] = weakref.WeakSet()
@@ -143,7 +142,7 @@ class Versions:
         return {joined.name: self._join_parts(joined, parts)[1] for joined in settings}
 
     def show(self, epoch: int, models: Sequence[ModelMessage], whole: bool) -> dict[str, Joining]:
-        """Add an epoch. This worker answers from it once the word names it.
+        """Add an epoch. This worker answers from the epoch once the shared word has its number.
 
         `models` are all models of the epoch if `whole`, otherwise the models that changed. Returns the outcome for
         joined models.

@@ -24,7 +24,7 @@ from paramsync.remote.state import Listed, State
 from paramsync.remote.transfer import Transfer
 from paramsync.version import Version
 
-_POLL_SECONDS = 2.0  # between two polls of --watch
+_POLL_SECONDS = 2.0  # the time between two polls of --watch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +179,7 @@ def watch_of(address: str) -> Watch:
 
 @dataclass(slots=True)
 class Watch:
-    """The view of `--watch`. It has new lines and objects if the bucket changed, or stopped or started to answer."""
+    """The view of `--watch`. It has new lines and objects if the bucket changed, or stopped or started answering."""
 
     address: str
     polled: Polled[Contents]
@@ -191,7 +191,7 @@ class Watch:
         return answer is not None and bool(answer.broken)
 
     def facts(self) -> dict[str, object] | None:
-        """Return the last answer as JSON values; None if there is none, or the bucket stopped to answer."""
+        """Return the last answer as JSON values; None if there is no answer, or the bucket has stopped answering."""
         last = self.polled.last
         return None if last.answer is None or last.error is not None else _facts(self.address, last.answer)
 

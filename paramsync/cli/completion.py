@@ -13,7 +13,7 @@ from paramsync.cli.arguments import parser
 from paramsync.errors import ParamsyncError
 
 _FILES = {"STORE", "SOURCE", "LOGDIR", "FILE", "PATH", "DIR", "KEYFILE", "PREFIX"}
-"""Arguments that are displayed with these names are completed with names of files."""
+"""If help shows an argument under one of these names, the script completes it with names of files."""
 _MODELS = shtab.cmd("paramsync completion models 2>/dev/null")
 
 

@@ -21,7 +21,7 @@ from paramsync.host.files import line
 if TYPE_CHECKING:
     from rich.console import Console
 
-_STARTING_SECONDS = 0.05  # between two checks whether all programs have answered
+_STARTING_SECONDS = 0.05  # the time between two checks whether all programs have answered
 _Answer = TypeVar("_Answer")
 
 

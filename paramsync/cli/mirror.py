@@ -28,7 +28,7 @@ from paramsync.remote.upload import Claim
 
 def run(arguments: Namespace) -> bool:
     """With --once, return True if the target has the newest version at the end."""
-    memory.limit_heap()  # or blocks of a few megabytes would be given back and mapped anew, which is slow
+    memory.limit_heap()  # otherwise blocks of a few megabytes would be freed and mapped again, which is slow
     try:
         return _run(arguments)
     except ParamsyncError as error:

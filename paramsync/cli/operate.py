@@ -20,8 +20,8 @@ from paramsync.rpc.client import Inferencer, short
 from paramsync.rpc.server import plain
 from paramsync.v1 import sync_pb2 as pb
 
-_LOOK_SECONDS = 0.5  # between two checks whether the reader of our output has left
-_AGAIN_SECONDS = 1.0  # between two calls to a server that does not answer
+_LOOK_SECONDS = 0.5  # the time between two checks whether the reader of our output has left
+_AGAIN_SECONDS = 1.0  # the time between two calls to a server that does not answer
 
 _EVENTS = {
     pb.Event.FOUND: "found",
@@ -185,7 +185,7 @@ def _tell(address: str, news: _News, arguments: Namespace, *, several: bool) -> 
         server = f"{address} " if several else ""
         text = to_json({"server": address, **plain(news)}) if arguments.json else f"{line(_event(news, server))}\n"
         sys.stdout.write(text)
-        sys.stdout.flush()  # or a pipe would get the event only later
+        sys.stdout.flush()  # otherwise a pipe would get the event later
 
 
 def _event(event: pb.Event, server: str) -> str:

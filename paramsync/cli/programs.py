@@ -33,9 +33,9 @@ if os.getppid() != int(parent):  # it ended before
     sys.exit(1)
 os.execv(command[0], command)
 """
-"""A program that asks the kernel to end it with its parent, then executes a command, which is ended as well.
+"""A program that asks the kernel to end it with its parent, and then becomes a command, which ends in the same way.
 
-A preexec function instead would run Python between fork and exec, which may abort in a process with threads.
+It replaces a `preexec_fn`, which would run Python between fork and exec and may abort in a process with threads.
 """
 _ADDRESS = re.compile(r"(\w+) (\S+:\d+)")
 
@@ -113,7 +113,7 @@ class Child:
             self._process.kill()
             self._process.wait()
             return self._fault("did not end when it was asked to, and was killed")
-        if self._was_told and code in (0, -signal.SIGTERM):  # -SIGTERM: it ended before it could handle signals
+        if self._was_told and code in (0, -signal.SIGTERM):  # -SIGTERM: the program had no signal handler yet
             return None
         return self._fault(f"ended with exit code {code}" if self._was_told else f"ended by itself, exit code {code}")
 

@@ -121,8 +121,8 @@ def _server_report(address: str, last: Last[pb.GetStatusResponse]) -> dict[str, 
 class Share:
     """How many servers serve one version of a model. If `version` is None, these servers serve no version.
 
-    `share` is of the servers that answer and have the model. `skew_seconds` is from the first to the last server's
-    swap, if at least two swapped at the version's moment.
+    `share` is the share among servers that answer and have the model. `skew_seconds` is the time from the first to the
+    last server's swap, if at least two servers swapped at the version's moment.
     """
 
     model: str

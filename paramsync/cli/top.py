@@ -24,7 +24,7 @@ from paramsync.rpc.client import Inferencer, short
 from paramsync.rpc.server import plain
 from paramsync.v1 import sync_pb2 as pb
 
-_SECONDS = 1.0  # between two samples
+_SECONDS = 1.0  # the time between two samples
 _SAMPLES = 20  # samples in a sparkline
 _LEVELS = "▁▂▃▄▅▆▇█"
 _DISPENSABLE = ("in memory", "refused", "lag", "p99 so far")

@@ -36,11 +36,11 @@ from paramsync.rpc.client import Credentials, Inferencer, Predictor, Trainer
 _MODEL, _INPUT = "digits", "image"
 _READY_SECONDS = 180.0  # how long the start may take: a small machine is slow to import TensorFlow
 _END_SECONDS = 15.0  # how long the programs may take to end
-_SHOW_SECONDS = 0.25  # between two updates of the view
-_LINE_SECONDS = 2.0  # between two lines if the output is not a terminal
-_READY_LOOK_SECONDS = 0.05  # between two checks; short, so that requests reach the first version
+_SHOW_SECONDS = 0.25  # the time between two updates of the view
+_LINE_SECONDS = 2.0  # the time between two lines if the output is not a terminal
+_READY_LOOK_SECONDS = 0.05  # the time between two checks; short, so that requests reach the first version
 _SAMPLE, _BATCH = 500, 100  # number of held-out examples that each version answers, and that one request has
-_ASK_SECONDS = 0.05  # between two requests
+_ASK_SECONDS = 0.05  # the time between two requests
 _BARS = 40  # accuracies that a sparkline shows
 
 

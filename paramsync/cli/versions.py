@@ -30,10 +30,10 @@ _NAMED = 3  # most files that an error names
 class VersionRow:
     """One version.
 
-    `bytes`, `bytes_written` and `finite` are from its record; None if TensorFlow wrote it. `file_bytes` is the size of
-    its data files. `shared_bytes` is the size of those that other versions share. `held_by` has the ids of processes
-    that use its files; None if the kernel does not show them. `signed_by` is the key that the record names, whose
-    signature only `verify` checks.
+    `bytes`, `bytes_written` and `finite` are from the version's record; None if TensorFlow wrote the version.
+    `file_bytes` is the size of its data files. `shared_bytes` is the size of the data files that other versions share.
+    `held_by` has the ids of processes that use its files; None if the kernel does not show the processes. `signed_by`
+    is the key that the record names. Only `verify` checks the signature.
     """
 
     number: int

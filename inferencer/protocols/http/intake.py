@@ -166,7 +166,7 @@ class Intake:
     async def room(self, share: MemoryShare, size: int) -> None:
         """Do what `need` does, but wait up to a second for memory that other processes may give back.
 
-        The time is random. If bodies wait for each other's memory, one body gives up first, and another can be read.
+        The wait has a random length. If bodies wait for each other's memory, one gives up first, and another is read.
         """
         loop = asyncio.get_running_loop()
         end = loop.time() + random.uniform(0, _MOST_WAITING)

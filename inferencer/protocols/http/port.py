@@ -358,7 +358,6 @@ def _refusal(error: Exception, headers: Mapping[str, str] | None = None) -> web.
         headers = {**(headers or {}), "WWW-Authenticate": "Bearer"}
     if isinstance(error, EncodingError):
         headers = {**(headers or {}), "Accept-Encoding": KNOWN}
-    last = status is not None or isinstance(
-        error, (BusyError, NotAllowedError)
-    )  # otherwise the port would take the rest of the body for a request
+    # If the body was not read to its end, the port would take the rest of the body for a request.
+    last = status is not None or isinstance(error, (BusyError, NotAllowedError))
     return failed(status or STATUS[code], text, headers, last=last)

@@ -65,9 +65,8 @@ def request_of(method: str, path: str) -> tuple[str, Any]:
             message = message_factory.GetMessageClass(_SERVICE.methods_by_name[call].input_type)()
             for field, part in match.groupdict().items():
                 named = f"model_{field}" if call == "ModelInfer" else field
-                if (
-                    part is not None and named in message.DESCRIPTOR.fields_by_name
-                ):  # messages of unimplemented calls have no fields
+                # Messages of unimplemented calls have no fields.
+                if part is not None and named in message.DESCRIPTOR.fields_by_name:
                     setattr(message, named, unquote(part))
             return call, message
     raise RequestError(f"request: expected a path of KServe's protocol, found {method} {path[:200]}")

@@ -166,7 +166,7 @@ class Page:
 
 
 class _Caller:
-    """The context of a call. The same code also serves gRPC, whose contexts have this method."""
+    """The context of a call, with the method of gRPC's contexts, because the same code also answers gRPC calls."""
 
     def time_remaining(self) -> float:
         return _SECONDS
@@ -206,9 +206,8 @@ def _arguments(action: Action, body: dict[str, Any]) -> tuple[int | None, str]:
     number, label = body.get("version"), body.get("label", "")
     if number is None and action in _NUMBERED:
         raise InputError("version", expected="the number of a version", found="none")
-    if (
-        isinstance(number, str) and len(number) <= 20 and number.isdecimal() and number.isascii()
-    ):  # /api writes numbers that JavaScript would round as text
+    # A number that JavaScript would round is text in /api.
+    if isinstance(number, str) and len(number) <= 20 and number.isdecimal() and number.isascii():
         number = int(number)
     if number is not None and (type(number) is not int or not 0 <= number < 1 << 63):
         raise InputError("version", expected="the number of a version", found=repr(number)[:100])

@@ -67,7 +67,7 @@ class TrainerCalls:
 def follows(store: Path, trainer: pb.PublisherStatus) -> bool:
     """Whether the store is the trainer's store, perhaps under another path, or a copy of that store.
 
-    One of these is enough:
+    Returns True if one of these statements is true:
 
     - The trainer names no publisher, because its release is older.
     - The trainer's publisher is the last owner of the store's lock.

@@ -85,7 +85,7 @@ class MultiInference:
 
 
 def examples(request: input_pb2.Input) -> np.ndarray[Any, Any]:
-    """Return the serialised examples. Each follows the serialised context, because a protobuf parser merges the two.
+    """Return the serialised examples, each behind the serialised context, because a protobuf parser merges the two.
 
     Raises InputError.
     """

@@ -174,9 +174,8 @@ def _check_path(where: str, path: str, roots: ReloadRoots | None) -> None:
     if not path.startswith("/") or "\0" in path:
         raise InputError(f"{where}, base_path", expected="an absolute path", found=repr(path))
     if roots is not None:
-        roots.check(
-            f"{where}, base_path", Path(path)
-        )  # before the disk is read, because callers must not learn what exists elsewhere
+        # Check before the disk is read, because callers must not learn which paths exist elsewhere.
+        roots.check(f"{where}, base_path", Path(path))
     try:
         is_there = Path(path).is_dir()
     except OSError:  # the path is too long
