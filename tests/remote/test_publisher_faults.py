@@ -143,7 +143,7 @@ def test_the_store_of_a_publisher_whose_bucket_is_older_is_committed_again(pair:
 
 
 def test_the_address_of_a_publisher_is_read_before_anything_is_made(memory: Path) -> None:
-    with pytest.raises(Exception, match="without a query"):
+    with pytest.raises(Exception, match="without another query"):
         Outgoing("s3://bucket/m?key=secret", keep=5)
     assert [*memory.iterdir()] == []
     assert Bucket(ADDRESS).address == ADDRESS
