@@ -114,6 +114,11 @@ class Mirror:
         self._note("", done)
         return done
 
+    def _heard(self) -> list[float | None]:
+        """Return when each bucket last answered."""
+        sources = [] if self._sources is None else self._sources.buckets
+        return [bucket.answered_at for bucket in [*sources, self._bucket]]
+
     def _check_answers(self) -> None:
         """Raise ConnectionError if the target does not answer yet, because sending a version would be in vain."""
         if self._bucket.look(None) is Answer.UNKNOWN:
@@ -175,7 +180,7 @@ class Mirror:
         wait = busy
         repeats = Repeats()
         while not self.stop.is_set():
-            address = self.status.address
+            address, heard = self.status.address, self._heard()
             try:
                 done = self.run_once()
             except InterruptedError:
@@ -185,7 +190,8 @@ class Mirror:
                     raise
                 if (told := repeats.text(self.describe(error))) is not None:
                     complain(told)
-                wait = min(2 * max(wait, BUSY), _AWAY if self._is_away else _LONGEST)
+                is_silent = any(before == now for before, now in zip(heard, self._heard(), strict=True))
+                wait = min(2 * max(wait, BUSY), _AWAY if is_silent else _LONGEST)
             else:
                 repeats.over()
                 if self.status.address != address:

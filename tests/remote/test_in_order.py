@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from paramsync import Follower, Replica
 from paramsync.errors import SettingsError
-from paramsync.remote import child, copy_note, fleet, in_order
+from paramsync.remote import child, copy_note, fleet, in_order, state
 from paramsync.remote.bucket import Bucket, check_address
 from paramsync.remote.in_order import buckets
 from paramsync.remote.mirror import Mirror
@@ -165,6 +166,38 @@ def test_servers_go_on_with_the_second_region_when_the_first_is_lost(regions: tu
     with Follower(Replica("m", f"{eu.address},{us.address}")) as late:
         late.sync()
         assert serving(late) == 2
+
+
+class Waits(threading.Event):
+    """Ends a mirror at its fourth wait, instead of waiting."""
+
+    def __init__(self, stop: threading.Event) -> None:
+        super().__init__()
+        self._stop = stop
+        self.seconds: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout or 0.0)
+        if len(self.seconds) == 4:
+            self._stop.set()
+        return False
+
+
+@pytest.mark.parametrize("is_away", [True, False])
+def test_a_bucket_that_answers_nothing_is_asked_soon_and_one_that_fails_less_and_less(
+    source: Pair, regions: tuple[Region, Region], is_away: bool
+) -> None:
+    eu, _ = regions
+    source.publish(1)
+    publish(source, 2, eu)
+    with Mirror(eu.address, str(source.folder / "here"), stop=(stop := threading.Event())) as follower:
+        follower.news = waits = Waits(stop)
+        eu.is_away = is_away
+        eu.proxy.choose = lambda method, path: (
+            "request lost" if is_away else "" if path.endswith(state.NAME) else "503 instead"
+        )
+        follower.run(lambda done: None, lambda reason: None)
+    assert (max(waits.seconds) < 1) == is_away, waits.seconds
 
 
 @pytest.mark.parametrize(
