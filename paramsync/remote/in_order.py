@@ -60,6 +60,7 @@ class InOrder:
                 self._problems.pop(bucket, None)
                 self._pauses.pop(bucket, None)
                 return done
+        self._pauses.clear()  # whichever is back first, the first bucket is asked first
         if len(self.buckets) == 1:
             raise errors[0]
         kind = ConnectionError if any(isinstance(error, ConnectionError) for error in errors) else RemoteError

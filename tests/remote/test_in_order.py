@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from obstore.store import MemoryStore
 
 from paramsync import Follower, Replica
 from paramsync.errors import SettingsError
 from paramsync.remote import child, copy_note, fleet, in_order, state
 from paramsync.remote.bucket import Bucket, check_address
-from paramsync.remote.in_order import buckets
+from paramsync.remote.in_order import InOrder, buckets
 from paramsync.remote.mirror import Mirror
 from paramsync.remote.transfer import Transfer
 from paramsync.remote.upload import Upload
@@ -198,6 +199,26 @@ def test_a_bucket_that_answers_nothing_is_asked_soon_and_one_that_fails_less_and
         )
         follower.run(lambda done: None, lambda reason: None)
     assert (max(waits.seconds) < 1) == is_away, waits.seconds
+
+
+def test_a_bucket_that_failed_is_asked_last_for_a_while_unless_all_failed() -> None:
+    both = [Bucket(f"s3://{name}/m", store=MemoryStore()) for name in ("eu", "us")]
+    order, asked, away = InOrder(both, clock=lambda: 0.0), list[Bucket](), set[Bucket]()
+
+    def ask(bucket: Bucket) -> Bucket:
+        asked.append(bucket)
+        if bucket in away:
+            raise ConnectionError
+        return bucket
+
+    away.add(both[0])
+    assert [order.first(ask), order.first(ask)] == [both[1], both[1]]
+    assert asked == [both[0], both[1], both[1]]
+    away.add(both[1])
+    with pytest.raises(ConnectionError):
+        order.first(ask)
+    away.clear()
+    assert order.first(ask) is both[0]
 
 
 @pytest.mark.parametrize(
