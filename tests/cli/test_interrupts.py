@@ -111,8 +111,8 @@ def trace(frame, *_):
         signal.raise_signal(signal.SIGTERM)
 
 with {name}() as found:
+    sys.settrace(trace)
     for event in found if isinstance(found, tuple) else [found]:
-        sys.settrace(trace)
         assert event.wait({patience})
 """
 
