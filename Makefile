@@ -12,6 +12,7 @@ STORES := $(VENV)/stores
 SCHEMAS := $(VENV)/schemas
 MODELS := gateway-api@2.0.0 argo-rollouts@2.0.0 prometheus-operator@6.0.0
 AZURITE := 3.37.0
+RAY := tests/system/test_ray.py
 TO ?= build/bench
 OF ?= index
 LOCK ?= requirements.lock
@@ -76,7 +77,8 @@ memory: $(READY)  ## the tests of stores once more with files in memory (tmpfs)
 		--basetemp "$$folder/tests" -o tmp_path_retention_policy=failed $(ARGS)
 
 slow: $(READY) browser buckets gateway schemas ray  ## the long tests: a browser, Docker where there is an engine, memory, campaigns in their short form
-	$(PYTEST) -m "(slow or docker) and not promise" -n 2 --dist loadfile $(ARGS)
+	$(PYTEST) -m "(slow or docker) and not promise" -n 2 --dist loadfile --ignore $(RAY) $(ARGS)
+	$(PYTEST) -m slow $(RAY) $(ARGS) || test $$? = 5 # alone, because Ray gives a node 30 seconds to start; 5: ARGS select none
 
 browser:  ## Debian's Chromium, for the tests of the page; installs it where it is not there, as root
 	@tests/support/browser_deps
