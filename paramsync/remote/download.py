@@ -84,7 +84,7 @@ class Download:
             raise StoreError(path, f"another mirror copies into it ({error.owner}): {advice}") from error
         self._written = copy_note.read(path)
         self._noted = self._note_file()
-        bucket.answered_at = copy_note.answered_at(path)
+        bucket.answered_at = self._answered_at = copy_note.answered_at(path)
         note = self._note = self._written or CopyNote(bucket.address)
         self._followed = {note.address: (note.epoch, note.sequence)}  # the last state of each bucket, by its address
         self._tag: str | None = None
@@ -128,10 +128,13 @@ class Download:
     @property
     def _wanted(self) -> list[Listed]:
         """The versions that should be here, the most important first."""
-        if self._seen is None or self._seen.wanted is None:
+        if self._seen is None:
+            return []
+        is_first = self._bucket is self._first_bucket  # a pin in another bucket pins no follower
+        if (wanted := self._seen.wanted if is_first else self._seen.newest) is None:
             return []
         chosen = [listed for listed in self._seen.versions if listed.number in self._chosen]
-        return list(dict.fromkeys([self._seen.wanted, *chosen]))
+        return list(dict.fromkeys([wanted, *chosen]))
 
     @property
     def _chosen(self) -> Collection[int]:
@@ -265,21 +268,14 @@ class Download:
     def note(self, status: BucketStatus) -> None:
         """Write the note in the copy: the status, operators' choices, and the last state that this mirror followed."""
         self._note = replace(self._note, reason=status.reason, status=status.ageless())
-        if (state := self._seen) is not None and self._bucket is self._first_bucket:
-            self._note = replace(
-                self._note,
-                pinned=state.pinned,
-                labels=dict(state.labels),
-                move=state.move,
-                ended=state.ended,
-                ended_at=state.ended_at,
-            )
         if not status.reason and self._note_file() != self._noted:  # another program removed it, or cut it
             self._written = None
         self._write_note()
 
     def _write_note(self) -> None:
-        answered_at = self._bucket.answered_at
+        if (now := self._bucket.answered_at) is not None:  # a bucket that never answered must not reset the time
+            self._answered_at = now
+        answered_at = self._answered_at
         if self._note != self._written:
             self._note.write(self._store.path, answered_at)
             self._noted = self._note_file()
@@ -312,7 +308,19 @@ class Download:
         self._refused = {number: pause for number, pause in self._refused.items() if number in numbers}
         address = self._bucket.address
         self._followed[address] = state.epoch, state.sequence
-        self._note = replace(note, address=address, run=state.run, epoch=state.epoch, sequence=state.sequence)
+        self._note = replace(self._note, run=state.run)
+        if self._bucket is self._first_bucket:  # a restarted mirror must know the choices and the last state there
+            self._note = replace(
+                self._note,
+                address=address,
+                epoch=state.epoch,
+                sequence=state.sequence,
+                pinned=state.pinned,
+                labels=dict(state.labels),
+                move=state.move,
+                ended=state.ended,
+                ended_at=state.ended_at,
+            )
         if not note.run:  # the copy must name its run before it contains a version of that run
             self._write_note()
 

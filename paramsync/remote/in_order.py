@@ -22,9 +22,10 @@ def addresses(text: str) -> list[str]:
 def buckets(text: str) -> list[Bucket]:
     """Return the buckets at these addresses. Raises SettingsError."""
     found = addresses(text)
-    if len({address.rstrip("/") for address in found}) < len(found):
+    made = [Bucket(address, patience=_PATIENCE if len(found) > 1 else None) for address in found]
+    if len({bucket.address for bucket in made}) < len(made):  # checked last, because a wrong address may have a secret
         raise SettingsError(f"expected different addresses, found {text!r}")
-    return [Bucket(address, patience=_PATIENCE if len(found) > 1 else None) for address in found]
+    return made
 
 
 class InOrder:

@@ -5,6 +5,7 @@ It polls the source: a look is one check for a new version.
 
 from __future__ import annotations
 
+import operator
 import random
 import tempfile
 import threading
@@ -114,10 +115,11 @@ class Mirror:
         self._note("", done)
         return done
 
-    def _heard(self) -> list[float | None]:
-        """Return when each bucket last answered."""
-        sources = [] if self._sources is None else self._sources.buckets
-        return [bucket.answered_at for bucket in [*sources, self._bucket]]
+    def _heard(self) -> list[float]:
+        """Return when any source last answered, and when the target did, if these are buckets."""
+        sides = [] if self._sources is None else [self._sources.buckets]
+        sides += [] if self._up is None else [[self._bucket]]
+        return [max(bucket.answered_at or 0.0 for bucket in side) for side in sides]
 
     def _check_answers(self) -> None:
         """Raise ConnectionError if the target does not answer yet, because sending a version would be in vain."""
@@ -190,7 +192,7 @@ class Mirror:
                     raise
                 if (told := repeats.text(self.describe(error))) is not None:
                     complain(told)
-                is_silent = any(before == now for before, now in zip(heard, self._heard(), strict=True))
+                is_silent = self._is_away and any(map(operator.eq, heard, self._heard()))
                 wait = min(2 * max(wait, BUSY), _AWAY if is_silent else _LONGEST)
             else:
                 repeats.over()

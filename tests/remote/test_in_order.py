@@ -15,6 +15,7 @@ from paramsync.remote import child, copy_note, fleet, in_order, state
 from paramsync.remote.bucket import Bucket, check_address
 from paramsync.remote.in_order import InOrder, buckets
 from paramsync.remote.mirror import Mirror
+from paramsync.remote.protocol import Found
 from paramsync.remote.transfer import Transfer
 from paramsync.remote.upload import Upload
 from paramsync.store.store import Store
@@ -128,6 +129,61 @@ def test_what_operators_chose_in_the_first_bucket_stays_while_the_second_is_foll
         assert note is not None
         assert note.pinned == 1
         assert [version.number for version in Store(target).versions()] == [1, 2]
+        us.is_away = True
+        with pytest.raises(ConnectionError):
+            follower.run_once()
+        assert ((note := copy_note.read(target)) and note.pinned) == 1
+
+
+def test_two_buckets_that_are_both_away_do_not_reset_when_a_bucket_answered(
+    source: Pair, regions: tuple[Region, Region], tmp_path: Path
+) -> None:
+    eu, us = regions
+    target = tmp_path / "here"
+    publish(source, 1, eu)
+    with Mirror(f"{eu.address},{us.address}", str(target)) as follower:
+        fetch(follower)
+        before = copy_note.answered_at(target)
+        eu.is_away = us.is_away = True
+        with pytest.raises(ConnectionError):
+            follower.run_once()
+        assert copy_note.answered_at(target) == before is not None
+
+
+def test_a_restart_after_the_second_bucket_was_followed_ignores_an_older_state_of_the_first(
+    source: Pair, regions: tuple[Region, Region], tmp_path: Path
+) -> None:
+    eu, us = regions
+    target = tmp_path / "here"
+    with Mirror(eu.address, us.address) as relay:
+        publish(source, 1, eu, relay)
+    bucket = Bucket(eu.address)
+    old = bucket.read()
+    assert isinstance(old, Found)
+    fleet.choose(eu.address, fleet.pin(eu.address, 1))
+    with Mirror(f"{eu.address},{us.address}", str(target)) as follower:
+        fetch(follower)
+        eu.is_away = True
+        follower.run_once()
+    eu.is_away = False
+    bucket.put(state.NAME, old.content)
+    with Mirror(f"{eu.address},{us.address}", str(target)) as follower:
+        follower.run_once()
+        assert follower.status.address == us.address
+        assert ((note := copy_note.read(target)) and note.pinned) == 1
+
+
+def test_a_pin_in_the_second_bucket_keeps_no_version_from_followers_of_the_first(
+    source: Pair, regions: tuple[Region, Region], tmp_path: Path
+) -> None:
+    eu, us = regions
+    with Mirror(eu.address, us.address) as relay, Mirror(f"{eu.address},{us.address}", str(tmp_path / "h")) as follower:
+        publish(source, 1, eu, relay)
+        fetch(follower)
+        fleet.choose(us.address, fleet.pin(us.address, 1))
+        publish(source, 2, eu, relay)
+        eu.is_away = True
+        assert fetch(follower).version.number == 2
 
 
 def test_a_second_bucket_with_another_training_is_not_followed(
@@ -201,6 +257,39 @@ def test_a_bucket_that_answers_nothing_is_asked_soon_and_one_that_fails_less_and
     assert (max(waits.seconds) < 1) == is_away, waits.seconds
 
 
+def test_a_second_bucket_that_fails_reads_is_asked_less_and_less_while_the_first_is_away(
+    source: Pair, regions: tuple[Region, Region]
+) -> None:
+    eu, us = regions
+    publish(source, 1, us)
+    here = str(source.folder / "here")
+    with Mirror(f"{eu.address},{us.address}", here, stop=(stop := threading.Event())) as follower:
+        follower.news = waits = Waits(stop)
+        eu.is_away = True
+        us.proxy.choose = lambda method, path: "" if path.endswith(state.NAME) else "503 instead"
+        follower.run(lambda done: None, lambda reason: None)
+    assert max(waits.seconds) > 1, waits.seconds
+
+
+def test_a_target_that_fails_writes_is_asked_less_and_less_while_the_first_source_is_away(
+    source: Pair, regions: tuple[Region, Region], seaweedfs: SeaweedFs, folder: str
+) -> None:
+    eu, us = regions
+    asia = Region(seaweedfs, f"{folder}-asia")
+    publish(source, 1, us)
+    with (
+        asia.proxy,
+        Mirror(f"{eu.address},{us.address}", asia.address, stop=(stop := threading.Event())) as relay,
+    ):
+        eu.is_away = True
+        relay.run_once()
+        publish(source, 2, us)
+        relay.news = waits = Waits(stop)
+        asia.proxy.choose = lambda method, path: "" if method == "GET" else "503 instead"
+        relay.run(lambda done: None, lambda reason: None)
+    assert max(waits.seconds) > 1, waits.seconds
+
+
 def test_a_bucket_that_failed_is_asked_last_for_a_while_unless_all_failed() -> None:
     both = [Bucket(f"s3://{name}/m", store=MemoryStore()) for name in ("eu", "us")]
     order, asked, away = InOrder(both, clock=lambda: 0.0), list[Bucket](), set[Bucket]()
@@ -236,6 +325,12 @@ def test_addresses_in_order_are_different_and_of_buckets(text: str, reason: str)
             buckets(text)
     else:
         assert [bucket.address for bucket in buckets(text)] == text.split(",")
+
+
+def test_no_secret_of_two_equal_addresses_is_shown() -> None:
+    with pytest.raises(SettingsError, match="without another query") as raised:
+        buckets("s3://eu/m?key=hidden,s3://eu/m?key=hidden")
+    assert "hidden" not in str(raised.value)
 
 
 @pytest.mark.parametrize(
