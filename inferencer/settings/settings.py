@@ -33,7 +33,7 @@ class ModelSettings:
 
     `inputs` and `outputs` name tensors, for checkpoints of TensorFlow's Saver; `graph` is the path of a graph, for
     checkpoints without a graph. `labels` are set at the start, unless other labels are remembered. A fresh sync asks
-    `trainer` to publish. If `latest` is given, so many of the newest versions stay in memory. Otherwise the `resident`
+    `trainer` to publish. If `latest` is given, the `latest` newest versions stay in memory. Otherwise the `resident`
     versions that served last stay in memory. If `trust` names files of public keys, only versions signed with one of
     these keys are served. With `serve_damaged`, a damaged version keeps answering if there is no other version.
     """

@@ -12,7 +12,7 @@ from paramsync.status import Event, EventKind, Status
 from ..protocols.page.messages import maybe_number, number, of_metrics, of_status, short
 
 MOST_VERSIONS = 400
-_NEWEST = 200  # so many of the newest versions are never thinned out
+_NEWEST = 200  # how many of the newest versions are never thinned out
 MOST_HAPPENED = 200
 MOST_SAMPLES = 300
 _MOST_LABELS = 16  # most changed labels that one look reports

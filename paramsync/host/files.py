@@ -169,7 +169,7 @@ def is_of_the_file(error: OSError) -> bool:
 
 
 def unread(path: Path, expected: str, error: OSError) -> CorruptCheckpointError | UnreadableError:
-    """Return the error to raise if a required file cannot be read. `expected` says what it should contain."""
+    """Return the error to raise if a required file cannot be read. `expected` describes the contents of a good file."""
     why = error.strerror or str(error)
     if is_of_the_file(error):
         return CorruptCheckpointError(path, expected=expected, found=why)

@@ -1,4 +1,4 @@
-"""A Graph checks what it is given, and refuses a file that is not what it says; two Graphs become one."""
+"""A Graph checks its inputs and refuses a damaged file; two Graphs can be joined."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_what_we_write_is_what_tensorflow_and_we_read(dtype: tf.DType, shape: tu
 
 
 def forms(dtype: tf.DType) -> dict[str, dict[str, Any]]:
-    """Ways to send values, by what they are called: all fields at once, so that each dtype finds its own."""
+    """Return fields of messages by form. `one` and `two` fill all fields, so that each dtype finds its own field."""
     ones: dict[str, Any] = {
         "half_val": [15360],
         "float_val": [1.5],

@@ -153,7 +153,7 @@ def test_one_whose_channel_is_closed_is_killed_and_a_template_that_ended_leaves_
     eventually(lambda: child.exit_code() == -signal.SIGKILL, lambda: "it to end")
     assert fault_of(child.fault("calling the graph")) is Fault.THE_MACHINES  # no version is blamed
     assert _pidfds() <= open_before
-    child.kill()  # which is nothing to whoever has the number by now
+    child.kill()  # must not kill another process that got the same number
     before = template._socket
     os.kill(template._process.pid, signal.SIGKILL)
     eventually(lambda: template.has_ended, lambda: "the template to end")

@@ -223,7 +223,7 @@ def test_a_file_that_was_closed_before_it_was_removed_ends_nothing() -> None:
         loop = asyncio.get_running_loop()
         here, there = socket.socketpair()
         file = here.fileno()
-        with socket.socket(fileno=os.dup(file)), there:  # a copy keeps it open, and among those that are looked at
+        with socket.socket(fileno=os.dup(file)), there:  # the copy keeps the socket open, and epoll watches it
             loop.add_reader(file, here.recv, 1)
             here.close()
             loop.remove_reader(file)
