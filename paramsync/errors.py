@@ -148,6 +148,10 @@ class EmptiedError(RemoteError):
         super().__init__("the state object is gone: somebody emptied the bucket; publish to another address")
 
 
+class NotFollowedError(RemoteError):
+    """The state of a bucket is gone, older than a follower's copy, or of another training run."""
+
+
 class FencedError(RemoteError):
     """Another publisher of the same bucket has replaced this publisher."""
 

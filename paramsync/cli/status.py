@@ -88,7 +88,10 @@ def _ask(inferencer: Inferencer, model: str) -> pb.GetStatusResponse:
     if not is_address(model):
         return inferencer.report(model)
     answer = inferencer.report()
-    followers = [status for status in answer.models if status.bucket.address == model.rstrip("/")]
+    named = model.rstrip("/")
+    followers = [
+        status for status in answer.models if named in (status.bucket.address, *status.bucket.addresses.split(","))
+    ]
     if not followers:
         raise CallError(f"inferencer at {inferencer.address} serves no model from {model}", "NOT_FOUND")
     return pb.GetStatusResponse(models=followers, workers=answer.workers)

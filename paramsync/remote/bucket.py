@@ -101,7 +101,8 @@ class Bucket:
     def __init__(self, address: str, *, store: Any = None, patience: float | None = None) -> None:
         """`store` is an obstore object to use; by default one is made from the address.
 
-        `patience` limits the seconds that a look at the state may take. It is for a bucket that another can replace.
+        `patience` limits the seconds that a look at the state may take, and those without a byte of any other answer.
+        It is for a bucket that another can replace.
 
         Raises SettingsError if the address cannot be used or obstore is not installed.
         """
@@ -132,10 +133,15 @@ class Bucket:
             return store or from_url(url, retry_config=retries, client_options=options, **place)
 
         self._connect = connect
-        limits = {} if patience is None else {"timeout": f"{patience:g}s", "connect_timeout": f"{patience:g}s"}
         try:
-            self._store = self._sender = connect(self._stalled)
-            self._looker = connect(self._stalled, _NO_RETRIES, **limits)
+            if patience is None:
+                self._store = self._sender = connect(self._stalled)
+                self._looker = connect(self._stalled, _NO_RETRIES)
+            else:
+                limit = {"connect_timeout": f"{patience:g}s"}
+                few = {**_RETRIES, "retry_timeout": timedelta(seconds=patience)}
+                self._store = self._sender = connect(patience, few, **limit)
+                self._looker = connect(patience, _NO_RETRIES, timeout=f"{patience:g}s", **limit)
         except (self._errors.BaseError, ValueError) as error:
             raise SettingsError(f"{self.address}: {reasons.reason(error, self._prefix)}") from error
 

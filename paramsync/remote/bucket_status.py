@@ -53,6 +53,8 @@ def stages(copied: Any) -> dict[str, float]:
 class BucketStatus:
     """The status of a mirror between a local store and a bucket. Counts are since the mirror started.
 
+    address        the address that is followed at present
+    addresses      of all buckets with the same versions, in order, separated by commas
     reason         why versions are not copied at present; "" while they are
     over           whether the mirror ended for good: another publisher has begun, or somebody emptied the bucket
     answered_at    when the bucket last answered, in seconds since the epoch
@@ -74,6 +76,7 @@ class BucketStatus:
     whole_bytes: int = 0
     delta_bytes: int = 0
     failures: int = 0
+    addresses: str = ""
     clock: str = ""
 
     def ageless(self) -> BucketStatus:

@@ -28,7 +28,7 @@ from pathlib import Path
 from paramsync.errors import RemoteError, SettingsError
 from paramsync.remote.bucket import Bucket, check_keep, is_address
 from paramsync.remote.bucket_status import BucketStatus, Copied, from_values
-from paramsync.remote.in_order import buckets
+from paramsync.remote.in_order import addresses, buckets
 
 _log = logging.getLogger("paramsync.mirror")
 
@@ -215,11 +215,13 @@ def _make(cache: Path) -> None:
 def cache_of(address: str, folder: Path | None = None) -> Path:
     """Return the directory of this user's local copy of an address, in `folder` or else in memory.
 
-    The path depends only on the address, so a restarted server can serve the copy before the bucket answers.
+    The path depends only on the address, so a restarted server can serve the copy before the bucket answers. The order
+    of several addresses does not matter.
     """
     if folder is None:
         folder = memory() / f"paramsync-{os.getuid()}"
-    return folder / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16]
+    name = ",".join(sorted(each.rstrip("/") for each in addresses(address)))
+    return folder / hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def follow(address: str, owner: object, folder: Path | None = None, *, trainer: str | None = None) -> Path:

@@ -10,10 +10,11 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ from paramsync.dtypes import Array
 from paramsync.errors import (
     CorruptCheckpointError,
     EmptiedError,
+    NotFollowedError,
     ParameterError,
     ParamsyncError,
     RemoteError,
@@ -65,6 +67,28 @@ class _LostError(Exception):
         self.error = error
 
 
+@dataclass(slots=True)
+class _View:
+    """What a mirror knows of one bucket.
+
+    state      the last state that was read and accepted
+    followed   epoch and sequence of that state; known after a restart, too, for the first bucket
+    tag        its tag
+    looked_at  when the last successful look at the state began
+    bad        names of deltas that arrived damaged
+    refused    when to retry a version that arrived damaged, and the pause, by its number
+    lost       number of the version that left the bucket while it was fetched last
+    """
+
+    state: State | None = None
+    followed: tuple[int, int] = (0, 0)
+    tag: str | None = None
+    looked_at: float | None = None
+    bad: set[str] = field(default_factory=set)
+    refused: dict[int, tuple[float, float]] = field(default_factory=dict)
+    lost: int | None = None
+
+
 class Download:
     """Copies versions from a bucket for followers. Writes nothing into the bucket. One thread owns it."""
 
@@ -86,25 +110,19 @@ class Download:
         self._noted = self._note_file()
         bucket.answered_at = self._answered_at = copy_note.answered_at(path)
         note = self._note = self._written or CopyNote(bucket.address)
-        self._followed = {note.address: (note.epoch, note.sequence)}  # the last state of each bucket, by its address
-        self._tag: str | None = None
+        self._views = {note.address: _View(followed=(note.epoch, note.sequence))}  # by address
+        self._view = self._views.setdefault(bucket.address, _View())
         self._seen: State | None = None
         self._base: tuple[Version, Bundle] | None = None  # the last commit of this writer
-        self._bad: set[str] = set()  # names of deltas that arrived damaged
-        self._refused: dict[int, tuple[float, float]] = {}  # when to retry a version that arrived damaged, and pause
-        self._lost: int | None = None  # number of the version that left the bucket while it was fetched last
         self._between = between
         self._here: dict[int, Version] = {}  # the versions of the local store, by number, at the last look
         self._sound: dict[int, frozenset[FileStamp]] = {}  # files of the local versions that were written or verified
-        self._looked_at: float | None = None  # when the last successful look at the state began
         self.clock = ""
         """How this host's clock differs from the bucket's; "" if it does not differ much."""
 
     def turn_to(self, bucket: Bucket) -> None:
         """Follow another bucket with the same versions. Operators' choices remain those in the first bucket."""
-        if bucket is not self._bucket:
-            self._bucket, self._tag, self._looked_at = bucket, None, None
-            self._bad, self._refused, self._lost = set(), {}, None
+        self._bucket, self._view = bucket, self._views.setdefault(bucket.address, _View())
 
     def close(self) -> None:
         self._base = None
@@ -121,29 +139,34 @@ class Download:
         if self._seen is None:
             return ()
         newest, wanted = max(self._here, default=-1), set(self._wanted)
-        if self._seen.pinned is None:
+        if self._note.pinned is None:
             wanted.update(listed for listed in self._seen.versions if listed.number > newest)
         return tuple([listed for listed in self._seen.versions if listed in wanted and listed.number not in self._here])
 
     @property
     def _wanted(self) -> list[Listed]:
         """The versions that should be here, the most important first."""
-        if self._seen is None:
+        if self._seen is None or self._seen.newest is None:
             return []
-        is_first = self._bucket is self._first_bucket  # a pin in another bucket pins no follower
-        if (wanted := self._seen.wanted if is_first else self._seen.newest) is None:
-            return []
-        chosen = [listed for listed in self._seen.versions if listed.number in self._chosen]
-        return list(dict.fromkeys([wanted, *chosen]))
+        listed = {listed.number: listed for listed in self._seen.versions}
+        wanted = self._seen.newest if self._note.pinned is None else listed.get(self._note.pinned)
+        if wanted is None and self._bucket is not self._first_bucket:
+            wanted = self._seen.newest  # a new server can serve nothing else
+        chosen = [listed[number] for number in sorted(self._chosen & listed.keys())]
+        return list(dict.fromkeys([*filter(None, [wanted]), *chosen]))
 
     @property
-    def _chosen(self) -> Collection[int]:
+    def _chosen(self) -> set[int]:
         """The versions that operators chose, which stay here."""
-        if self._seen is None or self._between:
-            return ()
-        if self._bucket is self._first_bucket:
-            return self._seen.chosen
-        return {*self._note.labels.values(), *(() if self._note.pinned is None else (self._note.pinned,))}
+        note = self._note
+        return set() if self._between else states.chosen(note.pinned, note.labels, note.move)
+
+    @property
+    def choices(self) -> dict[str, Any]:
+        """The choices of operators in the first bucket, in the form of a state."""
+        move = {} if self._note.move is None else {"move": asdict(self._note.move)}
+        choices = {"pinned": self._note.pinned, "labels": dict(self._note.labels), **move}
+        return {name: choice for name, choice in choices.items() if choice not in (None, {})}
 
     @property
     def newest(self) -> int | None:
@@ -158,7 +181,7 @@ class Download:
         if the state is gone, and errors of the local store. A later call tries again.
         """
         began = time.time()
-        found = self._bucket.look(self._tag)
+        found = self._bucket.look(self._view.tag)
         if found is Answer.UNKNOWN:
             raise ConnectionError(f"{self._bucket.address}: {self._bucket.last_error}")
         if isinstance(found, Answer):
@@ -166,11 +189,11 @@ class Download:
                 raise EmptiedError
             return None
         if found is not None:
-            if found.written_at is not None and self._looked_at is not None and found.tag != self._tag:
-                self.clock = wrong_clock(found.written_at, self._looked_at, time.time())
+            if found.written_at is not None and self._view.looked_at is not None and found.tag != self._view.tag:
+                self.clock = wrong_clock(found.written_at, self._view.looked_at, time.time())
             self._look(states.from_json(found.content))
-            self._tag = found.tag
-        self._looked_at = began
+            self._view.tag = found.tag
+        self._seen, self._view.looked_at = self._view.state, began
         here = self._here = {version.number: version for version in self._writer.versions()}
         self._sound = {number: stamps for number, stamps in self._sound.items() if number in here}
         self._check_newest(max(here, default=-1))
@@ -182,8 +205,8 @@ class Download:
             listed = self._first(listed)
             done = self.fetch(listed)
         except FileNotFoundError as error:  # deleted since the state was read: a newer state will name a newer version
-            self._tag = None
-            before, self._lost = self._lost, listed.number
+            self._view.tag = None
+            before, self._view.lost = self._view.lost, listed.number
             if before is None:
                 return None
             self._refuse(listed)
@@ -192,7 +215,7 @@ class Download:
         except RemoteError:
             self._refuse(listed)
             raise
-        self._here[listed.number], self._lost = done.version, None
+        self._here[listed.number], self._view.lost = done.version, None
         if listed.number not in here:
             return done
         damage = f"version {listed.number} was damaged in {self._store.path}, and came again"
@@ -221,24 +244,25 @@ class Download:
         return first
 
     def _check_newest(self, local: int) -> None:
-        """Raise RemoteError if the bucket's newest version is older than the local version."""
-        if self.newest is not None and self.newest < local:
+        """Raise NotFollowedError if the bucket's newest version is older than the local version."""
+        if (-1 if self.newest is None else self.newest) < local:
+            newest = "no version" if self.newest is None else f"version {self.newest}"
             if self._bucket is not self._first_bucket:
-                raise RemoteError(f"the newest version there is {self.newest}, which is older than {local} here")
-            found = f"version {local} here and version {self.newest} in the bucket"
+                raise NotFollowedError(f"the bucket is older: found version {local} here and {newest} there")
+            found = f"version {local} here and {newest} in the bucket"
             advice = f"remove {self._store.path} to follow the bucket from its beginning"
-            raise RemoteError(f"the bucket has an older state, or another run: found {found}; {advice}")
+            raise NotFollowedError(f"the bucket has an older state, or another run: found {found}; {advice}")
 
     def _waits(self, listed: Listed) -> bool:
         """Whether this version arrived damaged and its pause is not over."""
-        return listed.number in self._refused and time.monotonic() < self._refused[listed.number][0]
+        return listed.number in self._view.refused and time.monotonic() < self._view.refused[listed.number][0]
 
     def _refuse(self, listed: Listed) -> None:
         """Set the pause after which a damaged version is fetched again. It doubles with each failure."""
-        before = self._refused.get(listed.number)
+        before = self._view.refused.get(listed.number)
         pause = _FIRST_PAUSE if before is None else min(2 * before[1], _LAST_PAUSE)
-        self._refused[listed.number] = time.monotonic() + pause, pause
-        self._bad = self._bad if before is None else set()
+        self._view.refused[listed.number] = time.monotonic() + pause, pause
+        self._view.bad = self._view.bad if before is None else set()
 
     def _is_sound(self, version: Version | None) -> bool:
         """Whether the local store has this version, undamaged. Verifies a version once, and when its files change."""
@@ -291,36 +315,38 @@ class Download:
         return None
 
     def _look(self, state: State) -> None:
-        """Accept a state as the last one seen. Raises RemoteError if it must not be followed."""
+        """Accept a state as the last one seen. Raises NotFollowedError if it must not be followed."""
         if self._written is not None and self._note_file() is None:  # an operator removed the note to allow another run
             self._note, self._written = CopyNote(self._bucket.address), None
-            self._followed.clear()
+            for view in self._views.values():
+                view.followed = (0, 0)
         note = self._note
         if note.run not in ("", state.run):
             found = f"expected versions of run {note.run[:8]}, found those of run {state.run[:8]}"
             advice = f"empty {self._between} and restart this mirror" if self._between else f"remove {self._store.path}"
             advice = f"; {advice} to follow these" if self._bucket is self._first_bucket else ""
-            raise RemoteError(f"another training began there: {found}{advice}")
-        if protocol.is_older(state, *self._followed.get(self._bucket.address, (0, 0))):
-            raise RemoteError(f"{states.NAME}: somebody brought an older state back; ignored")
-        self._seen = state
+            raise NotFollowedError(f"another training began there: {found}{advice}")
+        if protocol.is_older(state, *self._view.followed):
+            raise NotFollowedError(f"{states.NAME}: somebody brought an older state back; ignored")
+        self._seen = self._view.state = state
         numbers = [listed.number for listed in state.versions]
-        self._refused = {number: pause for number, pause in self._refused.items() if number in numbers}
+        self._view.refused = {number: pause for number, pause in self._view.refused.items() if number in numbers}
         address = self._bucket.address
-        self._followed[address] = state.epoch, state.sequence
+        self._view.followed = state.epoch, state.sequence
         self._note = replace(self._note, run=state.run)
-        if self._bucket is self._first_bucket:  # a restarted mirror must know the choices and the last state there
+        is_first = self._bucket is self._first_bucket
+        if is_first:  # a restarted mirror must know the last state there
             self._note = replace(
                 self._note,
                 address=address,
                 epoch=state.epoch,
                 sequence=state.sequence,
-                pinned=state.pinned,
-                labels=dict(state.labels),
-                move=state.move,
                 ended=state.ended,
                 ended_at=state.ended_at,
             )
+        if is_first or not note.epoch:  # until the first bucket answers, its choices are those that a copy carries
+            by = state if is_first else state.of_source
+            self._note = replace(self._note, pinned=by.pinned, labels=dict(by.labels), move=by.move)
         if not note.run:  # the copy must name its run before it contains a version of that run
             self._write_note()
 
@@ -361,8 +387,8 @@ class Download:
                     self._sound.pop(edges[0].base, None)  # a bit may flip although no stamp changes
                 if kind == "delta" and not self._is_sound(self._here.get(edges[0].base)):
                     self._base = None  # the next version must not reuse its tensors
-                elif self._bad.isdisjoint(names):  # any of these deltas may be damaged
-                    self._bad |= names
+                elif self._view.bad.isdisjoint(names):  # any of these deltas may be damaged
+                    self._view.bad |= names
             else:
                 seconds = time.monotonic() - begun
                 size = tensors.size_of(packed)
@@ -379,10 +405,10 @@ class Download:
         self._here = {version.number: version for version in self._store.versions()}
         here = {base: version.checksum for base, version in self._here.items() if base < number}
         fit = [edge for edge in manifest.edges if here.get(edge.base, edge.checksum) == edge.checksum]
-        way = manifests.route([edge for edge in fit if edge.name not in self._bad], here, number, most=size)
+        way = manifests.route([edge for edge in fit if edge.name not in self._view.bad], here, number, most=size)
         if way is not None:
             yield "delta", way
-        sound = [edge for edge in manifest.edges if edge.name not in self._bad]
+        sound = [edge for edge in manifest.edges if edge.name not in self._view.bad]
         way = manifests.route(sound, [manifest.whole.number], number, most=size + 1)
         if way is not None:
             yield "whole", way
@@ -436,7 +462,7 @@ class Download:
         try:
             tensors.advance(entry, changed, start, source, place)
         except ValueError as error:
-            self._bad.add(of)
+            self._view.bad.add(of)
             raise RemoteError(f"{of}: {error}") from error
 
     def _read_whole(
@@ -458,7 +484,7 @@ class Download:
         try:
             return tensors.blocks(entries, content)
         except ValueError as error:
-            self._bad.add(edge.name)
+            self._view.bad.add(edge.name)
             raise RemoteError(f"{edge.name}: {error}") from error
 
     def _gather(self, edge: Edge) -> memoryview:

@@ -11,16 +11,17 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
-from paramsync.errors import EmptiedError, FencedError, ParamsyncError, RemoteError, SettingsError
+from paramsync.errors import EmptiedError, FencedError, NotFollowedError, ParamsyncError, RemoteError, SettingsError
 from paramsync.host.files import Repeats
 from paramsync.remote.bucket import Bucket, check_address, check_keep, is_address, naming
 from paramsync.remote.bucket_status import BucketStatus, Copied
 from paramsync.remote.download import Download
-from paramsync.remote.in_order import InOrder, buckets
+from paramsync.remote.in_order import InOrder, NoVersionError, buckets
 from paramsync.remote.protocol import Answer
 from paramsync.remote.transfer import Transfer
 from paramsync.remote.upload import Claim, Upload
@@ -30,7 +31,7 @@ BUSY, IDLE = 0.1, 2.0  # least and most seconds between two looks
 _AWAY = 0.75  # most seconds between two looks at a bucket that does not answer, so that versions soon come again
 _LOCAL = 0.02  # replaces BUSY for a local source, because a look there costs no request
 _SHARE = 1 / 16  # the time between two looks, as a share of the time since the last version
-_LONGEST = 15.0  # most seconds between two attempts after failures, while the bucket answers
+_LONGEST = 12.0  # most seconds between two attempts after failures, while the bucket answers; at random 3 more
 _END_SECONDS = 50.0  # how long to retry copying the last version at the end of training
 _RANDOM = random.SystemRandom()
 
@@ -91,7 +92,9 @@ class Mirror:
         if is_address(target):
             self._bucket = Bucket(target)
             self._up = Upload(Store(folder), self._bucket, keep=keep, stop=self.stop, claim=claim)
-        self.status = BucketStatus(address=self._bucket.address)
+        every = [self._bucket] if self._sources is None or self._up is not None else self._sources.buckets
+        addresses = ",".join(bucket.address for bucket in every)
+        self.status = BucketStatus(address=self._bucket.address, addresses=addresses)
 
     def run_once(self) -> Transfer | None:
         """Copy the newest version, unless the target has it.
@@ -102,10 +105,14 @@ class Mirror:
         try:
             if self._up is not None and self._is_away:
                 self._check_answers()
-            done = None if self._sources is None else self._sources.first(self._fetch)
+            done = None
+            if self._sources is not None:
+                with suppress(NoVersionError):
+                    done = self._sources.first(self._fetch)
             source = None if self._down is None else self._down.state
             if self._up is not None and (self._down is None or source is not None):
                 self._up.run = "" if source is None else source.run
+                self._up.choices = {} if self._down is None else self._down.choices
                 done = self._up.run_once()
         except Exception as error:
             self._is_away = isinstance(error, ConnectionError)
@@ -129,7 +136,12 @@ class Mirror:
     def _fetch(self, bucket: Bucket) -> Transfer | None:
         assert self._down is not None
         self._down.turn_to(bucket)
-        done = self._down.run_once()
+        try:
+            done = self._down.run_once()
+        except EmptiedError as error:
+            raise NotFollowedError(naming(bucket.address, error)) from error  # the state may come back
+        if self._down.newest is None:
+            raise NoVersionError
         if self._up is None:
             self._bucket = bucket
         return done
@@ -193,7 +205,8 @@ class Mirror:
                 if (told := repeats.text(self.describe(error))) is not None:
                     complain(told)
                 is_silent = self._is_away and any(map(operator.eq, heard, self._heard()))
-                wait = min(2 * max(wait, BUSY), _AWAY if is_silent else _LONGEST)
+                costs_little = self._sources is not None and self._sources.costs_little
+                wait = min(2 * max(wait, BUSY), _AWAY if is_silent else IDLE if costs_little else _LONGEST)
             else:
                 repeats.over()
                 if self.status.address != address:

@@ -63,7 +63,8 @@ class State:
     versions   ascending by number; the last is the newest
     objects    names of data objects, each with the numbers of the first and the last version that needs it
     condemned  names of objects that no version needs any more, to be deleted
-    choices    operators' choices for all followers, such as `pinned` and `labels`; publishers keep them
+    choices    operators' choices for all followers, such as `pinned` and `labels`; publishers keep them. `source` has
+               those of the bucket from which this one is copied
     ended      how the last publisher ended, "finished" or "died"; "" while a publisher runs, or if its end is not known
     ended_at   when the end became known, in seconds since the epoch
     """
@@ -134,10 +135,18 @@ class State:
         return after
 
     @property
+    def of_source(self) -> State:
+        """This state with the choices of operators in the bucket from which this one is copied; none without a source.
+
+        They are for servers that start while that bucket is away.
+        """
+        return replace(self, choices=self.choices.get("source", {}))
+
+    @property
     def chosen(self) -> set[int]:
-        """The versions that operators chose, which publishers keep."""
-        pins = (self.pinned, None if self.move is None else self.move.before)
-        return {*self.labels.values(), *(number for number in pins if number is not None)}
+        """The versions that operators chose here or in the source, which publishers keep."""
+        own = chosen(self.pinned, self.labels, self.move)
+        return own | self.of_source.chosen if "source" in self.choices else own
 
     def _kept(self) -> int:
         """Return how many objects are needed by versions that operators chose."""
@@ -163,6 +172,12 @@ class State:
         content = json.dumps({**values, "checksum": _checksum(values)}).encode()
         from_json(content)
         return content
+
+
+def chosen(pinned: int | None, labels: Mapping[str, int], move: Move | None) -> set[int]:
+    """Return the versions that these choices name, at present or until the moment of the move."""
+    pins = (pinned, None if move is None else move.before)
+    return {*labels.values(), *(number for number in pins if number is not None)}
 
 
 def from_json(content: bytes) -> State:
@@ -238,6 +253,8 @@ def _choices(values: dict[str, Any]) -> dict[str, Any]:
         raise RemoteError(f"{NAME}: {error}") from error
     if values.get("pinned") is not None:
         _number(values, "pinned")
+    if "source" in values:
+        _choices({key: value for key, value in _mapping(values["source"]).items() if key != "source"})
     labels = _mapping(values.get("labels", {}))
     if len(labels) > _LABELS:
         raise _wrong(f"at most {_LABELS} labels", len(labels))

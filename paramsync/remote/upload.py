@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from crc32c import crc32c
 
@@ -110,6 +110,8 @@ class Upload:
         self._clock = clock
         self.run = ""
         """The training run of a source in a bucket; the target must have no other run. Set this before `start`."""
+        self.choices: Mapping[str, Any] = {}
+        """The choices of operators in a source in a bucket."""
         self._claim = Claim(secrets.token_hex(16)) if claim is None else claim
         self._source = source
         self._bucket = bucket
@@ -182,6 +184,7 @@ class Upload:
             raise warning
         assert self._held is not None
         self._check_run(self._held.state.run)
+        self._carry()
         self._sweep()
         self._send_late()
         version = self._source.latest()
@@ -225,6 +228,18 @@ class Upload:
             with suppress(RemoteError):  # the commit of the next version, if any, will raise the error
                 self._held = self._bucket.perform(steps, self._stop, unknown=1)  # training waits for this at its end
             self._ended = last
+
+    def _carry(self) -> None:
+        """Write the choices of operators in the source into the state."""
+        assert self._held is not None
+        choices = self.choices
+        if choices != self._held.state.choices.get("source", {}):
+            steps = protocol.commit(
+                self._held,
+                lambda state: replace(state, choices={**state.choices, "source": choices}),
+                self._nonce(),
+            )
+            self._held = self._bucket.perform(steps, self._stop)
 
     def _nonce(self) -> str:
         return self._claim.nonce[: protocol.WHO] + secrets.token_hex(protocol.WHO // 2)

@@ -213,7 +213,7 @@ class ModelStatus(_message.Message):
     def __init__(self, model: _Optional[str] = ..., store: _Optional[str] = ..., state: _Optional[_Union[ModelStatus.State, str]] = ..., published: _Optional[_Union[Version, _Mapping]] = ..., serving: _Optional[_Union[Version, _Mapping]] = ..., resident: _Optional[_Iterable[int]] = ..., quarantined: _Optional[_Iterable[_Union[Quarantine, _Mapping]]] = ..., lag_seconds: _Optional[float] = ..., lag_steps: _Optional[int] = ..., pinned: _Optional[int] = ..., reason: _Optional[str] = ..., swaps: _Optional[int] = ..., restore_seconds: _Optional[float] = ..., labels: _Optional[_Mapping[str, int]] = ..., restores: _Optional[int] = ..., quarantines: _Optional[int] = ..., parts: _Optional[_Iterable[_Union[Part, _Mapping]]] = ..., serving_age_seconds: _Optional[float] = ..., since_publication_seconds: _Optional[float] = ..., not_served: _Optional[_Mapping[str, str]] = ..., signed_by: _Optional[str] = ..., lag_versions: _Optional[int] = ..., publisher: _Optional[_Union[ModelStatus.Publisher, str]] = ..., publisher_since: _Optional[float] = ..., rollback_to: _Optional[int] = ..., rollback_served: bool = ..., bucket: _Optional[_Union[Bucket, _Mapping]] = ..., next: _Optional[int] = ..., next_at: _Optional[float] = ..., swap_skew_seconds: _Optional[float] = ...) -> None: ...
 
 class Bucket(_message.Message):
-    __slots__ = ("address", "reason", "over", "answered_at", "newest", "behind", "waiting_since", "copied", "whole_bytes", "delta_bytes", "failures")
+    __slots__ = ("address", "reason", "over", "answered_at", "newest", "behind", "waiting_since", "copied", "whole_bytes", "delta_bytes", "failures", "addresses")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     OVER_FIELD_NUMBER: _ClassVar[int]
@@ -225,6 +225,7 @@ class Bucket(_message.Message):
     WHOLE_BYTES_FIELD_NUMBER: _ClassVar[int]
     DELTA_BYTES_FIELD_NUMBER: _ClassVar[int]
     FAILURES_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     address: str
     reason: str
     over: bool
@@ -236,7 +237,8 @@ class Bucket(_message.Message):
     whole_bytes: int
     delta_bytes: int
     failures: int
-    def __init__(self, address: _Optional[str] = ..., reason: _Optional[str] = ..., over: bool = ..., answered_at: _Optional[float] = ..., newest: _Optional[int] = ..., behind: _Optional[int] = ..., waiting_since: _Optional[float] = ..., copied: _Optional[_Union[Copied, _Mapping]] = ..., whole_bytes: _Optional[int] = ..., delta_bytes: _Optional[int] = ..., failures: _Optional[int] = ...) -> None: ...
+    addresses: str
+    def __init__(self, address: _Optional[str] = ..., reason: _Optional[str] = ..., over: bool = ..., answered_at: _Optional[float] = ..., newest: _Optional[int] = ..., behind: _Optional[int] = ..., waiting_since: _Optional[float] = ..., copied: _Optional[_Union[Copied, _Mapping]] = ..., whole_bytes: _Optional[int] = ..., delta_bytes: _Optional[int] = ..., failures: _Optional[int] = ..., addresses: _Optional[str] = ...) -> None: ...
 
 class Copied(_message.Message):
     __slots__ = ("number", "step_done_at", "published_at", "in_bucket_at", "here_at", "served_at", "way", "deltas", "bytes", "size", "seconds")

@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from obstore.store import MemoryStore
 
 from paramsync import Follower, Replica
-from paramsync.errors import SettingsError
-from paramsync.remote import child, copy_note, fleet, in_order, state
+from paramsync.errors import RemoteError, SettingsError
+from paramsync.moments import Move
+from paramsync.remote import child, copy_note, fleet, in_order, settings, state
 from paramsync.remote.bucket import Bucket, check_address
 from paramsync.remote.in_order import InOrder, buckets
-from paramsync.remote.mirror import Mirror
-from paramsync.remote.protocol import Found
+from paramsync.remote.mirror import IDLE, Mirror
+from paramsync.remote.protocol import Delete, Found
 from paramsync.remote.transfer import Transfer
 from paramsync.remote.upload import Upload
 from paramsync.store.store import Store
 from tests.support.buckets import SeaweedFs
 from tests.support.mirrors import Pair, same
-from tests.support.programs import eventually
+from tests.support.programs import PATIENCE, eventually
 from tests.support.proxies import Proxy
 from tests.support.training_to_bucket import Training
 
@@ -103,7 +106,7 @@ def test_a_follower_turns_to_the_second_bucket_and_back_and_never_to_an_older_ve
         assert fetch(follower).version.number == 3  # which only the first bucket has
         assert follower.status.address == eu.address
         eu.is_away = True
-        with pytest.raises(ConnectionError, match=r"-us\S*: the newest version there is 2, which is older than 3 here"):
+        with pytest.raises(ConnectionError, match=r"-us\S*: the bucket is older: found version 3 here and version 2"):
             follower.run_once()
         same(source.source, Store(target))
         assert follower.status.reason.startswith(f"{eu.address}: ")
@@ -121,18 +124,181 @@ def test_what_operators_chose_in_the_first_bucket_stays_while_the_second_is_foll
         for step in (1, 2):
             publish(source, step, eu, relay)
         fleet.choose(eu.address, fleet.pin(eu.address, 1))
+        fleet.choose(eu.address, fleet.label(eu.address, "canary", 2))
         assert fetch(follower).version.number == 1
         eu.is_away = True
         assert fetch(follower).version.number == 2
         follower.run_once()
         note = copy_note.read(target)
         assert note is not None
-        assert note.pinned == 1
+        assert (note.pinned, note.labels) == (1, {"canary": 2})
         assert [version.number for version in Store(target).versions()] == [1, 2]
         us.is_away = True
         with pytest.raises(ConnectionError):
             follower.run_once()
         assert ((note := copy_note.read(target)) and note.pinned) == 1
+
+
+def test_a_server_that_starts_while_the_first_bucket_is_away_finds_its_choices_in_a_copy(
+    source: Pair, regions: tuple[Region, Region], tmp_path: Path
+) -> None:
+    eu, us = regions
+    target = tmp_path / "here"
+    with Mirror(eu.address, us.address, keep=2) as relay:
+        for step in (1, 2):
+            publish(source, step, eu, relay)
+        fleet.choose(us.address, fleet.pin(us.address, 2))  # which does not count
+        fleet.choose(eu.address, fleet.label(eu.address, "canary", 2))
+        fleet.choose(eu.address, fleet.roll_back(eu.address))
+        relay.run_once()
+    with Mirror(eu.address, us.address, keep=2) as restarted, pytest.raises(RemoteError, match="numbers only rise"):
+        restarted.run_once()
+    eu.is_away = True
+    with Mirror(f"{eu.address},{us.address}", str(target)) as follower:
+        assert [fetch(follower).version.number, fetch(follower).version.number] == [1, 2]
+        assert ((note := copy_note.read(target)) and (note.pinned, note.labels)) == (1, {"canary": 2})
+        eu.is_away = False
+        fleet.choose(eu.address, fleet.pin(eu.address, None))
+        eventually(lambda: follower.run_once() or follower.status.address == eu.address, lambda: "eu")
+        eu.is_away = True
+        follower.run_once()
+        assert ((note := copy_note.read(target)) and note.pinned) is None  # although the copy still says 1
+
+
+def test_versions_that_operators_chose_stay_in_a_copy(source: Pair, regions: tuple[Region, Region]) -> None:
+    eu, us = regions
+    with Mirror(eu.address, us.address, keep=1) as relay:
+        publish(source, 1, eu, relay)
+        fleet.choose(eu.address, fleet.label(eu.address, "stable", 1))
+        for step in (2, 3):
+            publish(source, step, eu, relay)
+        assert [version.number for version in Bucket(us.address).state().versions] == [1, 3]
+        fleet.choose(eu.address, fleet.label(eu.address, "stable", None))
+        publish(source, 4, eu, relay)
+        assert [version.number for version in Bucket(us.address).state().versions] == [4]
+
+
+def test_a_version_that_serves_until_the_moment_of_a_move_stays_while_the_second_bucket_is_followed(
+    source: Pair, regions: tuple[Region, Region], tmp_path: Path
+) -> None:
+    eu, us = regions
+    target = tmp_path / "here"
+    with (
+        Mirror(eu.address, us.address) as relay,
+        Mirror(f"{eu.address},{us.address}", str(target), keep=1) as follower,
+    ):
+        for step in (1, 2):
+            publish(source, step, eu, relay)
+        fleet.choose(eu.address, fleet.pin(eu.address, 1))
+        fetch(follower)
+        moment = time.time() + 3000
+        fleet.choose(eu.address, fleet.pin(eu.address, 2, moment))
+        fetch(follower)
+        relay.run_once()
+        eu.is_away = True
+        follower.run_once()
+        assert follower.status.address == us.address
+        note = copy_note.read(target)
+        assert note is not None
+        assert note.move == Move(at=moment, before=1, newest=2)
+        assert [version.number for version in Store(target).versions()] == [1, 2]
+    with Mirror(f"{eu.address},{us.address}", str(tmp_path / "new")) as new:
+        assert [fetch(new).version.number, fetch(new).version.number] == [2, 1]
+        assert ((note := copy_note.read(tmp_path / "new")) and note.move) == Move(at=moment, before=1, newest=2)
+
+
+@pytest.mark.parametrize("has_state", [False, True])
+def test_a_first_bucket_without_versions_is_passed_over_until_it_has_one(
+    source: Pair, regions: tuple[Region, Region], tmp_path: Path, has_state: bool
+) -> None:
+    eu, us = regions
+    with Mirror(f"{eu.address},{us.address}", str(tmp_path / "here")) as follower:
+        assert follower.run_once() is None
+        assert follower.status.reason == ""
+        publish(source, 1, us)
+        if has_state:
+            new = Upload(source.source, Bucket(eu.address), keep=3, stop=source.stop)
+            new.run = Bucket(us.address).state().run
+            new.start()
+        assert fetch(follower).version.number == 1
+        assert (follower.status.address, follower.status.reason) == (us.address, "")
+        with Mirror(us.address, eu.address) as relay:
+            relay.run_once()
+            eventually(lambda: follower.run_once() or follower.status.address == eu.address, lambda: "eu")
+            us.is_away = True
+            follower.run_once()
+            assert follower.status.address == eu.address
+
+
+def test_a_first_bucket_that_was_emptied_below_a_copy_is_passed_over(
+    source: Pair, regions: tuple[Region, Region], tmp_path: Path
+) -> None:
+    eu, us = regions
+    with (
+        Mirror(eu.address, us.address) as relay,
+        Mirror(f"{eu.address},{us.address}", str(tmp_path / "here")) as follower,
+    ):
+        publish(source, 1, eu, relay)
+        fetch(follower)
+        Bucket(eu.address).answer(Delete(state.NAME))
+        publish(source, 2, us)
+        assert fetch(follower).version.number == 2
+        us.is_away = True
+        with pytest.raises(ConnectionError, match=r"eu\S*: the state object is gone"):
+            follower.run_once()
+
+
+def test_a_mirror_between_buckets_outlasts_an_emptied_source(source: Pair, regions: tuple[Region, Region]) -> None:
+    eu, us = regions
+    with Mirror(eu.address, us.address, stop=(stop := threading.Event())) as relay:
+        publish(source, 1, eu, relay)
+        Bucket(eu.address).answer(Delete(state.NAME))
+        relay.news = Waits(stop)
+        told: list[str] = []
+        relay.run(lambda done: None, told.append)
+        assert ["the state object is gone" in text for text in told] == [True]
+
+
+def test_a_bucket_that_stops_in_the_middle_of_a_version_is_replaced(
+    source: Pair, regions: tuple[Region, Region], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    eu, us = regions
+    asked = threading.Event()
+
+    def stop(method: str, path: str) -> str:
+        if not path.endswith(state.NAME):
+            asked.wait(PATIENCE)
+        return ""
+
+    def note(method: str, path: str) -> str:
+        asked.set()
+        return ""
+
+    with Mirror(eu.address, us.address) as relay:
+        publish(source, 1, eu, relay)
+    monkeypatch.setattr(settings, "STALLED", 2 * PATIENCE)
+    monkeypatch.setattr(in_order, "_PATIENCE", 1.0)
+    eu.proxy.choose, us.proxy.choose = stop, note
+    with Mirror(f"{eu.address},{us.address}", str(tmp_path / "here")) as follower:
+        fetch(follower)
+        assert follower.status.address == us.address
+
+
+def test_a_version_that_is_damaged_in_the_second_bucket_is_not_fetched_at_each_look_at_the_first(
+    source: Pair, regions: tuple[Region, Region], tmp_path: Path
+) -> None:
+    eu, us = regions
+    publish(source, 1, us)
+    bucket = Bucket(us.address)
+    (whole,) = bucket.objects("data/")
+    bucket.put(whole, bytes(bucket.size(whole)))
+    eu.is_away = True
+    with Mirror(f"{eu.address},{us.address}", str(tmp_path / "here")) as follower:
+        with pytest.raises(ConnectionError, match="version 1 came damaged"):
+            follower.run_once()
+        us.proxy.choose = lambda method, path: "" if path.endswith(state.NAME) else "503 instead"
+        assert follower.run_once() is None  # asks the first bucket first
+        assert us.proxy.counts.total() == 0
 
 
 def test_two_buckets_that_are_both_away_do_not_reset_when_a_bucket_answered(
@@ -226,16 +392,16 @@ def test_servers_go_on_with_the_second_region_when_the_first_is_lost(regions: tu
 
 
 class Waits(threading.Event):
-    """Ends a mirror at its fourth wait, instead of waiting."""
+    """Ends a mirror at its fourth wait, or the wait `count`, instead of waiting."""
 
-    def __init__(self, stop: threading.Event) -> None:
+    def __init__(self, stop: threading.Event, count: int = 4) -> None:
         super().__init__()
-        self._stop = stop
+        self._stop, self._count = stop, count
         self.seconds: list[float] = []
 
     def wait(self, timeout: float | None = None) -> bool:
         self.seconds.append(timeout or 0.0)
-        if len(self.seconds) == 4:
+        if len(self.seconds) == self._count:
             self._stop.set()
         return False
 
@@ -308,6 +474,72 @@ def test_a_bucket_that_failed_is_asked_last_for_a_while_unless_all_failed() -> N
         order.first(ask)
     away.clear()
     assert order.first(ask) is both[0]
+
+
+@pytest.mark.parametrize("second", ["is older", "is of another training", "is empty"])
+def test_a_first_bucket_that_is_away_is_asked_as_often_as_before_while_the_second_cannot_be_followed(
+    source: Pair, regions: tuple[Region, Region], tmp_path: Path, second: str
+) -> None:
+    eu, us = regions
+    with Mirror(f"{eu.address},{us.address}", str(tmp_path / "here"), stop=(stop := threading.Event())) as follower:
+        if second == "is of another training":
+            other = Pair(tmp_path / "other")
+            publish(other, 1, us)
+            other.close()
+        elif second == "is older":
+            with Mirror(eu.address, us.address) as relay:
+                publish(source, 1, eu, relay)
+        publish(source, 2, eu)
+        fetch(follower)
+        eu.is_away = True
+        follower.news = waits = Waits(stop, 8)
+        follower.run(lambda done: None, lambda reason: None)
+    assert max(waits.seconds) <= IDLE * 1.25, waits.seconds
+
+
+def test_a_first_bucket_that_is_away_is_asked_every_15_seconds_while_the_second_is_followed() -> None:
+    both = [Bucket(f"s3://{name}/m", store=MemoryStore()) for name in ("eu", "us")]
+    now, asked = 0.0, list[float]()
+    order = InOrder(both, clock=lambda: now)
+
+    def ask(bucket: Bucket) -> None:
+        if bucket is both[0]:
+            asked.append(now)
+            raise ConnectionError
+
+    while now < 100:
+        order.first(ask)
+        now += IDLE * 1.25
+    assert max(later - before for before, later in pairwise(asked)) <= 15
+
+
+def test_the_third_bucket_is_followed_while_the_first_two_are_away(
+    source: Pair, regions: tuple[Region, Region], seaweedfs: SeaweedFs, folder: str, tmp_path: Path
+) -> None:
+    eu, us = regions
+    asia = Region(seaweedfs, f"{folder}-asia")
+    with (
+        asia.proxy,
+        Mirror(eu.address, us.address) as relay,
+        Mirror(f"{eu.address},{us.address}", asia.address) as second_relay,
+        Mirror(f"{eu.address},{us.address},{asia.address}", str(tmp_path / "here")) as follower,
+    ):
+        publish(source, 1, eu, relay, second_relay)
+        eu.is_away = us.is_away = True
+        assert fetch(follower).version.number == 1
+        assert follower.status.address == asia.address
+        us.is_away = False
+        publish(source, 2, us)
+        assert fetch(follower).version.number == 2
+        assert follower.status.address == us.address
+        us.is_away = True
+        with pytest.raises(ConnectionError, match=r"-asia\S*: the bucket is older"):
+            follower.run_once()
+
+
+def test_the_copy_of_several_addresses_does_not_depend_on_their_order() -> None:
+    assert child.cache_of("s3://eu/m,s3://us/m") == child.cache_of("s3://us/m/,s3://eu/m")
+    assert child.cache_of("s3://eu/m,s3://us/m") != child.cache_of("s3://eu/m")
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,9 @@ def test_the_status_of_an_address_and_of_servers_has_their_models_that_follow_it
         assert [server["models"] and len(server["models"]) for server in fleet["servers"]] == [1, None]
         code, text, _ = run("status", address, "--check", "--servers", one)
         assert (code, text) == (1, "degraded: 1 of 2 workers answer\n")
+        follows.bucket.address, follows.bucket.addresses = f"{address}-copy", f"{address},{address}-copy"
+        with serving(add_models(follows)) as turned:  # because the first bucket did not answer
+            assert f"m: bucket {address}-copy" in run("status", address, "--servers", turned)[1]
         code, _, error = run("status", address, "--servers", other)
         assert (code, f"{other} serves no model from {address}" in error) == (1, True)
         code, text, error = run("status", f"{address}-nothing", "--servers", one)
