@@ -71,7 +71,7 @@ class TooLargeError(RequestError):
 
 
 class InputError(RequestError):
-    """An input, or an output filter, does not fit the signature."""
+    """A value in a request is not as expected, such as an input that does not fit the signature."""
 
     def __init__(self, what: str, *, expected: object, found: object) -> None:
         super().__init__(f"{what}: expected {expected}, found {found}")

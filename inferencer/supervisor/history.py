@@ -71,7 +71,7 @@ class History:
         self._ages = _ends([*self._ages, at - before, at - step_done_at])
 
     def _thin(self) -> None:
-        """Remove every second of the older versions, except refused versions. Then remove the oldest over the limit."""
+        """Remove every second older version, except quarantined ones. Then remove the oldest beyond the limit."""
         for old in sorted(self._versions)[:-_NEWEST][1::2]:
             if not self._versions[old]["reason"]:
                 del self._versions[old]

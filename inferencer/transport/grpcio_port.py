@@ -30,7 +30,7 @@ from .methods import Method
 _MOST_LEAVING = 20.0  # how long a replaced worker waits for its open calls
 
 
-class GrpcioPort(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # no class that can be subscripted
+class GrpcioPort(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # cannot be subscripted at run time
     """Has the interface of GrpcPort. Lives on the event loop on which it is made."""
 
     def __init__(

@@ -85,8 +85,9 @@ class Versions:
     # Messages of the supervisor ---------------------------------------------------------------------------------------
 
     def graph(self, message: GraphMessage, *, descriptors: Sequence[int]) -> tuple[str, frozenset[str]]:
-        """Build a graph. Returns its digest, and its embeddings, which are parameters of which it only looks up rows.
-        Raises GraphError.
+        """Build a graph. Raises GraphError.
+
+        Returns the graph's digest, and its embeddings: the parameters from which the graph only looks up rows.
         """
         graph = self._graphs[message.key] = self._built = self._build(message, *descriptors)
         return graph.digest, graph.embeddings
@@ -101,7 +102,7 @@ class Versions:
         return graph
 
     def version(self, message: VersionMessage, *, descriptors: Sequence[int]) -> Future[None]:
-        """Map a version in addition to the current versions. Build a new graph, and call it once. Raises GraphError."""
+        """Map a version in addition to the current versions, and call its signatures. Raises GraphError."""
         return self._mapping.submit(self._map, message, descriptors)
 
     def _map(self, message: VersionMessage, descriptors: Sequence[int]) -> None:

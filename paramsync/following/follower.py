@@ -214,7 +214,7 @@ class Follower(Generic[V]):
         self.notify()
 
     def close(self) -> None:
-        """Drain, and wait for the end of the worker. The worker abandons a restore in progress."""
+        """Drain, and wait for the end of the worker, 10 seconds at most. The worker abandons a restore in progress."""
         self.drain()
         if self._worker is not None:
             self._worker.join(_JOIN_SECONDS)

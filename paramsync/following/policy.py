@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from paramsync.status import Publication, Quarantined
 from paramsync.version import Candidate, Version
 
-MOST_WAITING = 4  # how many versions wait in memory for their moments, because each takes the memory of a model
+MOST_WAITING = 4  # at most so many versions wait in memory for their moments; each takes as much as a model
 MOST_BEFORE = 16  # how many formerly serving versions a rollback remembers
 
 
@@ -77,9 +77,10 @@ def upcoming(
 ) -> list[Candidate]:
     """Return the versions to have in memory for the next moments, in the order in which they will serve.
 
-    `coming` has the moments that are still to come, by version number. The moment of an operator's move has the key
-    None; from this moment on, `pinned_next` is pinned. For each moment, the result has the version that `next_restore`
-    will return at this moment. A version is left out if a newer version serves at the same moment or before.
+    `coming` has the moments that are still to come, by version number. The key None is the moment at which an operator
+    moves all followers to another version; from this moment on, `pinned_next` is pinned. For each moment, the result
+    has the version that `next_restore` will return at this moment. A version is left out if a newer version serves at
+    the same moment or before.
     """
     found: list[Candidate] = []
     for moment in sorted({*coming.values()}):
@@ -119,10 +120,10 @@ def newest(published: Sequence[Candidate], *, quarantined: Mapping[int, Hashable
 
 
 def served_before(before: Sequence[int], *, left: int | None, now: int, back: bool) -> tuple[int, ...]:
-    """Return the versions that served before version `now`, each once, the most recent first.
+    """Return the versions for the next rollbacks, each once, the most recent first.
 
-    Version `now` has just replaced version `left`. If this was a rollback (`back`), only versions that served before
-    `now` are returned, so that the next rollback goes further back.
+    Version `now` has just replaced version `left`. After a rollback (`back`), the versions that came after `now` are
+    left out, so that the next rollback goes further back.
     """
     if back:
         return tuple(before[before.index(now) + 1 :]) if now in before else ()
@@ -242,7 +243,7 @@ class Failures:
 
     @property
     def reason(self) -> str:
-        """Why this machine cannot restore the newest version; empty if it can."""
+        """Why this machine cannot restore a version, of several the highest; empty if there is none."""
         reasons = {number: failure.machine for number, failure in self._failures.items() if failure.machine}
         return reasons[max(reasons)] if reasons else ""
 

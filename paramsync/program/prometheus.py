@@ -12,7 +12,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 
 class MetricsPage(Collector):
-    """A registry that computes the program's metrics at every scrape, on any thread."""
+    """Computes the program's metrics at every scrape, on any thread. Has a registry of its own."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -36,7 +36,7 @@ class Meter:
 
     @property
     def loss(self) -> float | None:
-        """The loss of the last step; None before the first step, or if the loss is not a number."""
+        """The loss of the last step; None before the first step, or if the loss cannot be converted to a float."""
         try:
             return None if self._loss is None else float(self._loss)
         except Exception:  # noqa: BLE001, a value of any kind, perhaps computed on another device

@@ -75,7 +75,10 @@ def _other(directory: Path) -> str | None:
 
 
 def _unlisted(path: Path) -> str | None:
-    """Return what to do about checkpoints that no file `checkpoint` lists; None if all are listed."""
+    """Return what to do about checkpoints in a directory without a file `checkpoint`.
+
+    None if the directory has this file, has no checkpoints, or was written to just now.
+    """
     names = files.names(path)
     indexes = [name for name in names if name.endswith(".index") and not _OURS.fullmatch(name)]
     if not indexes or state_file(path).name in names:

@@ -39,13 +39,13 @@ class Difference:
     dtype, shape   in the newer version, or in the older version if the newer lacks the parameter
     elements       the number of elements
     changed        how many elements have another value; for variants, which are opaque, all or none
-    norm           the L2 norm of the difference; None if nothing can be subtracted (strings, or only NaN)
+    norm           the L2 norm of the difference; None if nothing can be subtracted, as for strings
     norm_before    the L2 norm in the older version; None if nothing had to be read
     relative       `norm` divided by `norm_before`; infinite if the older version was all zeros
     largest        the largest absolute difference of an element
     not_finite     elements with NaN or infinity in either version; they count only for `changed`
-    histogram      counts of absolute differences other than 0 between two of EDGES; smaller differences are in the
-                   first bin, larger differences in the last
+    histogram      for each two neighbours in EDGES, how many absolute differences lie between them, without zeros;
+                   smaller differences are in the first bin, larger differences in the last
     """
 
     name: str
@@ -79,8 +79,8 @@ def differences(
 
     Locks the files of both versions, so that our publishers do not overwrite them. Reads tensors in portions and checks
     their checksums. Does not read a tensor if both versions share its file, and reads nothing if the records show the
-    same parameters. Calls `advance`, on any thread, at each portion, with the bytes that were compared since the last
-    call; an error that it raises ends the comparison. Raises UnknownVersionError if a version was pruned,
+    same parameters. Calls `advance`, on any thread, with 0 after each portion and with a tensor's size once the tensor
+    is done; an error that `advance` raises ends the comparison. Raises UnknownVersionError if a version was pruned,
     CorruptCheckpointError, UnreadableError.
     """
     before, after = store.open(old, mapped=False), store.open(new, mapped=False)

@@ -139,6 +139,22 @@ def test_copies_of_copies_and_of_what_was_differentiated_have_them_too(version: 
     assert_same(graph, [after, again], wanted, found, {x: DATA})
 
 
+def test_a_copied_call_marked_noinline_has_the_gradients_of_the_original() -> None:
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 4], name="x")
+        with v1.variable_scope("", use_resource=True):
+            weights = _weights()
+
+        @tf.function(experimental_attributes={"_noinline": True})
+        def called(x: tf.Tensor) -> tf.Tensor:
+            return tf.while_loop(lambda step, _: step < 3, lambda step, y: (step + 1, tf.tanh(y @ weights)), [0, x])[1]
+
+        y = called(x)
+        copy = duplicate(y, x, scope="copy")
+        wanted, found = gradients_of(y, [x, weights]), gradients_of(copy.outputs[0], [copy.inputs[0], copy[weights]])
+    assert_same(graph, [copy], wanted, [found], {x: DATA})
+
+
 def assert_same(graph: tf.Graph, copies: list[Copy], wanted: Any, found: list[Any], feed: dict[Any, Any]) -> None:
     (given,) = feed.values()
     with ready(graph) as session:

@@ -165,8 +165,10 @@ def _metrics_path(path: Path | None) -> str | None:
 
 
 def _batching(flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the most rows of one call. The file's other parameters have no effect, because batches form while requests
-    wait."""
+    """Read max_batch_size: how many rows one call may have.
+
+    The file's other parameters have no effect, because batches form while requests wait.
+    """
     path = flags.get("batching_parameters_file")
     if path is None or not flags.get("enable_batching", False):
         return {}
@@ -180,7 +182,8 @@ def _batching(flags: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message_bytes(arguments: Arguments) -> dict[str, Any]:
-    """Read the size limit for messages: the larger of gRPC's limits for requests and for answers. -1 means no limit."""
+    """Read the size limit for messages: the larger of gRPC's limits for requests and for answers. A negative limit
+    means 2047 MiB, the most that there can be."""
     limits = [value for name, value in arguments if name in _MESSAGES and isinstance(value, int)]
     if not limits:
         return {}

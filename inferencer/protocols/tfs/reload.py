@@ -185,7 +185,11 @@ def _check_path(where: str, path: str, roots: ReloadRoots | None) -> None:
 
 
 def _change(config: Any, before: ConfiguredChoices) -> Change:
-    """Set the pin and labels that a configuration names; remove those that only the previous configuration named."""
+    """Return the change that sets the pin and labels that a configuration names.
+
+    The change removes the pin and the labels that only the previous configuration named. A policy `latest` removes any
+    pin.
+    """
     where = f"config of model {config.name!r}, model_version_policy"
     labels = dict(config.version_labels)
     if len(labels) > MOST_LABELS:

@@ -206,7 +206,10 @@ class _Body:
         return reached
 
     def _reads_reference(self, node: Any, position: int, value: _Value) -> bool:
-        """Return whether the node reads the value of a reference. All ops do so, except ops on references."""
+        """Return whether TensorFlow passes the node the value behind a reference, so that the node stays as it is.
+
+        It does so unless the op takes the reference itself.
+        """
         if not value.reference or node.op.startswith("Ref") or node.op in ALWAYS_TRUE:
             return False
         return self._is_call(node) or not _takes_reference(node, position)

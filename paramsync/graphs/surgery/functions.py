@@ -6,11 +6,12 @@
   that made the call. For an imported call it differentiates the whole function, which many ops do not support, and
   which silently gives zero for a loop. So a plain call is replaced by the nodes of its function, and by an IdentityN
   with the call's name for the results.
-- TensorFlow keeps the dtype and shape behind a variable's handle on the Python object that passed the handle to a loop
-  or branch. Without them, a copied loop with a branch inside has no gradients. So the arguments of copied functions get
-  dtype and shape.
+- Which dtype and shape a variable has, TensorFlow knows only from the Python object that passed the variable's handle
+  to a loop or branch. Without them, a copied loop with a branch inside has no gradients. So the arguments of copied
+  functions get dtype and shape.
 - A random op gets a fresh seed, computed from the old seed and the names of the scope and the node. So the same program
-  makes the same copy, and no two copies share a seed. A seed of 0 stays: TensorFlow then draws a seed for each session.
+  makes the same copy, and no two copies share a seed. A stateful op with two seeds of 0 keeps them: TensorFlow then
+  draws a seed for each session.
 - tf.custom_gradient names a gradient function in its node, and this function reads the original's tensors. So the
   copied node names a new gradient function, or a function that raises GraphError.
 """
@@ -38,7 +39,7 @@ from paramsync.graphdef.reading import (
 from paramsync.graphs.lifting.roles import CALLS, functions, set_functions
 from paramsync.graphs.nodes import PLAIN_CALLS, definition, port_of
 
-_WHOLE = ("_XlaMustCompile", "_noinline")  # attributes of functions that must not be inlined
+_COMPILED = "_XlaMustCompile"  # an attribute of functions that XLA compiles: inlined, they would round otherwise
 _Held = resource_handle_pb2.ResourceHandleProto.DtypeAndShape
 _numbers = count()
 
@@ -107,7 +108,7 @@ class _Library:
             node, within = waiting.pop()
             name = functions(node)[0] if node.op in PLAIN_CALLS else ""
             function = self._functions.get(name)
-            if function is None or name in within or node.name in whole or _is_whole(node, function):
+            if function is None or name in within or node.name in whole or _is_compiled(node, function):
                 flat.append(node)
             else:
                 *inner, end = _body(node, function, spelling)
@@ -129,8 +130,6 @@ class _Library:
         for node in nodes:
             if node.op in CALLS:
                 passed = [held.get(tensor) for tensor in data_inputs(node)[CALLS[node.op].first :]]
-                if node.op in PLAIN_CALLS and not in_function:  # TensorFlow can differentiate these calls
-                    passed = [None] * len(passed)
                 set_functions(node, [self._make_own(name, passed) for name in functions(node)])
             elif not self._keep_seeds and self._draws(node):
                 rename_calls([node], {name: self._make_own(name) for name in called(node) if name in self._functions})
@@ -173,8 +172,8 @@ def _spell_in_function(node: Any, name: str, result: str) -> str:
     return f"{name}:{result}"
 
 
-def _is_whole(node: Any, function: Any) -> bool:
-    return any(attributes[key].b for attributes in (node.attr, function.attr) for key in _WHOLE if key in attributes)
+def _is_compiled(node: Any, function: Any) -> bool:
+    return any(attributes[_COMPILED].b for attributes in (node.attr, function.attr) if _COMPILED in attributes)
 
 
 def _body(call: Any, function: Any, spelling: _Spelling) -> list[Any]:
