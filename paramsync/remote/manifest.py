@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import heapq
+import itertools
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -96,17 +97,17 @@ def from_json(content: bytes, *, name: str, digest: str) -> Manifest:
 def route(edges: Iterable[Edge], known: Iterable[int], number: int, most: int | None = None) -> tuple[Edge, ...] | None:
     """Return the chain of deltas from any `known` version to version `number` that has the fewest bytes.
 
-    Returns None if no chain has fewer than `most` bytes.
+    Of several such chains, one with the fewest deltas is returned; None if no chain has fewer than `most` bytes.
     """
     ahead: dict[int, list[Edge]] = {}
     for edge in edges:
         if edge.number > edge.base:
             ahead.setdefault(edge.base, []).append(edge)
-    queue: list[tuple[int, int, tuple[Edge, ...]]] = [(0, base, ()) for base in known]
-    heapq.heapify(queue)
+    turn = itertools.count()  # decides between equal chains, because edges have no order
+    queue: list[tuple[int, int, int, int, tuple[Edge, ...]]] = [(0, 0, next(turn), base, ()) for base in known]
     done = set()
     while queue:
-        cost, at, way = heapq.heappop(queue)
+        cost, _, _, at, way = heapq.heappop(queue)
         if most is not None and cost >= most:
             return None
         if at == number:
@@ -114,7 +115,7 @@ def route(edges: Iterable[Edge], known: Iterable[int], number: int, most: int | 
         if at not in done:
             done.add(at)
             for edge in ahead.get(at, ()):
-                heapq.heappush(queue, (cost + edge.size, edge.number, (*way, edge)))
+                heapq.heappush(queue, (cost + edge.size, len(way) + 1, next(turn), edge.number, (*way, edge)))
     return None
 
 
