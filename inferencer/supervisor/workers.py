@@ -26,7 +26,7 @@ from .template import Template
 
 _log = logging.getLogger("paramsync.supervisor")
 _START_SECONDS = 30.0
-_ALIVE_SECONDS = 5.0  # a worker that does not answer for so long is ended
+_ALIVE_SECONDS = 15.0  # a worker that does not answer for so long is ended; on a busy machine an answer takes 5
 _CHECK_SECONDS = 1.0  # the time between two checks of all workers
 _LEAVE_SECONDS = 60.0  # how long a worker may take to leave: only a safeguard, since its own limits are shorter
 _LEAVING_QUIET = 0.05  # after so long without a call, a leaving worker closes its last connections

@@ -133,7 +133,8 @@ def test_requests_in_flight_at_the_first_signal_are_answered_and_a_second_one_ch
         eventually(lambda: called.exists() and by_http.exists(), lambda: "the requests to be computed")
         gated.process.send_signal(first)
         assert next(watched).status == NOT_SERVING
-        assert gated.http("GET", "/healthz") == (503, {"error": "the server is stopping"}, False)
+        stopping = (503, {"error": "the server is stopping"}, False)
+        eventually(lambda: gated.http("GET", "/healthz") == stopping, lambda: "the workers, one by one, to know it")
         assert not answer.done()
         with pytest.raises(grpc.RpcError, match="stopping"):
             next(waiting)
