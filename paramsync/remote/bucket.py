@@ -101,8 +101,8 @@ class Bucket:
     def __init__(self, address: str, *, store: Any = None, patience: float | None = None) -> None:
         """`store` is an obstore object to use; by default one is made from the address.
 
-        `patience` limits the seconds that a look at the state may take, and those without a byte of any other answer.
-        It is for a bucket that another can replace.
+        `patience` limits the seconds that a look at the state may take, and at first those without a byte of any other
+        answer. It is for a bucket that another can replace.
 
         Raises SettingsError if the address cannot be used or obstore is not installed.
         """
@@ -132,16 +132,18 @@ class Bucket:
             options: Any = settings.connection(scheme, stalled) | limits
             return store or from_url(url, retry_config=retries, client_options=options, **place)
 
-        self._connect = connect
-        try:
+        def connect_reader() -> Any:
             if patience is None:
-                self._store = self._sender = connect(self._stalled)
-                self._looker = connect(self._stalled, _NO_RETRIES)
-            else:
-                limit = {"connect_timeout": f"{patience:g}s"}
-                few = {**_RETRIES, "retry_timeout": timedelta(seconds=patience)}
-                self._store = self._sender = connect(patience, few, **limit)
-                self._looker = connect(patience, _NO_RETRIES, timeout=f"{patience:g}s", **limit)
+                return connect(self._silent)
+            few = {**_RETRIES, "retry_timeout": timedelta(seconds=patience)}
+            return connect(self._silent, few, connect_timeout=f"{patience:g}s")
+
+        self._connect, self._connect_reader = connect, connect_reader
+        self._silent = self._stalled if patience is None else patience  # time-out without a byte of an answer
+        limits = {} if patience is None else {"timeout": f"{patience:g}s", "connect_timeout": f"{patience:g}s"}
+        try:
+            self._store = self._sender = connect_reader()
+            self._looker = connect(self._stalled, _NO_RETRIES, **limits)
         except (self._errors.BaseError, ValueError) as error:
             raise SettingsError(f"{self.address}: {reasons.reason(error, self._prefix)}") from error
 
@@ -267,10 +269,21 @@ class Bucket:
         return content
 
     def get_range(self, name: str, start: int, stop: int) -> memoryview:
-        """Return the bytes of an object from `start` to `stop`. Raises the errors of `get`."""
-        found = self._call(lambda: self._obstore.get_range(self._store, name, start=start, end=stop))
-        if found is Answer.UNKNOWN and (size := self.size(name)) < stop:
-            raise RemoteError(f"{name}: expected {stop} bytes, found {size}")
+        """Return the bytes of an object from `start` to `stop`. Raises the errors of `get`.
+
+        If no byte comes for too long, the next call has twice the time, because the bucket may be slow.
+        """
+        begun, store, silent = time.monotonic(), self._store, self._silent
+        found = self._call(lambda: self._obstore.get_range(store, name, start=start, end=stop))
+        if found is Answer.UNKNOWN:
+            why = self.last_error
+            if time.monotonic() - begun < silent:
+                if (size := self.size(name)) < stop:
+                    raise RemoteError(f"{name}: expected {stop} bytes, found {size}")
+            elif self._silent == silent < settings.STALLED:  # no other thread noticed before
+                self._silent = min(2 * silent, settings.STALLED)
+                self._store = self._connect_reader()
+            raise ConnectionError(f"{self.address}: {why}")
         content = memoryview(self._done(name, found))
         if len(content) != stop - start:
             raise RemoteError(f"{name}: expected {stop} bytes, found fewer")

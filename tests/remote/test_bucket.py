@@ -260,6 +260,31 @@ def test_a_link_too_slow_for_one_part_within_the_time_out_gets_twice_the_time_un
     assert bucket.seconds(len(content)) is not None
 
 
+def test_a_bucket_that_another_can_replace_gets_twice_the_time_after_each_stalled_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given, connection = [], settings.connection
+
+    def connect(scheme: str, seconds: float) -> dict[str, str]:
+        given.append(seconds)
+        return connection(scheme, seconds)
+
+    monkeypatch.setattr(settings, "STALLED", 4.0)
+    monkeypatch.setattr(settings, "connection", connect)
+    with Gcs() as server:
+        for variable, value in server.environment.items():
+            monkeypatch.setenv(variable, value)
+        bucket = Bucket(f"{server.address}/m", patience=1.0)
+        bucket.put("data/1/a", b"content")
+        server.is_slow = True
+        for _ in range(3):
+            with pytest.raises(ConnectionError, match="m: no answer"):
+                bucket.get_range("data/1/a", 0, 7)
+        server.is_slow = False
+        assert bucket.get_range("data/1/a", 0, 7).tobytes() == b"content"
+    assert given == [1.0, 4.0, 2.0, 4.0]
+
+
 def test_as_many_parts_are_under_way_as_the_link_sends_before_they_stall(
     bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -58,7 +58,7 @@ class Gcs(HttpServer):
         """How many answers were 429, by the name of the object."""
         self.on_refused: Callable[[str], object] = lambda name: None
         self.is_slow = False
-        """Whether clients give up before their part of an upload has an answer, as over a slow link."""
+        """Whether clients give up before a part of an upload or a range has an answer, as over a slow link."""
         self._turns: Counter[str] = Counter()
         super().__init__(_requests_of(self))
 
@@ -105,6 +105,8 @@ def _requests_of(gcs: Gcs) -> type[BaseHTTPRequestHandler]:
                 self._refuse(404, "NoSuchKey")
             elif self.headers.get("If-None-Match") == stored.tag:
                 self._answer(304, b"", stored)
+            elif gcs.is_slow:
+                self._wait_in_vain()
             elif found := _RANGE.fullmatch(self.headers.get("Range", "")):
                 first, last = int(found[1]), min(int(found[2]), len(stored.content) - 1)
                 if first > last:
@@ -117,13 +119,16 @@ def _requests_of(gcs: Gcs) -> type[BaseHTTPRequestHandler]:
 
         do_HEAD = do_GET
 
+        def _wait_in_vain(self) -> None:
+            self.connection.recv(1)  # returns once the client has given up
+            self.close_connection = True
+
         def do_PUT(self) -> None:
             name, query = self._target()
             content = self._body()
             if "uploadId" in query:
                 if gcs.is_slow:
-                    self.connection.recv(1)  # returns once the client has given up
-                    self.close_connection = True
+                    self._wait_in_vain()
                     return
                 gcs.uploads[query["uploadId"]][int(query["partNumber"])] = content
                 self._answer(200, b"", Stored(content, 0))
