@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.5
 
 
 def run(arguments: Namespace) -> bool | int:
-    """Return True if every server answers; with `--check` the exit code."""
+    """Return True if every inferencer answers and the given bucket, if any, is sound; with `--check` the exit code."""
     if is_address(arguments.model) and not arguments.servers:
         from paramsync.cli.bucket import status  # here, because most calls name a model
 

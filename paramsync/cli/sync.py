@@ -1,4 +1,4 @@
-"""`paramsync sync`: makes every server serve the newest version of one model, or of all models, now."""
+"""`paramsync sync`: makes every server serve the newest version of one or all models, or a given version, now."""
 
 from __future__ import annotations
 

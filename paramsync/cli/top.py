@@ -1,4 +1,4 @@
-"""`paramsync top`: shows requests and latencies of each model, and the load of the workers, every second."""
+"""`paramsync top`: shows requests and latencies of each model, and state and memory of each worker, every second."""
 
 from __future__ import annotations
 

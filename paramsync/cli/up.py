@@ -194,7 +194,7 @@ class Prober:
         self._closed = False
 
     def run_once(self) -> None:
-        """Send the next batch. If a new version answers, send all batches at once, before another version serves."""
+        """Send the next batch. If a new version answers, send the other batches right away, before the next swap."""
         while self._ask():
             pass
 
@@ -231,7 +231,7 @@ class Prober:
     def _freshness(self, number: int, answered_at: float) -> float | None:
         """Return the seconds from the end of the version's step to its first answer.
 
-        Returns None if another version serves already.
+        Returns None if another version serves already, or the inferencer does not tell its status.
         """
         try:
             (status,) = self._inferencer.status(_MODEL)

@@ -42,7 +42,8 @@ from paramsync.version import Version
 class TensorFinding:
     """The finding about one tensor. `variable` is the framework's name for it, if known.
 
-    `problem` names a wrong checksum, or a NaN or infinity in a parameter of the graph; None if there is none.
+    `problem` says what is wrong with the tensor's bytes, or that the tensor has a NaN or infinity; None for a sound
+    tensor. If the graph can be read, only parameters of the graph must be finite.
     """
 
     name: str
@@ -56,8 +57,9 @@ class TensorFinding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The verdict on one version. `problems` are about its files; `tensors` is empty if they cannot be opened.
+    """The verdict on one version. `tensors` is empty if the version's files cannot be opened.
 
+    `problems` are about the version's files, graph, signature and objects in a bucket, not about single tensors.
     `signed_by` is the trusted key that signed the version, if any.
     """
 

@@ -103,7 +103,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _is_whole(path: Path, version: Version) -> bool:
-    """Whether the index can be read and the data files have the right size. True if it is pruned meanwhile."""
+    """Whether the index can be read and the data files have the right size. True for a version pruned meanwhile."""
     try:
         Store(path).open(version, mapped=False)
     except (CorruptCheckpointError, UnreadableError):

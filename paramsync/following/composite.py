@@ -22,7 +22,7 @@ class Connection:
 
     The joined graph of two versions is built on the thread of the follower whose part is about to swap. It is built
     before the swap, so that the new pair serves as soon as the part's new version does. If two versions do not fit
-    together, each part serves its own, and the connection goes on serving the last pair that fitted.
+    together, each part still swaps, and the connection goes on serving the last pair that fitted.
 
     `take`, `status` and the properties may be used from any number of threads at once and take no lock. A joined
     version has the number of the second part's version.
@@ -114,7 +114,7 @@ class Connection:
     # For the followers of the parts -----------------------------------------------------------------------------------
 
     def _prepare(self, part: int, resident: Resident) -> Callable[[], None]:
-        """Build the joined graph for a version that a part is about to serve. Returns a function to call afterwards."""
+        """Build the joined graph for a part's next serving version. Returns a function to call after the swap."""
         other = self.parts[1 - part].residents[:1]
         if other:
             pair = (resident, other[0]) if part == 0 else (other[0], resident)

@@ -29,9 +29,9 @@ _MOST_OPEN = 2  # a worker process keeps the versions of this many jobs open for
 class OneVersion:
     """One version of a model, made by `latest`. Any number of threads and processes may use it.
 
-    A pickled copy contains only the place and the number of the version. Each process opens the version at its first
-    prediction, and keeps the version for later tasks. A version in a bucket is fetched first. Leaving the `with` block
-    closes the version in this process.
+    A pickled copy contains the place and number of the version and the options, but no parameters. Each process opens
+    the version at its first prediction, and keeps the version for later tasks. A version in a bucket is fetched first.
+    Leaving the `with` block closes the version in this process.
     """
 
     def __init__(self, place: str, number: int, options: Mapping[str, Any]) -> None:

@@ -62,7 +62,8 @@ class OperatorRequest:
     label: str = ""
     change: Change = field(default_factory=Change)
     serve_at: float | None = None  # the moment at which a SYNC, PIN, UNPIN or ROLLBACK is made; None: at once
-    newest: int | None = None  # for a request with a moment: the store's newest version when the request was first seen
+    # for a request with a moment: the version that a sync names, else the newest when the request was first seen
+    newest: int | None = None
     answer: Future[Status] = field(default_factory=Future)
     admitted: bool = False
     backward: bool = False  # whether a sync names a version older than the serving version
@@ -86,7 +87,8 @@ class OperatorRequest:
             return error
 
 
-# Whether a request is fulfilled. Each function raises SyncError or UnknownVersionError if that can never happen.
+# Each function returns whether a request is fulfilled. It raises SyncError or UnknownVersionError if the request can
+# never be fulfilled.
 
 
 def _synced(request: OperatorRequest, status: Status, published: Collection[int] | None) -> bool:
@@ -208,7 +210,8 @@ def _check_comes(request: OperatorRequest, status: Status, published: Collection
 class OperatorRequests:
     """The open requests, the pinned version and the labels.
 
-    A lock guards the list of requests. Only the follower's thread uses the rest.
+    A lock guards the list of requests. Any thread may call `ask`, `hold` and `refuse`, and read `latest` and `beside`.
+    All other members belong to the follower's thread.
     """
 
     def __init__(self, choices: Choices, keep: Callable[[Choices], None], *, latest: int | None = None) -> None:
@@ -289,7 +292,10 @@ class OperatorRequests:
 
     @property
     def pinned(self) -> int | None:
-        """The version to serve until it is unpinned; None without a pin. An admitted request's pin takes precedence."""
+        """The version to serve until an unpin; None without a pin.
+
+        The pin of an admitted request takes precedence over the saved pin, and the saved pin over the bucket's pin.
+        """
         if self._pinned_here is not None:
             return self._pinned_here
         move = self.fleet_move
@@ -309,7 +315,7 @@ class OperatorRequests:
 
         `newest` is the newest version in the store.
         """
-        with self._lock:  # an admitted sync still counts: its moment overrides its version's own
+        with self._lock:  # an admitted sync still counts: the sync's moment overrides the version's moment
             waiting = [
                 request
                 for request in self._open

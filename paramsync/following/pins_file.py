@@ -85,9 +85,10 @@ class PinsFile:
     def __init__(
         self, directory: Path | None, model: str, store: Path, *, given: Mapping[str, int] | None = None
     ) -> None:
-        """`given` are the labels from the settings. A label that changed since the file was written overrides the file.
+        """`given` are the labels from the settings.
 
-        A file that was written for another store is ignored, because that store has other versions.
+        A label that changed in the settings since the file was written overrides the file. A file that was written for
+        another store is ignored, because that store has other versions.
         """
         self._model = model
         self._store = str(store.absolute())
@@ -115,7 +116,7 @@ class PinsFile:
         return self._known
 
     def write(self, choices: Choices) -> None:
-        """Save the choices if they changed. Choices that did not change stay as another process may have saved them."""
+        """Save the choices that changed. The file keeps all other choices, which another process may have saved."""
         if self._path is None or choices == self._known:
             return
         before, self._known = self._known, choices
@@ -130,9 +131,9 @@ class PinsFile:
         self._save(Choices(pinned=pinned, labels=labels, beside=beside))
 
     def _content(self) -> tuple[Choices, Mapping[str, int]] | None:
-        """Return the choices in the file, and the labels that the settings had when it was written.
+        """Return the file's choices, updated as in `read`, and the settings' labels at the time of the last write.
 
-        Returns None if there is no file, or if it is about another store. Raises one of _ERRORS if it cannot be read.
+        Returns None if there is no file, or the file is about another store. Raises _ERRORS for an unusable file.
         """
         if self._path is None:
             return None

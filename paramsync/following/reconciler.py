@@ -29,7 +29,7 @@ _CLOCK_SECONDS = 1.0  # how often the clock is read while a version waits for it
 
 
 class _OvertakenError(Exception):
-    """Ends a restore in progress, because a request or a change of the store overtook it, or because `ended` is set."""
+    """Ends a restore that a request, a moment or a change of the store overtook, or that runs while `ended` is set."""
 
 
 class Reconciler:
@@ -138,7 +138,7 @@ class Reconciler:
             self._soon(self._looks.left(now))
         else:
             self._looks = Backoff()
-        # the lock of a copy belongs to the mirror
+        # in a copy of a bucket, the mirror holds the lock, and the note says how the publisher ended
         self._report.set_publisher(look.publisher if note is None else note.publisher)
         absent = look.latest is None and look.problem is None
         absence = diagnosis.absence(self._replica.source.path) if absent else ""
@@ -219,7 +219,7 @@ class Reconciler:
         return swapped
 
     def _advance(self, look: Look, pinned: int | None) -> Version | None:
-        """Swap to the version that the policy names, or to the next best if it cannot be used."""
+        """Swap to the version that the policy names, or to the next best if that version cannot be used."""
         published, serving = look.published or [], self._serving
         if look.problem is not None and serving is not None and pinned is None:
             # The look failed in part and may have missed newer versions, so lower numbers do not prove that the store
@@ -306,7 +306,7 @@ class Reconciler:
         self._replica.swap(resident)
         moment = self._moved_at or self._moments.of(resident.version)
         if self._serving is None or self._follows_since is None or (moment or 0.0) < self._follows_since:
-            moment = None  # the moment was before this follower began, or was last pinned or unpinned
+            moment = None  # the moment came before this follower began, or before the last pin or unpin
         self._waiting = [other for other in self._waiting if other.version.number > candidate.number]
         left = None if self._serving is None else self._serving.number
         self._serving = candidate
