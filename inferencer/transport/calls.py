@@ -35,11 +35,11 @@ from .errors import logged_status
 from .memory_budget import LARGE, MemoryBudget, MemoryShare
 from .methods import Method
 
-_MOST = 1 << 13  # open calls; above this number, a connection may have only an equal part of them
+_MOST = 1 << 13  # open calls; above this number, each connection may have an equal share of this number at most
 _MOST_SILENT = 1 << 10  # most calls that wait for their message
 _PATIENCE = 60.0  # seconds in which the message of a silent call must come
 _PATIENCE_AT_THE_END = 4.0  # seconds: the limit for silent calls while the server stops
-_LOOKS = 4  # how many times within the patience late calls are looked for
+_LOOKS = 4  # silent calls are checked so many times within the patience
 _AT_ONCE = 64  # most calls that start in one turn of the event loop, because other events need the loop, too
 _MOST_OF_NEWCOMERS = 128  # most predictions of newcomers at a time, so that the queue keeps room for other callers
 _UNPACKED_AT_ONCE = 2  # most messages decompressed at a time
@@ -280,8 +280,10 @@ class Calls:
         return self._budget.share()
 
     def hold(self, connection: Connection, share: MemoryShare, size: int) -> None:
-        """Set a call's share to the bytes of messages that the call holds. If the budget is exceeded, end calls of the
-        connection that holds most."""
+        """Set a call's share to the bytes of messages that the call holds.
+
+        If the budget is exceeded and messages hold more than LARGE bytes, end calls of the connection that holds most.
+        """
         more = size - share.size
         share.keep(size)
         self.coming += more

@@ -53,7 +53,8 @@ class Connections:
         self._most_seconds = most_seconds
         self._most = most_connections()
         self._all: set[Connection] = set()
-        # For each address, the connections that may be closed to make room, each with its `heard` at the last look.
+        # For each address, the connections that may be closed to make room, each with its `heard` when `_quiet` last
+        # examined the connection.
         self._of_hosts: dict[str, OrderedDict[Connection, float]] = {}
         self._leaving: OrderedDict[Connection, None] = OrderedDict()  # closed to make room; the oldest first
         self._looking: asyncio.TimerHandle | None = None
@@ -123,9 +124,9 @@ class Connections:
     def _quiet(self, newcomer: Connection, *, is_full: bool) -> Connection | None:
         """Find a connection to close, at the addresses with the most connections.
 
-        The connection must have no call, and must have sent nothing since the last look. A full port is less strict:
-        calls whose client takes no answers do not count, and if all connections have sent something, the connection
-        that has been silent longest is chosen.
+        The connection must have no call, and must have sent nothing since this method last examined it. A full port is
+        less strict: calls whose client takes no answers do not count, and if every connection without a call has sent
+        something, the connection that has been silent longest is chosen.
         """
         settled = self.loop.time() - (0.0 if is_full else _NEW_SECONDS)
         for host in nlargest(_HOSTS_LOOKED_AT, self._of_hosts, key=lambda host: len(self._of_hosts[host])):

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 _MOST = 1 << 18  # most bytes of a request that is not a prediction, because it is parsed on the event loop
 _MOST_STREAMS = 512  # most streams of each port, because callers may keep streams open for ever
-_MOST_WAITING = 256  # most calls of each method that does not predict; a call may wait for a version to serve
+# Most open calls of each method with one request and one answer, predictions excepted: a call may wait until a version
+# serves.
+_MOST_WAITING = 256
 
 Run: TypeAlias = "Callable[[Call], Awaitable[None]]"
 Respond: TypeAlias = "Callable[[Call], AsyncGenerator[bytes, None]]"
@@ -79,7 +81,7 @@ def _run(method: Any, described: MethodDescriptor, admission: Admission, streams
 
 
 def _stream(respond: Respond, streams: Slots) -> Run:
-    """Handle a call with any number of answers. The call takes a place for streams."""
+    """Return a handler for calls with any number of answers. Each call holds a place in `streams`."""
 
     async def run(call: Call) -> None:
         with streams.one(call.peer):
@@ -113,7 +115,7 @@ def _answered(method: Any, described: MethodDescriptor, admission: Admission) ->
 
 
 def _responses(method: Any, described: MethodDescriptor, admission: Admission) -> Respond:
-    """Handle a call with one request and any number of answers."""
+    """Return a function that answers a call with one request and any number of answers."""
     parsed = _parser(described)
 
     async def respond(call: Call) -> AsyncGenerator[bytes, None]:

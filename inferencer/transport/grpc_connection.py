@@ -70,7 +70,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self._turns = turns
         self._loop = calls.loop
         self._input = b""  # received, not yet handled
-        self._will_flush = False  # whether a flush follows in this turn of the event loop
+        self._will_flush = False  # whether a flush follows, in this turn of the event loop or in the next turn
         self._is_ending = False
         self._is_deaf = False  # the client has closed its sending side
         self._pinged: float | None = None
@@ -93,7 +93,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        # Pause writing as soon as a byte waits for the kernel: `http2.held` then says whether any does. A plain
+        # Pause writing as soon as a byte waits for the kernel, so that `http2.held` says whether a byte waits. A plain
         # transport pauses above `high`, a TLS transport already at `high`.
         by_tls = transport.get_extra_info("ssl_object") is not None
         self.transport.set_write_buffer_limits(high=int(by_tls), low=0)
@@ -274,7 +274,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
             share.leave()
 
     def flush_soon(self) -> None:
-        """Flush at the end of this turn of the event loop, with other answers; at once if no call is open."""
+        """Flush in the next turn of the event loop, together with other answers; at once if no call is open."""
         if self._will_flush:
             return
         if self.calls:

@@ -35,7 +35,7 @@ class GrpcPort:
         message_bytes: int,
         connection_seconds: float | None = None,
     ) -> None:
-        """See `methods_of` for `methods`. Connections older than `connection_seconds` take no new calls."""
+        """See `methods_of` for `methods`, and `Connections` for `connection_seconds`."""
         self.connections = Connections(most_seconds=connection_seconds)
         self.calls = Calls(methods, budget, self.connections, message_bytes=message_bytes)
         self.awaited = self.calls.awaited

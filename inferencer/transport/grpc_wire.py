@@ -34,7 +34,7 @@ _SMALL = 1 << 12  # bytes: smaller parts of a message are joined, because a smal
 _SAFE = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
 
 BEGINNING = STATUS_200 + encoded(b"content-type", _TYPE.encode())
-"""The headers of a response that has messages."""
+"""The headers with which every gRPC response begins, with or without messages."""
 _ACCEPTS = encoded(b"grpc-accept-encoding", ",".join(_WINDOWS).encode())
 _OK = encoded(b"grpc-status", b"0")
 

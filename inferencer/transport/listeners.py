@@ -107,8 +107,8 @@ class Acceptor:
     def stop(self, *, handed_on: bool = False) -> None:
         """Stop accepting, and refuse connections that wait to be accepted.
 
-        If `handed_on`, another process accepts the waiting connections from the same listeners instead. A UNIX socket
-        refuses its waiting connections only once all processes have closed it.
+        A UNIX socket refuses its waiting connections only once all processes have closed the socket. If `handed_on`,
+        nothing is refused: another process accepts the waiting connections from the same listeners.
         """
         listeners, servers = self._listeners, self._servers
         self._listeners, self._servers = [], []

@@ -11,7 +11,7 @@ from paramsync.host import memory
 
 SHARES = 12  # the budget is so many times the size of the largest message
 _STRING = 40  # bytes that a string takes in addition to its content
-_GIVEN_BACK = 8  # the heap is trimmed each time memory of an eighth of the budget was freed
+_GIVEN_BACK = 8  # the heap is trimmed each time an eighth of the budget has been freed
 _SOON = 0.1  # seconds until the memory of a returned share is really freed
 LARGE = 1 << 20  # bytes: a larger share leaves a gap in the heap; small shares fill each other's gaps
 BRIEF = 4096  # bytes: smaller requests need no share, because their number is limited

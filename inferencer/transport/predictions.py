@@ -32,7 +32,7 @@ _LARGE = 1 << 17  # bytes
 _LOOKED_AT = 1000  # most fields looked at to estimate the memory of a small message
 _BESIDE = 2  # additional copies of a parsed message's values: as arrays, and in TensorFlow
 _WRITTEN = 3  # copies of an answer: as a message, as bytes, and in the send buffer
-_UNREAD = 2  # copies of an answer that is not read: as bytes, and in the send buffer
+_UNREAD = 2  # copies of an answer that the client has not read yet: as bytes, and in the send buffer
 
 
 VERSION = "paramsync-version"
@@ -101,7 +101,7 @@ class Predictions:
                 share.need(_taken(size, size))
                 share.need(_taken(size, await self._aside(partial(unfolded, kind.DESCRIPTOR, content))))
                 request, questions = await self._aside(partial(_read, method, kind, content))
-            # Known only after `method.read`, because one value in a request may stand for many.
+            # The size of the values is known only now, because one value in a request may stand for many.
             if (values := weight(questions[0].inputs)) > BRIEF:
                 share.need(max(share.size, size + _BESIDE * values))
             if len(questions) == 1:
@@ -155,7 +155,7 @@ class Predictions:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _check_size(self, found: int, *, most: int | None = None) -> None:
-        """Raise TooLargeError if an answer exceeds the largest message, or `most`."""
+        """Raise TooLargeError if an answer exceeds `most` bytes, by default the size of the largest message."""
         if found > (self._most if most is None else most):
             raise TooLargeError("answer", limit=self._most, found=found)
 

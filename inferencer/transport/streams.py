@@ -34,8 +34,8 @@ class Slots:
 
     @contextmanager
     def one(self, connection: str) -> Iterator[None]:
-        """Hold a place for the current task within this context. Raises BusyError if no place is free, or once the
-        place is lost.
+        """Hold a place for the current task within this context. Raises BusyError if no place is free and none can be
+        taken from another caller, or once the place is lost.
 
         `connection` is the caller's address in gRPC's form, such as ipv4:127.0.0.1:1234.
         """
@@ -53,7 +53,12 @@ class Slots:
             self._places.pop(place, None)
 
     def _make_room(self, newcomer: _Place) -> None:
-        """Take a place from the address or, within the newcomer's address, from the connection that holds most."""
+        """Take a place from the address that holds most, unless the newcomer's address would then hold more.
+
+        In that case, take a place from the newcomer's address, unless the newcomer's connection would then hold more
+        than the connection that lost the place: raise BusyError instead. Within an address, the connection that holds
+        most loses its newest place.
+        """
         addresses = Counter(place.address for place in self._places)
         [(address, most)] = addresses.most_common(1)
         if most <= addresses[newcomer.address] + 1:
@@ -94,7 +99,7 @@ class PredictionStream(Protocol):
 def each(
     method: PredictionStream, answer: Answering, share: Callable[[], MemoryShare]
 ) -> Callable[[Call], AsyncGenerator[bytes, None]]:
-    """Answer the requests of a stream in order. A refused request does not end the stream."""
+    """Return a handler that answers a stream's requests in order. A refused request does not end the stream."""
 
     async def respond(call: Call) -> AsyncGenerator[bytes, None]:
         async with aclosing(until(method.draining, call.read)) as requests:

@@ -32,8 +32,9 @@ class Turns:
     """Decides which connections' input is taken in a turn of the event loop. Lives on one event loop.
 
     Input is taken as it comes until one millisecond of a turn is spent. From then on, connections at or above a
-    newcomer's cost wait, and their sockets are not read. In the next turns the cheapest connections go first. After ten
-    milliseconds all connections wait, because many may become expensive at the same moment.
+    newcomer's cost wait: a few kilobytes are still read from each of their sockets, then nothing until their turn. In
+    the next turns the cheapest connections go first. After ten milliseconds all connections wait, because many may
+    become expensive at the same moment.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

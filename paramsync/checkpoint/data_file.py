@@ -167,7 +167,10 @@ class DataFile:
         return all(any(first <= start and stop <= last for first, last in self._frozen) for start, stop in frozen)
 
     def lend(self) -> int:
-        """Return a descriptor for another process to map. The lock lasts until it is closed and unmapped everywhere."""
+        """Return a descriptor for another process to map.
+
+        The lock lasts until every process has closed the descriptor and unmapped the file.
+        """
         return os.dup(self._file.descriptor)
 
     def has_its_name(self, *, folder: int | None = None) -> bool:

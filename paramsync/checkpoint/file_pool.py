@@ -66,9 +66,9 @@ class FilePool:
 
     @contextmanager
     def writing(self, path: Path, size: int) -> Iterator[PooledFile]:
-        """Yield a file of this size or a little more to write. It gets the name `path` when the block ends.
+        """Yield a file to write, of this size or a little larger. The file is renamed to `path` when the block ends.
 
-        If the block fails, there is no such file. Raises OSError.
+        If the block fails, no file is renamed. Raises OSError.
         """
         spare = self._lock_spare(size)
         file = spare or self._create(path.with_name(files.TEMPORARY + path.name), size)

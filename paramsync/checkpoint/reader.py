@@ -150,7 +150,8 @@ class Bundle:
     def faults(self, advance: Callable[[int], None], *, finite: bool = False) -> dict[str, ParamsyncError]:
         """Return, by name, the error of each tensor that `verify` would refuse. Needs little memory for large files.
 
-        Runs on several threads, each of which calls `advance` with the number of bytes that it read.
+        Unlike `verify`, checks the values of bools only if `finite`. Runs on several threads, each of which calls
+        `advance` with the number of bytes that it read.
         """
         wrong: dict[str, ParamsyncError] = {}
         places: dict[_Place, list[tuple[str, Entry]]] = {}
@@ -247,7 +248,8 @@ class Bundle:
     def prefault(self, names: Iterable[str]) -> None:
         """Bring the tensors into the page table, so that no request waits for their pages later.
 
-        Runs on this thread and releases the GIL. Raises CorruptCheckpointError if a file was truncated.
+        Runs on this thread and releases the GIL. Raises CorruptCheckpointError if a file was truncated, UnreadableError
+        if it cannot be read now.
         """
         pieces = self._pieces(names)
         for piece in pieces:

@@ -397,7 +397,8 @@ def _digest(contents: list[Array], done: Callable[[int], object]) -> list[bytes]
 def _key(name: object) -> bytes:
     """Return a tensor's name as bytes, the form in which the index sorts names. Raises ParameterError."""
     key = name.encode(errors="replace") if isinstance(name, str) else b""
-    # these would be the header's key, the key of a slice, or text with a lone surrogate
+    # An empty key is the key of the header, a key that begins with NUL is the key of a slice, and UTF-8 has no lone
+    # surrogates.
     if not key or key[0] == 0 or key.decode() != name:
         expected = "names in UTF-8 that are neither empty nor begin with NUL"
         raise ParameterError("a checkpoint", expected=expected, found=files.shown(name))
@@ -424,7 +425,7 @@ def decide(
     `shards` describes the last checkpoint: for each shard its bytes when it was written, and the names of its tensors.
 
     1. Link each shard that has enough unchanged bytes, if at least half of its bytes are still in use.
-    2. If that makes more than LINKED shards, link only the largest.
+    2. If that makes more than LINKED shards, link only the LINKED / 2 shards with the most unchanged bytes.
     3. Move the other unchanged tensors to a shard of their own, if they are large enough together.
     4. Write all remaining tensors to another shard.
     """
