@@ -51,8 +51,8 @@ class Draft:
 
     - `graph_def` may have nodes that no output of a signature needs. They are ignored.
     - `tables` are lookup tables with their contents. `seeds` are the states of Keras SeedGenerators, by node.
-    - An input of a signature may be any tensor. An output must depend on it, unless `unused_inputs` is set. Missing
-      dtypes of outputs are inferred.
+    - An input of a signature may be any tensor. At least one output must depend on each input, unless `unused_inputs`
+      is set. Missing dtypes of outputs are inferred.
     - `called` maps a parameter to the framework's name of its variable. `object_graph(names)` makes the object graph
       for a checkpoint of the parameters with these names.
     - `refused` has the reason for each signature that was left out because it cannot be served.

@@ -31,7 +31,7 @@ def join(
 
     Args:
         first: The Graph that is computed first.
-        second: The Graph that is computed with its outputs.
+        second: The Graph that reads outputs of `first`.
         inputs: Maps an input of `second` to the output of `first` that it reads. The other inputs of `second` and all
             inputs of `first` are inputs of the joint Graph.
         prefixes: A prefix for each Graph. A prefix and a slash are put before the name of each parameter, and before
@@ -79,7 +79,7 @@ def join(
 
 
 class _Half:
-    """One of the two graphs, with a prefix before all its names except the names of inputs and outputs."""
+    """One of the two graphs, with a prefix before the names of its nodes and parameters."""
 
     def __init__(self, graph: Graph, prefix: str, signature: str) -> None:
         if signature not in graph.signatures:

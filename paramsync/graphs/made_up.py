@@ -28,9 +28,9 @@ def made_up(dtype: tf.DType, shape: Sequence[int]) -> tf.Tensor:
 
 
 def difference(found: Any, expected: Any, rounding: float) -> str:
-    """Describe how two arrays of one dtype differ.
+    """Describe how two arrays of one dtype differ; "" if they agree.
 
-    Returns "" if they differ by at most `rounding` times the largest expected value.
+    Floats may differ by `rounding`, relative to the largest expected value. All other values must be equal.
     """
     if found.shape != expected.shape or found.dtype.kind not in "fcV":  # bfloat16 is of kind V
         return "" if np.array_equal(found, expected) else "in value"

@@ -16,7 +16,7 @@ PLACEHOLDERS = frozenset({"Placeholder", "PlaceholderV2"})
 """Placeholders without a default value."""
 
 REFERENCES = frozenset({"Variable", "VariableV2"})
-"""Ops of TensorFlow 1's reference variables. Other ops take their output directly, without an op that reads it."""
+"""Ops of TensorFlow 1's reference variables. Ops take the output of such a variable directly, without a reading op."""
 
 VARIABLES = REFERENCES | {"VarHandleOp"}
 

@@ -1,4 +1,4 @@
-"""Checks that parameters fit a graph, and puts them in the graph's order. Takes them by name or from a checkpoint.
+"""Takes parameters by name or from a checkpoint, checks that they fit a graph, and puts them in the graph's order.
 
 The key of a variable in a checkpoint is the shortest path to it from the saved object. So the key can differ between
 checkpoints: an optimizer may add a shorter path, a Checkpoint that contains the model makes the path longer, and an
@@ -44,7 +44,7 @@ def arrange(graph: Graph, values: Mapping[str, Any], *, where: str = "the graph"
 
 
 def read(graph: Graph, checkpoint: Path | Bundle, *, where: str | None = None) -> tuple[tf.Tensor, ...]:
-    """Read the parameters of a graph from a checkpoint of ours or of TensorFlow. Other tensors in it are ignored.
+    """Read the parameters of a graph from a checkpoint of ours or of TensorFlow. Ignores all other tensors.
 
     Checks the checksums of the parameters, and that all values are finite. `checkpoint` is a prefix or a bundle. The
     tensors share the bundle's memory if that is safe. Raises ParameterError for a parameter that is missing or does not

@@ -26,7 +26,7 @@ from paramsync.v1 import graph_pb2
 
 # Limits for a graph. Real graphs stay below a tenth of each limit.
 EXPANDED = 1_000_000  # nodes once all calls are inlined, as TensorFlow inlines them
-BUILT = 2_000_000  # nodes and parameters of all signatures together: each signature is built with all of them
+BUILT = 2_000_000  # nodes and parameters of all signatures together: each signature counts all nodes and parameters
 ENDS = 1 << 18  # parameters, tables, inputs and outputs: a checkpoint has the same limit for tensors
 DEPTH = 100  # nested calls of functions
 REPEATED = 256 << 20  # bytes that constants take in memory in addition to their bytes in the file
@@ -96,7 +96,7 @@ def check(graph_def: Any, *, allowed: Collection[str] = ()) -> None:
 
 
 def check_signatures(message: graph_pb2.Graph, graph_def: Any) -> None:
-    """Raise UnsafeGraphError for too many parameters or signatures."""
+    """Raise UnsafeGraphError for too many arguments and outputs, or too many nodes in all signatures together."""
     arguments = len(message.parameters) + len(message.tables)
     ends = sum(len(signature.inputs) + len(signature.outputs) for signature in message.signatures.values())
     _check_at_most("parameters, tables, inputs and outputs", arguments + ends, ENDS)
@@ -126,7 +126,10 @@ def _check_ops(graph_def: Any, allowed: Collection[str]) -> None:
 
 
 def _check_size(graph_def: Any) -> None:
-    """Refuse recursion, too many nodes, and constants that take far more bytes in memory than in the file."""
+    """Refuse a graph that would take too much memory, or on which TensorFlow would abort or recurse without end.
+
+    Checks the numbers of nodes and tensors, the constants' sizes in memory, repeated names, merges, and nested calls.
+    """
     sizes: dict[str, int] = {}
     calls: dict[str, list[str]] = {}
     repeated, tensors = 0, 0

@@ -71,7 +71,7 @@ def from_proto(shape: bundle_pb2.TensorShape) -> Shape:
 # Parameters in a checkpoint ------------------------------------------------------------------------------------------
 
 KeysOf = Callable[[Bundle, list[str], Mapping[str, str]], dict[str, str]]
-"""Finds the keys of a bundle for names that are not keys in it. The last argument is `Wanting.called`."""
+"""Finds a bundle's keys for names, some of which are not keys of it. The last argument is `Wanting.called`."""
 
 
 class Wanting(Protocol):

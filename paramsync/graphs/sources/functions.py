@@ -21,7 +21,10 @@ def is_function(source: Any) -> bool:
 
 
 def trace(function: Any, inputs: Any = None, *, what: str = "the function") -> Trace:
-    """Trace a function. Without an input_signature it needs `inputs`: specs of its arguments, in order or by name."""
+    """Trace a function.
+
+    A function without an input_signature needs `inputs`: specs of its arguments, in order or by name.
+    """
     if isinstance(function, tf.types.experimental.ConcreteFunction):
         if inputs is not None:
             raise GraphError(f"{what} has its inputs already: leave inputs= out")
@@ -58,7 +61,7 @@ def trace_anew(function: Any, inputs: Any = None, *, what: str = "the function",
 
 
 def _name_ends(function: Any) -> Trace:
-    """Make a Trace of a ConcreteFunction. Inputs get the names of its arguments, outputs the keys of its result."""
+    """Make a Trace of a ConcreteFunction. Inputs get the arguments' names, outputs the keys of the result."""
     count = len(function.inputs) - len(function.captured_inputs)
     inputs = [name for path, spec in _arguments(function) for name in components(path, spec)]
     if len(inputs) != count:  # a pruned function: use the names of its placeholders
@@ -77,7 +80,7 @@ def result_names(function: Any, names: Sequence[str] = ()) -> list[str]:
 
 
 def reason(error: Exception) -> str:
-    """Return the message of an error in one line, without autograph's traceback, and Keras' colours and arguments."""
+    """Return the message of an error in one line. Drops autograph's traceback, and Keras' colours and arguments."""
     text = _COLOURS.sub("", str(error)).partition("\n\nArguments received by ")[0]
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines[:1] == ["in user code:"]:

@@ -113,8 +113,8 @@ def _called_with_training(model: Any) -> Iterator[keras.Operation]:
 def _trace_symbolically(model: keras.Model) -> Trace:
     """Trace a functional or sequential model.
 
-    If its first call built a sequential model, the model's input spec has the batch size of that call. So batches of
-    any size are tried first.
+    The input spec of a sequential model has the batch size of the first call, if this call built the model. So batches
+    of any size are tried first.
     """
     inputs = _symbolic(model)
     if isinstance(model, keras.Sequential) and isinstance(inputs.spec, tf.TensorSpec) and inputs.spec.shape.rank:

@@ -74,7 +74,7 @@ def v1_graph(meta: Any, where: str, foreign: Foreign) -> V1Graph:
     """Return the graph of a MetaGraphDef, with its variables and the nodes that fill its tables."""
     collections, keys = meta.collection_def, tf.compat.v1.GraphKeys
     variables = collections[keys.GLOBAL_VARIABLES].bytes_list.value if keys.GLOBAL_VARIABLES in collections else ()
-    # names an operation that runs before a SavedModel's first prediction
+    # `main` names an operation that runs before a SavedModel's first prediction
     main = meta.signature_def.get("__saved_model_init_op")
     fillers = [] if main is None else [end.name for end in main.outputs.values()]
     for key in (keys.TABLE_INITIALIZERS, "saved_model_main_op", "legacy_init_op"):

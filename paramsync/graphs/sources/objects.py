@@ -48,7 +48,7 @@ class _Tracked:
 
 
 def objects(root: Any) -> list[Any]:
-    """Return everything under `root` that TensorFlow tracks, and `root` itself."""
+    """Return `root` and all objects under `root`, including members of lists and dicts of Keras layers."""
     return [tracked.item for tracked in _walk(root)]
 
 
@@ -186,7 +186,8 @@ class KeptValues:
         places = set()
         for place, (attributes, held, value) in self._kept.items():
             now = attributes.get(place[1])
-            is_fixed = held is None or value is held  # unlike a list, array or table, which can be written to
+            # a list, table or small array can be written to; a large array counts as fixed
+            is_fixed = held is None or value is held
             if (now is held and is_fixed) or place in unless:
                 continue
             if not _same(_value(now), value):
@@ -217,7 +218,7 @@ def _attributes(holder: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _value(held: Any) -> Any:
-    """Return a value to compare later: a copy of a value that can be written to; _NOTHING if no graph contains it."""
+    """Return a value to compare later: a copy of a value that can be written to; _NOTHING for an unwatched value."""
     kind = type(held)
     if kind in _UNKEPT:
         return _NOTHING
@@ -242,7 +243,7 @@ def _value(held: Any) -> Any:
 
 
 _UNKEPT: set[type] = {type(None), bool, int, float, str}
-"""Types whose values are never in a graph. `_value` adds the types that it meets."""
+"""Types whose values are not watched for changes. `_value` adds each type that it cannot compare."""
 
 
 def _same(one: Any, other: Any) -> bool:

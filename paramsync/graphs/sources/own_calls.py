@@ -31,8 +31,8 @@ _OTHER_ROUNDING = 1e-3
 def compare(graph: Graph, signature: str, trace: Trace, values: Sequence[tf.Tensor]) -> None:
     """Raise GraphError if the graph gives other shapes than the model, or values that differ by more than rounding.
 
-    `values` are the graph's parameters. Compares nothing if the graph draws random numbers, or the model fails for the
-    made-up inputs.
+    `values` are the graph's parameters. Compares nothing if the trace has no call of the model, the graph draws random
+    numbers, the model fails for the made-up inputs, or TensorFlow does not execute eagerly.
     """
     if trace.own is None or graph.stochastic or not tf.executing_eagerly():
         return
@@ -52,7 +52,7 @@ def compare(graph: Graph, signature: str, trace: Trace, values: Sequence[tf.Tens
 
 
 def _called(own: Own, signature: str) -> tuple[list[tf.Tensor], list[tf.Tensor] | None]:
-    """Call the model on made-up inputs. Returns the input tensors and the results; None for results if it fails."""
+    """Call the model on made-up inputs. Returns the input tensors and the results; ([], None) if the call fails."""
     why = ""
     for sizes in _SIZES if any(None in (spec.shape or ()) for spec in own.specs) else _SIZES[:1]:
         try:

@@ -30,7 +30,7 @@ from paramsync.host import files
 from paramsync.v1 import graph_pb2
 
 _SERVE = "serve"  # the tag of the meta graph that predicts
-_INTERNAL = "__saved_model_"  # prefix of internal signatures, which restore variables
+_INTERNAL = "__saved_model_"  # prefix of internal signatures, such as the signature of the initialising operation
 _MAIN = "__saved_model_init_op"
 _MOST = 200_000  # the most operations of functions that restore or initialise
 _TRIED = 64  # the most signatures that are built one by one, to find which can be served
@@ -64,7 +64,7 @@ class SavedModel:
         self.signatures = sorted(self._signatures)
 
     def draft(self, signatures: Collection[str] | None = None) -> Draft:
-        """Draft all signatures, or the named signatures. Parameters have their keys in the `variables` checkpoint.
+        """Draft all signatures, or the named signatures. Parameters are named by their keys in the checkpoint.
 
         Raises GraphError, UnsafeGraphError for ops that are not safe.
         """
@@ -179,7 +179,7 @@ def _assets(directory: Path, meta: Any) -> dict[str, Asset]:
 
 
 def _called(meta: Any, keys: Iterable[str]) -> dict[str, str]:
-    """Return the name of each checkpoint key's variable in the program that saved the model."""
+    """Return, by checkpoint key, the name that a variable had in the program that saved the model."""
     ways = Ways(meta.object_graph_def.nodes)
     numbers = {key: ways.node(key) for key in keys}
     return {key: ways.nodes[number].variable.name for key, number in numbers.items() if number is not None}

@@ -34,7 +34,7 @@ _LOOPS = frozenset({"For", "NextIteration", "RefNextIteration", "StatelessWhile"
 
 
 def live_table(handle: Any, node: str, graph_def: Any) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return the keys and values of the table that `node` stands for. Raises GraphError if it is not a table.
+    """Return the keys and values of the table that `node` stands for. Raises GraphError unless they can be told.
 
     Reading a table with wrong dtypes ends the process. So the dtypes come from the ops that look up keys in the table.
     """
@@ -126,9 +126,9 @@ def v1_tables(
 ) -> list[graph_pb2.Table]:
     """Return the tables among the nodes `wanted`, with their contents.
 
-    Runs the operations that `fillers` need. If these do not fill a table, runs all operations that fill it. Raises
-    GraphError for a table that nothing in the graph fills. With `foreign`, only safe ops run, and only the graph's own
-    files are read.
+    To fill a table, runs the filling operations that `fillers` need, or all its filling operations if `fillers` need
+    none. Raises GraphError for a table that nothing in the graph fills. With `foreign`, only safe ops
+    run, and only the graph's own files are read.
     """
     tables = [node for node in wanted if node.op in TABLES]
     if not tables:
@@ -153,10 +153,9 @@ def v1_tables(
 
 
 def _fillers_of(tables: Sequence[Any], nodes: Mapping[str, Any], fillers: Collection[str]) -> list[str]:
-    """Return the operations that fill these tables.
+    """Return the operations that fill these tables, without operations that fill a table from a Saver's checkpoint.
 
-    For each table, returns the operations that `fillers` need. If `fillers` need none of these, all of them are
-    returned.
+    If `fillers` need only some of the operations that fill a table, the other operations are left out.
     """
     restored = _restored(nodes)
     filling: dict[tuple[str, str], list[str]] = defaultdict(list)

@@ -69,7 +69,7 @@ def connect(
             source.
         scopes: The scope of each source; by default graph1, graph2 and so on.
         outputs: Names of the outputs. Only operations that the outputs need are imported, and placeholders among them
-            become inputs. By default the outputs are all outputs of signatures of sources that no other source reads.
+            become inputs. By default, each source that no other source reads gives the outputs of all its signatures.
         placeholders: Names of tensors that become inputs too, such as the tensors of an input pipeline.
         graph: The target graph; by default the default graph.
         device: The device of all operations, "" for any; by default the devices of the sources.

@@ -61,7 +61,7 @@ def inside(contexts: Iterable[Context]) -> frozenset[str]:
 
 
 def needed(contexts: Iterable[Context], taken: Collection[str]) -> list[str]:
-    """Return the tensors that the contexts of these nodes need."""
+    """Return the tensors that the contexts of the nodes in `taken` need."""
     return [
         tensor
         for context in contexts

@@ -214,7 +214,8 @@ def synchronise(
     """Build the assignments that copy the values of the source's variables to the target's variables.
 
     Source and target are each a Copy, variables by name, or a sequence of variables, which are paired by position. If
-    the source is a tf.Graph, the target's variables are looked up in it by name; for a Copy, these are its originals.
+    the source is a tf.Graph, each variable of the target is paired with the variable of the same name in the graph. The
+    variables of a Copy count under the names of their originals.
     Raises ParameterError if a variable has no counterpart of the same dtype and shape, GraphError for no variables.
     """
     takers, givers = _by_name(target), _by_name(source)
