@@ -11,12 +11,12 @@ once", the choice is saved when the request is admitted.
 | UNPIN | at once | a complete round ran without the pin | no pin (at once) |
 | LABEL | as PIN | the label names its version | the label |
 | UNLABEL | at once | at once | no label (at once) |
-| PREPARE | once the store was read or its versions are in memory | its versions are in memory | |
+| PREPARE | once the store was read or its versions are in memory | its versions and newest versions are in memory | |
 | BEGIN | as PREPARE | as PREPARE, and the model serves or its store is empty | |
-| CHANGE | at once | its pin serves | the whole change (at once) |
+| CHANGE | at once | its pin serves; its unpin as UNPIN | the whole change (at once) |
 
-The earlier choice stays if the request fails, if its caller gives up, or if another request replaces the request. This
-module uses neither a store nor a replica.
+A choice that is not saved at once is dropped, and the earlier choice stays, if the request fails, if its caller gives
+up, or if another request replaces the request. This module uses neither a store nor a replica.
 """
 
 from __future__ import annotations

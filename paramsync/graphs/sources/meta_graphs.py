@@ -39,7 +39,11 @@ def capture_meta(content: bytes, *, path: Path, inputs: Ends, outputs: Ends, all
 
 
 def read_meta(path: Path) -> Any:
-    """Read the message in a `.meta` file. Raises UnfinishedMetaError, UnsafeGraphError if it is too large."""
+    """Read the message in a `.meta` file.
+
+    Raises UnfinishedMetaError, UnsafeGraphError if the message would take too much memory, and CorruptCheckpointError
+    if the file is not regular or too large.
+    """
     try:
         content = files.content(path, limit=files.MAX_MESSAGE)
     except OSError as error:

@@ -118,7 +118,11 @@ class SavedModel:
 
 
 def parsed_saved_model(directory: Path) -> Any:
-    """Read the message of the SavedModel in a directory. Raises GraphError; UnsafeGraphError if it is too large."""
+    """Read the message of the SavedModel in a directory.
+
+    Raises GraphError, UnsafeGraphError if the message would take too much memory, OSError, and CorruptCheckpointError
+    if the file is not regular or too large.
+    """
     path = directory / "saved_model.pb"
     try:
         content = files.content(path, limit=files.MAX_MESSAGE)

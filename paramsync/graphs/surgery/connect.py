@@ -34,7 +34,7 @@ class Connected:
     _checkpoints: Mapping[str, str] = field(repr=False)
 
     def initialise(self, session: tf.compat.v1.Session) -> None:
-        """Restore each scope that has a checkpoint, then initialise all other variables, such as optimizer slots."""
+        """Restore each scope that has a checkpoint, then initialise all other variables, and the tables."""
         check_session(session, self.graph, "session")
         for scope, checkpoint in self._checkpoints.items():
             self.savers[scope].restore(session, checkpoint)
