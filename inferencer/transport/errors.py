@@ -24,7 +24,7 @@ def status_of(error: BaseException) -> tuple[grpc.StatusCode, str]:
 
 
 def is_unforeseen(error: BaseException) -> bool:
-    """Whether this process is at fault: no table has the error, and no graph raised it."""
+    """Whether this process is at fault: `CODES` has no status for the error, and no graph raised it."""
     return code_of(error, CODES) is None and not hasattr(error, "error_code")
 
 

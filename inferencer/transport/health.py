@@ -65,7 +65,7 @@ class Health:
             changed, code, draining = self._changed, self._code(request.service), self._draining
             if code != last:
                 yield health_pb2.HealthCheckResponse(status=code)
-            if draining:  # not `self._draining`: if that changed since, NOT_SERVING is still to be sent
+            if draining:  # as read above: if the drain began after `_code`, NOT_SERVING must still be sent
                 return
             last = code
             await changed.wait()

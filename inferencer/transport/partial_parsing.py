@@ -20,7 +20,9 @@ _M = TypeVar("_M", bound=Message)
 
 PIECE = 1 << 17  # bytes; parsing so many takes a dozen milliseconds at worst
 MOST_FIELDS = 1 << 20
-"""The limit of fields in a message above PIECE bytes, nested messages included. Packed values count as one field."""
+"""The limit of fields in a message above PIECE bytes, fields of nested messages above PIECE bytes included.
+
+A smaller nested message counts as one field, and so do packed values."""
 _DEEPEST = 64  # levels of nested messages; protobuf itself allows 100
 _FIRST = 64  # fields that `beginning` looks at
 _BRIEF = 4096  # bytes: `beginning` leaves out longer fields

@@ -178,7 +178,7 @@ def _read(method: PredictionMethod, kind: type[Message], content: bytes) -> tupl
 def trailers(resident: Resident, now: float) -> Trailers:
     """Return the trailing metadata of an answer: which version answered, and how old it is.
 
-    `now` is in seconds since the epoch. The age is absent if the time of the step is unknown.
+    `now` is in seconds since the epoch. The age is absent if `_done_at` is None for the version or for a part of it.
     """
     parts = resident.parts
     if not parts:

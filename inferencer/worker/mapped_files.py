@@ -3,9 +3,9 @@
 A mapping stays for a while after its last version, because publishers reuse their old files, and mapping and unmapping
 268 MB takes 30 ms.
 
-A file in use has two descriptors. The first comes from the supervisor and holds the lock that keeps publishers from
-writing into the file; it is closed with the last array or tensor of the file. The second has no lock, and belongs to
-the mapping.
+Each call of `map` brings a descriptor from the supervisor, which holds the lock that keeps publishers from writing into
+the file; the descriptor is closed with the last array or tensor of the bytes that the call returned. The mapping has
+another descriptor, without a lock.
 """
 
 from __future__ import annotations

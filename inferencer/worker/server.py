@@ -37,7 +37,7 @@ _ACCEPTING_TURNS = 3  # turns of the event loop: asyncio calls `connection_made`
 _HANDSHAKE_SECONDS = 0.3  # how long to wait for TLS handshakes: a connection is counted only after its handshake
 # Sync is a service of the supervisor, but workers report its health, too.
 _SYNC = sync_pb2.DESCRIPTOR.services_by_name["Sync"].full_name
-GRACE_SECONDS = 20.0  # named in docs/guarantees.md; shorter than `stop_grace_period` in docker-compose.yml
+GRACE_SECONDS = 20.0  # named in docs/deploy.md and operate.md; shorter than `stop_grace_period` in docker-compose.yml
 
 
 class PredictionServer:

@@ -58,7 +58,7 @@ class FileStamp(NamedTuple):
 
 
 def seal_of(stamps: Sequence[FileStamp], directory: Path) -> str:
-    """Return the seal of a version's data files, in their order; "" if the boot or the file system has no identity.
+    """Return the seal of a version's data files, in their order; "" if boot or file system cannot be identified.
 
     The seal covers the identity of the file system, because files of another file system may have the same inodes.
     """

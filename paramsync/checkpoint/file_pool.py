@@ -125,7 +125,7 @@ class FilePool:
             self._close(spare)
         in_use = [file for file in self._files.values() if file not in self._spares]
         for at, file in enumerate(in_use):
-            if at < len(in_use) - MAPPED or file.is_unnamed():  # another program removed the file
+            if at < len(in_use) - MAPPED or file.is_unnamed():  # unnamed: another program removed the file
                 self._close(file)
 
     def close(self) -> None:

@@ -194,7 +194,7 @@ def _add_servers(command: argparse.ArgumentParser) -> None:
         f" (default ${SERVER}, or {INFERENCER})"
     )
     command.add_argument("--server", dest="servers", action="append", metavar="HOST:PORT", help=text)
-    # an older name of --server, and a name for several
+    # --inferencer is an older name of --server; --servers is for a list of several
     command.add_argument("--inferencer", "--servers", dest="servers", action="append", help=argparse.SUPPRESS)
 
 

@@ -69,13 +69,13 @@ class Contents:
 
 @dataclass(slots=True)
 class Look:
-    """Reads the contents of a bucket. Reads each manifest only once, because manifests never change."""
+    """Reads the contents of a bucket. A manifest that was read is not read again, because manifests never change."""
 
     bucket: Bucket
     _manifests: dict[Listed, Manifest | str] = field(default_factory=dict)
 
     def run_once(self) -> Contents:
-        """Raises RemoteError if nothing is published there or the bucket does not answer."""
+        """Read the state and new manifests. Raises RemoteError if there is no readable state or no answer."""
         state = self.bucket.state()
         new = [listed for listed in state.versions if isinstance(self._manifests.get(listed, ""), str)]
         known = self._manifests | read_manifests(self.bucket, new)

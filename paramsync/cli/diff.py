@@ -86,7 +86,7 @@ def _compare(store: Store, arguments: Namespace) -> bool:
 def _versions(store: Store, old: int | None, new: int | None) -> tuple[Version, Version]:
     """Return the versions to compare.
 
-    Raises StoreError if the store has only one version, UnknownVersionError, CorruptCheckpointError.
+    Raises StoreError if nothing is published or no version is older, UnknownVersionError, CorruptCheckpointError.
     """
     _, versions, _ = look(store.path)
     newer = store.latest() if new is None else store.find(new)

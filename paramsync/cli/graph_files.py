@@ -92,8 +92,8 @@ def shown_names(names: Iterable[tuple[str, str | None]]) -> dict[str, str]:
     """Return the names to show for parameters, given as pairs of a name and the name of its variable, if known.
 
     For a variable of a compiled Keras model, TensorFlow's key is a path through the optimizer, which is confusing. So a
-    parameter is shown by its variable's name if a person gave that name and it is unique. Otherwise it is shown by its
-    key, without the ending that all keys have.
+    parameter is shown by its variable's name if a person gave that name, otherwise by its key without the ending that
+    all keys have. If several parameters would be shown alike, each is shown by its whole key.
     """
     pairs = [
         (name, variable if variable and not _UNNAMED.fullmatch(variable) else name.removesuffix(_VALUE))

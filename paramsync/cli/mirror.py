@@ -111,9 +111,10 @@ def _run(arguments: Namespace) -> bool:
 
 
 def _beside(mirror: Mirror, tell: Callable[[Transfer], None], warn: Callable[[str], None]) -> bool:
-    """Run until standard input ends, because the parent program ended. Then copy its last published version.
+    """Run until the parent program ends, and with it standard input. Then copy the last version that it published.
 
-    Each byte on standard input means that there is a new version. Returns whether the last version was copied.
+    Each byte on standard input means that there is a new version. Returns False if the last version could not
+    be copied.
     """
     ending = threading.Event()
 
@@ -141,9 +142,9 @@ def _complain(reason: str) -> None:
 
 @contextmanager
 def _until_told() -> Iterator[tuple[threading.Event, threading.Event]]:
-    """The events `stop` and `news` of a mirror. SIGTERM and Ctrl-C set both, so that the current copy is finished.
+    """The events `stop` and `news` of a mirror. A second signal ends the process.
 
-    A second signal ends the process.
+    The first SIGTERM or Ctrl-C sets both events, so that the mirror finishes its current copy, without retries.
     """
     stop, news = threading.Event(), threading.Event()
 

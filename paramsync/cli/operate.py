@@ -139,7 +139,7 @@ _News = pb.Event | ParamsyncError | Sequence[pb.ModelStatus]
 
 
 def _watch(inferencers: Sequence[Inferencer], arguments: Namespace) -> None:
-    """Print events until Ctrl-C. Servers that do not answer are called again; if there is only one, raise its error."""
+    """Print events until Ctrl-C. If one of several servers does not answer, call it again. Raises all other errors."""
     news: queue.SimpleQueue[tuple[str, _News]] = queue.SimpleQueue()
     ended = threading.Event()
 

@@ -96,7 +96,7 @@ def _show(screen: Console, name: str, array: np.ndarray) -> None:
 
 
 def _text(row: np.ndarray, *, most: int) -> str:
-    """Return the values of a row; only the first and last few if there are more than `most`."""
+    """Return the values of a row: all strings, but of more than `most` numbers only the first and last few."""
     if row.dtype == object:
         return " ".join(map(harmless, _decoded(row).flat))
     text = np.array2string(

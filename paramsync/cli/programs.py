@@ -33,9 +33,10 @@ if os.getppid() != int(parent):  # it ended before
     sys.exit(1)
 os.execv(command[0], command)
 """
-"""A program that asks the kernel to end it with its parent, and then becomes a command, which ends in the same way.
+"""A program that asks the kernel to end it with its parent, and then becomes a command, which the kernel ends likewise.
 
-It replaces a `preexec_fn`, which would run Python between fork and exec and may abort in a process with threads.
+The program is used instead of a `preexec_fn`, which would run Python between fork and exec and may abort in a process
+with threads.
 """
 _ADDRESS = re.compile(r"(\w+) (\S+:\d+)")
 

@@ -196,7 +196,7 @@ def tell(
 
 
 def _next_step(error: ParamsyncError) -> str:
-    """Advice to append to an error's text; empty if the text contains advice."""
+    """Return advice to append to an error's text; empty if there is none, or the text contains it."""
     cause = error.__cause__ if isinstance(error, SyncError) else error
     if not isinstance(cause, CallError) or isinstance(cause, NotReachableError):
         return ""
