@@ -217,9 +217,14 @@ def _change_report(change: ServerChange) -> dict[str, object]:
 
 
 def bucket_faults(bucket: pb.Bucket, now: float) -> Iterator[str]:
-    """Yield why versions do not arrive from a bucket, and for how long it has not answered; nothing if all is well."""
+    """Yield why versions do not arrive from a bucket, how long it has not answered, and whether it replaces the first.
+
+    Yields nothing if all is well.
+    """
     silent = now - bucket.answered_at if bucket.HasField("answered_at") else 0.0
     words = [f"no answer for {duration(silent)}"] if silent > _SILENT_SECONDS else []
     words += [bucket.reason.removeprefix(f"{bucket.address}: ")] if bucket.reason else []
     if words:
         yield f"bucket {bucket.address}: {': '.join(words)}"
+    if (first := bucket.addresses.partition(",")[0]) not in ("", bucket.address):
+        yield f"bucket {bucket.address} is followed in place of {first}: the log says why"

@@ -360,6 +360,16 @@ GOOD = pb.ModelStatus(
             Level.DEGRADED,
             "bucket s3://b/m: no answer for 100 s",
         ),
+        (
+            {"bucket": pb.Bucket(address="s3://us/m", addresses="s3://eu/m,s3://us/m", answered_at=999)},
+            Level.DEGRADED,
+            "bucket s3://us/m is followed in place of s3://eu/m: the log says why",
+        ),
+        (
+            {"bucket": pb.Bucket(address="s3://eu/m", addresses="s3://eu/m,s3://us/m", answered_at=999)},
+            Level.GOOD,
+            "version 7 serves",
+        ),
         ({"state": pb.ModelStatus.DRAINING}, Level.DEGRADED, "the server is stopping"),
         ({"state": pb.ModelStatus.DAMAGED}, Level.BAD, "version 7 serves and is damaged"),
         (NONE, Level.BAD, "no version serves: none has come"),
