@@ -156,8 +156,9 @@ class Predictions:
 
     def _check_size(self, found: int, *, most: int | None = None) -> None:
         """Raise TooLargeError if an answer exceeds `most` bytes, by default the size of the largest message."""
-        if found > (self._most if most is None else most):
-            raise TooLargeError("answer", limit=self._most, found=found)
+        limit = self._most if most is None else most
+        if found > limit:
+            raise TooLargeError("answer", limit=limit, found=found)
 
 
 def _named(method: PredictionMethod, kind: type[Message], found: list[Question] | bytes) -> tuple[str, str, str]:
