@@ -158,7 +158,7 @@ class Predictions:
         """Raise TooLargeError if an answer exceeds `most` bytes, by default the size of the largest message."""
         limit = self._most if most is None else most
         if found > limit:
-            raise TooLargeError("answer", limit=limit, found=found)
+            raise TooLargeError("answer", limit=self._most if found > self._most else limit, found=found)
 
 
 def _named(method: PredictionMethod, kind: type[Message], found: list[Question] | bytes) -> tuple[str, str, str]:
