@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,6 +28,30 @@ _OF_THE_FILE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EN
 _OF_THE_FILE |= {errno.ENAMETOOLONG, errno.EINVAL, errno.EFBIG, errno.EOVERFLOW}
 _NUMBER = re.compile(r"\d+")  # numbers, such as a version's number, differ from failure to failure
 _IRREGULAR = {errno.ELOOP: "a symbolic link", errno.ENXIO: "a socket or a device"}
+
+
+def locked_folder(prefix: str, parent: Path) -> tuple[Path, int]:
+    """Make a folder. Returns it and a descriptor that locks it while any process has the descriptor open.
+
+    Removes this user's unlocked folders with the same prefix first, because the processes that made them were killed.
+    """
+    for left in parent.glob(f"{prefix}*"):
+        with suppress(OSError):
+            lock = os.open(left, _TO_LIST | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.getuid():
+                    shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(lock)
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with suppress(FileNotFoundError):  # before it was locked, another process removed the folder
+            lock = os.open(path, _TO_LIST | os.O_NOFOLLOW)
+            fcntl.flock(lock, fcntl.LOCK_SH)
+            if path.exists():
+                return path, lock
+            os.close(lock)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import threading
@@ -13,6 +14,7 @@ from crc32c import crc32c
 
 from paramsync.checkpoint.tensor_bytes import PORTION
 from paramsync.errors import RemoteError, UnknownVersionError
+from paramsync.host.files import locked_folder
 from paramsync.remote.bucket import PARALLEL, Bucket, asked_once
 from paramsync.remote.download import Download, read_manifest
 from paramsync.remote.manifest import Edge, Manifest, Whole
@@ -20,7 +22,7 @@ from paramsync.remote.state import Listed, State
 from paramsync.remote.transfer import Transfer
 from paramsync.store.store import Store
 
-_folders: set[str] = set()  # folders of open excerpts
+_folders: set[Path] = set()  # folders of open excerpts
 
 
 def remove_all() -> None:
@@ -34,9 +36,9 @@ class Excerpt:
 
     def __init__(self, bucket: Bucket, *, keep: int = 1, folder: Path | None = None) -> None:
         """The local store has room for `keep` versions."""
-        self._folder = tempfile.TemporaryDirectory(prefix="paramsync-", dir=folder)
-        _folders.add(self._folder.name)
-        path = Path(self._folder.name, "store")
+        self._folder, self._lock = locked_folder("paramsync-fetched-", folder or Path(tempfile.gettempdir()))
+        _folders.add(self._folder)
+        path = self._folder / "store"
         self._download = Download(bucket, path, keep=keep, stop=threading.Event())
         self.store = Store(path)
 
@@ -45,8 +47,9 @@ class Excerpt:
 
     def __exit__(self, *error: object) -> None:
         self._download.close()
-        self._folder.cleanup()
-        _folders.discard(self._folder.name)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        os.close(self._lock)
+        _folders.discard(self._folder)
 
     def fetch(self, listed: Listed) -> Transfer:
         """Fetch a version into the local store. Call this in ascending order of versions. Raises RemoteError."""
@@ -56,7 +59,7 @@ class Excerpt:
         except FileNotFoundError as error:
             raise RemoteError(f"version {listed.number} lacks an object: {error}") from error
         except OSError as error:
-            place = f"{error.filename or self._folder.name}: {error.strerror or error}"
+            place = f"{error.filename or self._folder}: {error.strerror or error}"
             raise RemoteError(f"{place}: set TMPDIR to a folder with room for the version") from error
 
 

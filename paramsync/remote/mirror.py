@@ -6,7 +6,9 @@ It polls the source: a look is one check for a new version.
 from __future__ import annotations
 
 import operator
+import os
 import random
+import shutil
 import tempfile
 import threading
 import time
@@ -17,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 
 from paramsync.errors import EmptiedError, FencedError, NotFollowedError, ParamsyncError, RemoteError, SettingsError
-from paramsync.host.files import Repeats
+from paramsync.host.files import Repeats, locked_folder
 from paramsync.remote.bucket import Bucket, check_address, check_keep, is_address, naming
 from paramsync.remote.bucket_status import BucketStatus, Copied
 from paramsync.remote.download import Download
@@ -75,14 +77,14 @@ class Mirror:
         self._report = report
         self._is_away = False  # whether a bucket did not answer the last time
         self._reported: BucketStatus | None = None
-        self._between: tempfile.TemporaryDirectory[str] | None = None
+        self._between: tuple[Path, int] | None = None  # the store between two buckets, and its lock
         self._down: Download | None = None
         self._up: Upload | None = None
         folder = Path(target)
         if self._sources is not None:
             if is_address(target):
-                self._between = tempfile.TemporaryDirectory(prefix="paramsync-mirror-")
-                folder = Path(self._between.name)
+                self._between = locked_folder("paramsync-mirror-", Path(tempfile.gettempdir()))
+                folder = self._between[0]
             self._bucket = self._sources.buckets[0]
             self._down = Download(
                 self._bucket, folder, keep=keep, stop=self.stop, between=target if is_address(target) else ""
@@ -253,11 +255,14 @@ class Mirror:
         return self._up is not None and isinstance(error, (FencedError, EmptiedError))
 
     def close(self) -> None:
-        """Unlock the local store."""
+        """Unlock the local store, and remove it if it is between two buckets. May be called twice."""
         if self._down is not None:
             self._down.close()
         if self._between is not None:
-            self._between.cleanup()
+            folder, lock = self._between
+            self._between = None
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
 
     def __enter__(self) -> Mirror:
         return self

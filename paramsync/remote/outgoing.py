@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import shutil
-import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 from paramsync.errors import RemoteError
+from paramsync.host.files import locked_folder
 from paramsync.remote import manifest as manifests
 from paramsync.remote import state as states
 from paramsync.remote.bucket import Bucket, check_keep
@@ -30,7 +29,6 @@ _log = logging.getLogger("paramsync.trainer")
 _LOCAL = 2  # versions that the local store keeps
 _MOST_WAITING = 256  # most versions in `_waiting`; listeners are not called for older versions
 _PREFIX, _KEPT = "paramsync-out-", "paramsync-kept-"
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Outgoing:
@@ -53,8 +51,7 @@ class Outgoing:
         self._waiting: dict[int, Version] = {}  # versions that are not in the bucket yet
         self._waiting_since = 0.0  # when the first waiting version was published, or when the last copy was made
         self._listeners: tuple[Callable[[Version], object], ...] = ()
-        _clear()
-        self.path, self._lock = _make()
+        self.path, self._lock = locked_folder(_PREFIX, memory())
 
     def writer(self, *, durable: bool = False, signing_key: Path | None = None) -> StoreWriter:
         """Take over the bucket from an earlier publisher. Returns a writer that continues the bucket's numbers.
@@ -154,31 +151,6 @@ def keep_aside(store: Path) -> Path:
     kept = store.with_name(store.name.replace(_PREFIX, _KEPT, 1))
     store.rename(kept)
     return kept
-
-
-def _make() -> tuple[Path, int]:
-    """Make a folder in memory. Returns it and a descriptor that locks it while any process has the descriptor open."""
-    while True:
-        path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=memory()))
-        with suppress(FileNotFoundError):  # before it was locked, another publisher's `_clear` removed the folder
-            lock = os.open(path, _FOLDER)
-            fcntl.flock(lock, fcntl.LOCK_SH)
-            if path.exists():
-                return path, lock
-            os.close(lock)
-
-
-def _clear() -> None:
-    """Remove the unlocked folders: their publishers and mirrors were killed."""
-    for path in memory().glob(f"{_PREFIX}*"):
-        with suppress(OSError):
-            lock = os.open(path, _FOLDER)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if os.fstat(lock).st_uid == os.getuid():
-                    shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)
 
 
 def _newest(bucket: Bucket) -> Version | None:

@@ -468,6 +468,47 @@ def test_a_mirror_between_buckets_follows_no_other_run_after_a_restart(
     assert Bucket(copy).state() == before
 
 
+HOLDS_A_COPY = """
+import sys
+from paramsync.remote.bucket import Bucket
+from paramsync.remote.excerpt import Excerpt
+with Excerpt(Bucket(sys.argv[1])):
+    print("ready", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_mirror_between_buckets_removes_the_local_copy_of_a_killed_mirror(
+    address: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    copy = f"s3://{buckets.BUCKET}/copies-by-killed-mirrors"
+    assert main(["mirror", str(source), address, "--once"]) == 0
+    with Program("paramsync.cli", "mirror", address, copy, log=tmp_path / "log") as mirror:
+        eventually(lambda: [*tmp_path.glob("paramsync-*/checkpoint")], lambda: mirror.text)
+        assert main(["mirror", address, copy, "--once"]) == 0
+        assert [*tmp_path.glob("paramsync-*/checkpoint")]  # its owner runs
+    assert main(["mirror", address, copy, "--once"]) == 0
+    assert not [*tmp_path.glob("paramsync-*")]
+
+
+def test_a_command_of_a_bucket_removes_the_local_copy_of_a_killed_command(
+    address: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert main(["mirror", str(source), address, "--once"]) == 0
+    command = [sys.executable, "-c", HOLDS_A_COPY, address]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as killed:
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == b"ready\n"
+        killed.kill()
+    assert [*tmp_path.glob("paramsync-*")]
+    assert main(["verify", address]) == 0
+    assert not [*tmp_path.glob("paramsync-*")]
+
+
 def test_a_mirror_between_buckets_that_runs_on_follows_no_other_run(
     address: str, source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
