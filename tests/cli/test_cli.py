@@ -27,6 +27,7 @@ from paramsync.rpc.server import plain
 from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
 from tests.support.commands import on_terminal, only_line
+from tests.support.programs import bounded
 from tests.support.servers import CORRUPT, NEVER, SERVING, Sync, add_models, serving
 
 WORDS = {
@@ -242,10 +243,8 @@ def test_a_watch_of_several_servers_tells_which_is_lost_and_that_it_is_back() ->
             addresses.append(entered.enter_context(serving(add)))
         stays, goes = addresses
         command = [sys.executable, "-m", "paramsync.cli", "watch", "--server", f"{stays},{goes}"]
-        process = stack.enter_context(
-            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        )
-        stack.callback(process.kill)
+        pipe = subprocess.PIPE
+        process = stack.enter_context(bounded(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)))
         assert process.stdout is not None
         assert process.stderr is not None
         assert {process.stdout.readline().split()[1] for _ in range(2)} == {stays, goes}

@@ -16,6 +16,7 @@ from paramsync.v1 import sync_pb2 as pb
 from paramsync.v1 import sync_pb2_grpc
 from tests.support.certificates import Authority
 from tests.support.commands import only_line
+from tests.support.programs import PATIENCE, bounded
 from tests.support.servers import NEVER, Sync, add_models, serving
 
 
@@ -111,23 +112,24 @@ def test_ctrl_c_ends_a_command_quietly() -> None:
 
     with serving(add) as address:
         command = [sys.executable, "-m", "paramsync.cli", "sync", "--version", str(NEVER), "--inferencer", address]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-            assert servicer.restoring.wait(30)
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        with bounded(process):
+            assert servicer.restoring.wait(PATIENCE)
             process.send_signal(signal.SIGINT)
-            said, _ = process.communicate(timeout=30)
+            said, _ = process.communicate()
     assert (process.returncode, said) == (130, "")
 
 
 @pytest.mark.parametrize("command", ["status --watch --trainer NOBODY", "watch", "top"])
 def test_a_command_that_goes_on_ends_when_its_reader_leaves(command: str, inferencer: str, nobody: str) -> None:
     words = [sys.executable, "-m", "paramsync.cli", *command.replace("NOBODY", nobody).split(), "--server", inferencer]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with bounded(subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         assert process.stdout.readline()
         process.stdout.close()
         assert process.stderr.read() == ""
-    assert process.returncode == 1
+        assert process.wait() == 1
 
 
 @pytest.mark.parametrize("command", ["status", "status --json"])

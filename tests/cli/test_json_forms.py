@@ -21,6 +21,7 @@ from paramsync.cli.up import Summary
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.control_ports import paired
 from tests.support.json_forms import check, commands, objects
+from tests.support.programs import bounded
 from tests.support.published import Publisher
 from tests.support.running import LONG, Running, synced
 
@@ -102,14 +103,13 @@ def test_a_command_that_fails_prints_why(words: str, tmp_path: Path, capsys: pyt
 def test_an_event_is_one(server: Running) -> None:
     control = f"127.0.0.1:{server.control_port}"
     command = [sys.executable, "-m", "paramsync.cli", "watch", "--server", control, "--json"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with bounded(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
         assert process.stdout is not None
         numbers = itertools.cycle((7, 8))
         lines: list[str] = []
         while not lines:  # events are those from when it listens
             server.sync.Pin(pb.PinRequest(model="m", version=next(numbers)), timeout=LONG)
             lines += _read(process.stdout)
-        process.kill()
     check(json.loads(lines[0]), "event")
 
 

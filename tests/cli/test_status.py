@@ -27,7 +27,7 @@ from paramsync.cli.status import Level, check_server, summary
 from paramsync.errors import NotReachableError
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.commands import on_terminal, only_line
-from tests.support.programs import ROOT
+from tests.support.programs import ROOT, bounded
 from tests.support.servers import SERVING, TRAINING, add_models, add_publisher, add_sync, serving
 
 LONG = "recommender-candidate-generation-tower-european-union"
@@ -299,7 +299,7 @@ def test_a_watch_tells_of_a_server_that_is_lost_and_back(form: list[str], nobody
     command = [sys.executable, "-m", "paramsync.cli", "status", "--watch", "--trainer", nobody, *form]
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(serving(add_sync))
-        with subprocess.Popen([*command, "--server", address], stdout=subprocess.PIPE, text=True) as process:
+        with bounded(subprocess.Popen([*command, "--server", address], stdout=subprocess.PIPE, text=True)) as process:
             assert process.stdout is not None
             first = process.stdout.readline()
             stack.close()
@@ -307,7 +307,7 @@ def test_a_watch_tells_of_a_server_that_is_lost_and_back(form: list[str], nobody
             with serving(add_sync, at=address):
                 back = process.stdout.readline()
             process.send_signal(signal.SIGINT)
-            assert process.wait(30) == 130
+            assert process.wait() == 130
     if form:
         servers = [json.loads(line)["servers"][0] for line in (first, lost, back)]
         assert ["not reachable" in (server["error"] or "") for server in servers] == [False, True, False]

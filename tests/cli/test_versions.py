@@ -17,6 +17,7 @@ from paramsync.cli.__main__ import main
 from paramsync.cli.formatting import NOTHING
 from paramsync.store.commit import StoreWriter
 from tests.support.commands import cut, json_of, on_terminal, only_line, three_versions
+from tests.support.programs import bounded
 from tests.support.written import version
 
 
@@ -65,14 +66,13 @@ bundle = store.open(store.find(20))
 print("held", flush=True)
 sys.stdin.read()
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as follower:
+    pipe = subprocess.PIPE
+    with bounded(subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe)) as follower:
         assert follower.stdout is not None
         assert follower.stdout.readline() == b"held\n"
         assert held() == {10: [], 20: [follower.pid], 30: []}
         assert main(["versions", str(intact)]) == 0
         assert f" {follower.pid}" in capsys.readouterr().out
-        follower.kill()
-        follower.wait()
     assert held() == {10: [], 20: [], 30: []}  # the dead hold nothing
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.checkpoints import write
+from tests.support.programs import bounded
 
 MIB = 1 << 20
 PARAMETERS = 64 * MIB
@@ -41,11 +42,8 @@ for line in sys.stdin:
 def follower(small: Path) -> Iterator[subprocess.Popen[str]]:
     """A process that has restored a small checkpoint, so that what TensorFlow takes for itself is there."""
     command = [sys.executable, "-c", FOLLOWER, str(small)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
+    with bounded(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)) as process:
+        yield process
 
 
 def restore(process: subprocess.Popen[str], prefix: Path) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.programs import ROOT
+from tests.support.programs import ROOT, bounded
 from tests.support.whole import assert_whole
 
 pytestmark = pytest.mark.slow
@@ -180,11 +180,11 @@ class Publisher:
 @contextmanager
 def publisher(store: Path) -> Iterator[Publisher]:
     command = [sys.executable, "-c", PUBLISHER, str(store), str(NOBODY)]
-    with subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as process:
+    pipe = subprocess.PIPE
+    with bounded(subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True, bufsize=1)) as process:
         yield Publisher(process)
-    assert process.returncode == 0
+        process.communicate()
+        assert process.returncode == 0
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from paramsync.remote.bucket import Bucket
 from paramsync.remote.outgoing import Outgoing
 from paramsync.remote.protocol import Answer, Delete
 from tests.support.mirrors import Pair, current_state, same
-from tests.support.programs import ROOT
+from tests.support.programs import ROOT, bounded
 
 ADDRESS = "s3://bucket/models/m"
 
@@ -54,13 +54,11 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 def test_the_store_of_a_publisher_stays_while_its_mirror_runs(memory: Path) -> None:
     first = Outgoing(ADDRESS, keep=5)
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[first._lock]) as mirror:
+    command = [sys.executable, "-c", "input()"]
+    with bounded(subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[first._lock])):
         os.close(first._lock)
         second = Outgoing(ADDRESS, keep=5)
         assert first.path.exists()
-        assert mirror.stdin is not None
-        mirror.stdin.close()
-        mirror.wait()
     third = Outgoing(ADDRESS, keep=5)
     assert not first.path.exists()
     for publisher in (second, third):

@@ -22,6 +22,7 @@ from paramsync.cli.__main__ import main
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import add_checksum
 from paramsync.v1 import graph_pb2
+from tests.support.programs import bounded
 from tests.support.written import version
 
 NAMES = ("dense/bias", "dense/kernel", "words")
@@ -61,7 +62,7 @@ def on_terminal(*arguments: str, columns: int, interrupt_at: str = "", **environ
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
     known = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     command = [sys.executable, "-m", "paramsync.cli", *arguments]
-    with subprocess.Popen(command, stdout=terminal, stderr=terminal, env={**known, **environment}) as process:
+    with bounded(subprocess.Popen(command, stdout=terminal, stderr=terminal, env={**known, **environment})) as process:
         os.close(terminal)
         drawn = b""
         with contextlib.suppress(OSError):  # raised on Linux once the other side is closed
@@ -70,5 +71,6 @@ def on_terminal(*arguments: str, columns: int, interrupt_at: str = "", **environ
                 if interrupt_at and interrupt_at.encode() in drawn:
                     process.send_signal(signal.SIGINT)
                     interrupt_at = ""
+        process.wait()
     os.close(master)
     return process.returncode, drawn.decode()

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, AnyStr, TypeVar
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 300.0  # seconds; TensorFlow may take many to import on a busy machine
@@ -33,6 +34,19 @@ def refused(*arguments: str | Path) -> str:
     (said,) = [line for line in done.stderr.splitlines(keepends=True) if line.startswith("paramsync ")]
     assert "Traceback" not in done.stderr  # TensorFlow may have begun to be imported, which has lines of its own
     return said
+
+
+@contextmanager
+def bounded(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[AnyStr]]:
+    """Kill the process at the end of the block, or after PATIENCE: reads from the process and waits for it end."""
+    killer = threading.Timer(PATIENCE, process.kill)
+    with process:
+        killer.start()
+        try:
+            yield process
+        finally:
+            killer.cancel()
+            process.kill()
 
 
 class Program:

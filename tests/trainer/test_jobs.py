@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 import termios
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ import tensorflow as tf
 from paramsync.store.store import Store
 from paramsync.v1 import sync_pb2
 from tests.support import jobs
-from tests.support.programs import eventually
+from tests.support.programs import bounded, eventually
 from tests.trainer.test_trainer import TIMEOUT, control_of, trainer, versions
 
 SMALL = ("--job", "small_job:small")
@@ -124,12 +123,10 @@ def test_on_a_terminal_a_bar_shows_how_training_goes(tmp_path: Path) -> None:
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
     command = [sys.executable, "-m", "trainer", "--store", "store", "--control-port", "0", "--steps", "20000", *SMALL]
     environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
-    with subprocess.Popen(
-        command, cwd=tmp_path, stderr=theirs, env={**environment, "TERM": "xterm"}, start_new_session=True
-    ) as process:
+    environment["TERM"] = "xterm"
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=theirs, env=environment, start_new_session=True)
+    with bounded(process):
         os.close(theirs)
-        killer = threading.Timer(TIMEOUT, process.kill)
-        killer.start()
         text, stopped = "", False
         while True:
             try:
@@ -139,7 +136,6 @@ def test_on_a_terminal_a_bar_shows_how_training_goes(tmp_path: Path) -> None:
             if not stopped and re.search(r"version [1-9]", text):
                 process.send_signal(signal.SIGTERM)
                 stopped = True
-        killer.cancel()
         assert process.wait() == 0, text
     os.close(ours)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)

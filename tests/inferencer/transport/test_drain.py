@@ -22,7 +22,7 @@ from paramsync.http2.errors import ErrorCode
 from tests.support import http2_client
 from tests.support.http2_client import Http2Client
 from tests.support.in_process import InProcess
-from tests.support.programs import ROOT, eventually
+from tests.support.programs import ROOT, bounded, eventually
 from tests.support.published import Gated, Publisher
 from tests.support.running import LONG, NOT_SERVING, Running, request
 
@@ -36,7 +36,7 @@ def test_what_was_taken_up_before_the_end_is_answered_to_the_last_byte(
     asked = request(x=np.ones([rows, 2], np.float32), called=str(tmp_path / "called"), gate=str(gate))
     message.write_bytes(asked.SerializeToString())
     command = [sys.executable, "-m", "tests.support.late_callers", str(in_process.port), str(message), "12"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as callers:
+    with bounded(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)) as callers:
         try:
             eventually(lambda: in_process.server.batcher.held == 12, lambda: "all to be taken up")
             with _draining(in_process):
