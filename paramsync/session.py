@@ -99,9 +99,9 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
             while not session.should_stop():
                 session.run(train)
 
-    The graph's global step counts the steps. Without `every_steps` and `every_seconds`, it publishes every second.
-    `metrics` maps names to scalar tensors, or to the names of tensors. The run whose step is published computes the
-    metrics, and must feed their placeholders. The start is published if the store has no version yet, or if
+    The graph's global step counts the steps. Without `every_steps` and `every_seconds`, the hook publishes every
+    second. `metrics` maps names to scalar tensors, or to the names of tensors. The run whose step is published computes
+    the metrics, and must feed their placeholders. The start is published if the store has no version yet, or if
     `at_start` is true. With `publish_if`, a step is published only with metrics (see Publisher). So the end is never
     published, and the start only with `at_start=True`. Other options are passed to SessionPublisher.
 
@@ -146,7 +146,7 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
         return None if self._publisher is None else self._publisher.control
 
     def begin(self) -> None:
-        """Add operations to the graph, before it is finalised."""
+        """Make the publisher, which adds operations to the graph, before the graph is finalised."""
         self._release()  # closes the publisher of training that ended in an error
         self._step = v1.train.get_global_step()
         if self._step is None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program, and return its exit code. Prints one line of JSON. User code prints to standard error."""
+    """Run the program, and return its exit code. Prints one line of JSON. Prints of user code go to standard error."""
     settings.set_environment()
     try:
         target, store, allow_ops = _parse(sys.argv[1:] if arguments is None else arguments)

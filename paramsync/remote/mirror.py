@@ -33,7 +33,7 @@ BUSY, IDLE = 0.1, 2.0  # least and most seconds between two looks
 _AWAY = 0.75  # most seconds between two looks at a bucket that does not answer, so that versions soon come again
 _LOCAL = 0.02  # replaces BUSY for a local source, because a look there costs no request
 _SHARE = 1 / 16  # the time between two looks, as a share of the time since the last version
-_LONGEST = 12.0  # most seconds between two attempts after failures, while the bucket answers; at random 3 more
+_LONGEST = 12.0  # most seconds between two attempts after other errors, which may cost a transfer; chance adds up to 3
 _END_SECONDS = 50.0  # how long to retry copying the last version at the end of training
 _RANDOM = random.SystemRandom()
 
@@ -125,7 +125,7 @@ class Mirror:
         return done
 
     def _heard(self) -> list[float]:
-        """Return when any source last answered, and when the target did, if these are buckets."""
+        """Return when a bucket of the source last answered, and when the target did. Omits a side without a bucket."""
         sides = [] if self._sources is None else [self._sources.buckets]
         sides += [] if self._up is None else [[self._bucket]]
         return [max(bucket.answered_at or 0.0 for bucket in side) for side in sides]
@@ -187,9 +187,10 @@ class Mirror:
             self._down.note(status)
 
     def run(self, tell: Callable[[Transfer], object], complain: Callable[[str], object]) -> None:
-        """Copy versions until `stop` is set; set `news` as well to end a wait. `complain` gets each new error's text.
+        """Copy versions until `stop` is set; set `news` as well to end a wait. `tell` gets each copied version.
 
-        `tell` gets each version that was copied. Raises FencedError and EmptiedError if the target is a bucket.
+        `complain` gets the text of each new error, of each damage that a copy met, and of each change to another source
+        bucket. Raises FencedError and EmptiedError if the target is a bucket.
         """
         last = time.monotonic()
         busy = _LOCAL if self._down is None else BUSY
@@ -224,9 +225,9 @@ class Mirror:
             self.news.clear()
 
     def finish(self, tell: Callable[[Transfer], object], complain: Callable[[str], object]) -> bool:
-        """Copy the version that was published last, with retries. Returns False if it could not be copied.
+        """Copy the version that was published last, with retries. Returns False if the version could not be copied.
 
-        Raises FencedError, EmptiedError.
+        Does nothing and returns True if this mirror has not taken over a bucket. Raises FencedError, EmptiedError.
         """
         if self._up is None or not self._up.has_begun:  # taking over the bucket now might fence off a successor
             return True

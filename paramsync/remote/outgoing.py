@@ -99,7 +99,7 @@ class Outgoing:
             version = self._waiting.get(copied.number)
             self._waiting = {number: waits for number, waits in self._waiting.items() if number > copied.number}
             self._waiting_since = copied.here_at
-        if version is not None:  # otherwise `published` was not called yet, and will call this again
+        if version is not None:  # None if `published` was not called yet, which will then call `_copied` again
             trace_copy("upload", copied)
             for listener in self._listeners:
                 listener(version)

@@ -6,7 +6,8 @@ state, which shows what happened:
 
     its own nonce                committed, and only the answer was lost; operators' writes keep this nonce
     another run, a later epoch   fenced: another publisher has begun, and this one stops
-    the same epoch               an operator made a choice: keep it, and try again
+    the same epoch               nothing was written, or an operator made a choice: keep the choice, and try again
+    an older state               somebody restored a backup: commit the publisher's own state, with the backup's choices
     no state                     somebody emptied the bucket: an error, never a fresh start
 
 An object that no version needs any more is condemned first: the state lists its name, and it is deleted a grace period
@@ -61,7 +62,7 @@ class Answer(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The content of the state object, and when it was written by the server's clock, to the second."""
+    """The content of the state object, its tag, and the time of its last write by the server's clock, to the second."""
 
     content: bytes
     tag: str

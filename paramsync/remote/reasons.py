@@ -103,7 +103,7 @@ def _text(error: BaseException) -> str:
 
 
 def _said(text: str) -> str:
-    """Return the server's error code and the first line of its message; "" without both.
+    """Return the server's error code and the first line of its message; "" if it sent neither.
 
     Later lines name the request.
     """

@@ -8,8 +8,8 @@ import re
 from paramsync.errors import SettingsError
 
 STALLED = 30.0
-"""A request fails after so many seconds without a byte of an answer, unless its own bytes need longer to be sent. The
-environment can set another limit."""
+"""A request fails after this many seconds without a byte of an answer. A bucket that another can replace has less time
+at first, an upload over a slow link has more, and the environment can set another limit."""
 
 _PREFIXES = {"s3": "AWS", "s3a": "AWS", "gs": "GOOGLE"}  # all other schemes use AZURE
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")

@@ -20,13 +20,13 @@ from paramsync.moments import Move
 
 NAME = "state.json"
 FORMAT = 1
-LIMIT = 256 << 10  # bytes of a state; usually it has a tenth of them, unless operators chose old versions
+LIMIT = 256 << 10  # most bytes of a state; a state has about a tenth of this limit, unless operators chose old versions
 
-MOST_VERSIONS = 100  # most versions in a bucket; so many fit LIMIT, with the names of their objects
+MOST_VERSIONS = 100  # most versions in a bucket: their entries and the names of their objects fit into LIMIT
 
 _VERSIONS = 256
 _OBJECTS = 1 << 12  # limit for the names in `objects`, and for the names in `condemned`
-_CHOSEN = 1 << 11  # limit for the objects that the versions chosen by operators need; up to 200 for each version
+_CHOSEN = 1 << 11  # limit for the objects that the versions chosen by operators need; a version needs some 200 at most
 _LABELS = 64
 _NUMBER = 1 << 63
 _OBJECT = re.compile(r"[a-z]+/[0-9]{1,19}/[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -64,9 +64,9 @@ class State:
     objects    names of data objects, each with the numbers of the first and the last version that needs it
     condemned  names of objects that no version needs any more, to be deleted
     choices    operators' choices for all followers, such as `pinned` and `labels`; publishers keep them. `source` has
-               those of the bucket from which this one is copied
+               the choices in the bucket from which this bucket is copied
     ended      how the last publisher ended, "finished" or "died"; "" while a publisher runs, or if its end is not known
-    ended_at   when the end became known, in seconds since the epoch
+    ended_at   when the last publisher finished, or when its death became known, in seconds since the epoch
     """
 
     run: str
@@ -136,9 +136,9 @@ class State:
 
     @property
     def of_source(self) -> State:
-        """This state with the choices of operators in the bucket from which this one is copied; none without a source.
+        """This state with the choices in the bucket from which this bucket is copied; no choices without such a bucket.
 
-        They are for servers that start while that bucket is away.
+        Servers that start while the original bucket is away follow these choices.
         """
         return replace(self, choices=self.choices.get("source", {}))
 

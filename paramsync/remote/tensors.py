@@ -30,7 +30,7 @@ _COUNT = struct.Struct("<I")
 _SAME = bytes([delta.SAME])  # the first byte of the delta of a block that did not change
 _TOGETHER = 8  # blocks that are encoded at once
 assert delta.BLOCK == PORTION  # a store writes tensors in portions, and each portion is one block of a delta
-_LARGEST = 8  # most bytes of an element that a delta compares
+_LARGEST = 8  # bytes: a delta compares larger elements in pieces of this size
 
 Contents = Mapping[str, Array]
 """The stored bytes of each tensor, by name, in the order of the names."""
@@ -187,8 +187,8 @@ def blocks(entries: Mapping[str, Entry], content: memoryview) -> Blocks:
 def advance(entry: Entry, changed: Sequence[memoryview], start: int, source: Array, target: Array) -> None:
     """Apply the deltas of a tensor's blocks to old bytes in `source`, and write the new bytes into `target`.
 
-    Both may be the same array. They begin at byte `start` of the tensor, and both ends are ends of blocks. Raises
-    ValueError for a delta that does not fit.
+    Both may be the same array. Their first byte is byte `start` of the tensor; they begin and end where blocks do.
+    Raises ValueError for a delta that does not fit.
     """
     width = _width(entry)
     for at in range(0, len(target), delta.BLOCK):
@@ -197,7 +197,7 @@ def advance(entry: Entry, changed: Sequence[memoryview], start: int, source: Arr
 
 
 def _width(entry: Entry) -> np.dtype[Any]:
-    """Return the unsigned dtype as which a delta compares the elements of a tensor."""
+    """Return the unsigned dtype with which a delta reads the elements of a tensor."""
     dtype = dtypes.to_numpy(entry.dtype)
     size = 1 if dtype is None or entry.dtype == dtypes.STRING else min(dtype.itemsize, _LARGEST)
     return np.dtype(f"u{size}")

@@ -83,7 +83,8 @@ class _Placed:
 class Claim:
     """Lets a new process of the same publisher take over the bucket again, unless a successor has begun.
 
-    nonce  the same in all processes of a publisher, which recognise a take-over by a process that died before `tell`
+    nonce  the same in all processes of a publisher, so that a new process recognises the take-over of an earlier
+           process that died before `tell`
     seen   the run and the epoch that an earlier process of the publisher reported
     tell   called with run and epoch once the bucket is taken over
     """
@@ -111,7 +112,7 @@ class Upload:
         self.run = ""
         """The training run of a source in a bucket; the target must have no other run. Set this before `start`."""
         self.choices: Mapping[str, Any] = {}
-        """The choices of operators in a source in a bucket."""
+        """The operators' choices in the source, if the source is a bucket."""
         self._claim = Claim(secrets.token_hex(16)) if claim is None else claim
         self._source = source
         self._bucket = bucket
@@ -121,7 +122,7 @@ class Upload:
         self._warning: RemoteError | None = None
         self._ended: LastPublisher | None = None  # the publisher whose end the state says already
         self._base: _Sent | None = None  # the version that was sent last
-        self._deltas: dict[int, tuple[_Delta, ...]] = {}  # by stride: deltas since the last delta of the next stride
+        self._deltas: dict[int, tuple[_Delta, ...]] = {}  # by stride: deltas since the last longer delta
         self._late: dict[int, _Delta] = {}  # by stride: deltas to `_base` from which longer deltas are still to be made
         self._is_whole_due = False  # whether `_base` is still to be sent as a whole, too
         self._count = 0  # number of commits
@@ -172,7 +173,9 @@ class Upload:
             raise RemoteError(f"{self._bucket.address}: expected an empty folder, {found}")
 
     def run_once(self) -> Transfer | None:
-        """Copy the newest version, or an older one that waits for its moment, unless the bucket has a newer version.
+        """Copy the newest version that the bucket lacks, but first each older version that still waits for its moment.
+
+        One call copies at most one version, and returns None if it copied no version.
 
         After FencedError and EmptiedError no further call can succeed. After RemoteError, ConnectionError and errors of
         the store, the next call tries again.
@@ -214,7 +217,8 @@ class Upload:
         """
         assert self._held is not None
         note = copy_note.read(self._source.path)
-        last = last_publisher(self._source.path) if note is None else note.publisher  # the mirror locks a copy
+        # In a local copy of a bucket the mirror has the lock, and the note says how the publisher ended.
+        last = last_publisher(self._source.path) if note is None else note.publisher
         if is_over and last is not None and last.state is PublisherState.TRAINING:
             last = replace(last, state=PublisherState.DIED)  # a killed process may lose its lock a little later
         if last is None or last.state is PublisherState.TRAINING or last == self._ended:
@@ -226,7 +230,7 @@ class Upload:
         )
         with suppress(ConnectionError):  # the next look tries again
             with suppress(RemoteError):  # the commit of the next version, if any, will raise the error
-                self._held = self._bucket.perform(steps, self._stop, unknown=1)  # training waits for this at its end
+                self._held = self._bucket.perform(steps, self._stop, unknown=1)  # once: training waits at its end
             self._ended = last
 
     def _carry(self) -> None:
@@ -380,7 +384,7 @@ class Upload:
         self._deltas.clear()
 
     def _make(self, parts: Parts, base: int, checksum: str, number: int, size: int) -> _Delta | None:
-        """Make a delta of these parts. None if a whole version, of `size` bytes, is smaller or faster to send."""
+        """Make a delta of these parts. None if a whole version, of `size` bytes, is faster to send or hardly larger."""
         whole_seconds = self._bucket.seconds(size) if size >= _LARGE else None
         begun = time.monotonic()
         covered, crc = 0, 0

@@ -69,10 +69,10 @@ def check_target(text: str) -> str:
 
 
 def resolve(target: str) -> dict[str, str]:
-    """The addresses that a target stands for now, each with the name in its server's certificate.
+    """Return the addresses that a target stands for now, each with the name to expect in its server's certificate.
 
-    The certificate of HOST:PORT has the host itself, so its name is "". A name that cannot be resolved stays an
-    address, because calling it says why.
+    The name for HOST:PORT is "": its certificate names the host itself. If a name cannot be resolved, NAME:PORT is
+    returned as an address, and a call of this address fails with the reason.
     """
     where = target.removeprefix(_DNS)
     if where == target:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from paramsync.rpc.tls import ClientTls
 
 SECONDS = 5.0  # limit for a call that only reads
-CHANGING_SECONDS = 30.0  # limit for a call that loads or drops a version
+CHANGING_SECONDS = 30.0  # limit for a call that publishes, or that changes which versions serve
 REPLACING_SECONDS = 300.0  # limit for each replaced worker: more than the server's own limit
 
 _OPTIONS = (
@@ -81,7 +81,7 @@ class _Client:
     mistaken: str  # advice: which port the caller may have addressed by mistake
 
     def __init__(self, address: str, credentials: Credentials = NO_CREDENTIALS, *, name: str = "") -> None:
-        """`name` is the name in the server's certificate, if it is not that of the address."""
+        """`name` is the name in the server's certificate, if it differs from the host in the address."""
         self.address = check_address(address)
         self._name = name
         token = credentials.token
@@ -171,7 +171,7 @@ class Trainer(_Client):
     def watch(self, *, in_bucket: bool = False) -> Stream[pb.Version]:
         """Return a stream of all versions from now on: once committed, or with `in_bucket` once they are in the bucket.
 
-        The stream ends when it is closed.
+        The stream ends when it is closed, or when the trainer closes its control port.
         """
         request = pb.WatchPublisherRequest(in_bucket=in_bucket)
         return self._open("/paramsync.v1.Publisher/Watch", request, pb.Version)

@@ -126,7 +126,7 @@ def _single(value: Any, field: Any) -> Any:
 
 
 def of_value(kind: type[_M], value: object) -> _M:
-    """Make a message with the value's attributes of the same names as its fields. A field is absent for None."""
+    """Make a message: each field has the value of the attribute with the field's name, and is absent for None."""
     values = {}
     for name, field in kind.DESCRIPTOR.fields_by_name.items():
         content = getattr(value, name)

@@ -23,7 +23,7 @@ Tensor = Any
 """A serving_pb2.Tensor or a tensorflow.TensorProto: they have the same fields."""
 
 MAX_BYTES = 64 << 20
-"""The most bytes of a call's arrays that repeat a value, all together. The message's size limits other arrays."""
+"""The most bytes, together, of those arrays of a call that repeat a value. The message's size limits other arrays."""
 
 VALUE_FIELDS = {  # fields that list single values instead of bytes
     "float32": "float_val",
@@ -281,7 +281,7 @@ def narrowed(head: TensorHeader, wide: np.ndarray, *, bits: bool = False) -> np.
 
     Raises InputError if a value is out of range.
     """
-    # only quantized dtypes have names
+    # `names` are the names of fields, which only quantized dtypes have
     kind = np.dtype(np.uint16) if bits else head.dtype[0] if head.dtype.names else head.dtype
     limits = ml_dtypes.iinfo(kind)
     if wide.size and not (limits.min <= wide.min() and wide.max() <= limits.max):

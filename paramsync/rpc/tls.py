@@ -31,7 +31,7 @@ class TlsFiles:
         certificate: The server's certificate, followed by its chain of issuers.
         key: The key of the certificate, without a password.
         client_ca: The CA of callers' certificates. If it is given, gRPC callers must show a certificate, and HTTP
-            callers must show a certificate to change something.
+            callers must show a certificate, or one of the configured tokens, to change something.
         options: The names of these files in errors.
     """
 
@@ -169,9 +169,10 @@ class ClientTls:
         return grpc.ssl_channel_credentials(*self._credentials)
 
     def explain(self, address: str, name: str = "") -> str | None:
-        """Return why the handshake with the server at this address fails; None if it does not fail.
+        """Return why the handshake with the server at this address fails.
 
-        `name` is the name in its certificate, if it is not that of the address.
+        Returns None if it does not fail, or if no connection can be made. `name` is the name in the server's
+        certificate, if it differs from the host in the address.
         """
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
@@ -194,7 +195,7 @@ class ClientTls:
 
 
 def advise_tls(address: str) -> str | None:
-    """Return advice about a server that was called in plaintext but speaks TLS; None if it does not speak TLS."""
+    """Return advice about a server that was called in plaintext but speaks TLS; None if it does not or is away."""
     host, _, port = address.rpartition(":")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # nothing but the handshake is sent

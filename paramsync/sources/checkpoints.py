@@ -97,7 +97,8 @@ class _Known:
 class Checkpoints(ABC, Generic[G, R]):
     """Restores the versions of one store (see `Restores`). One thread uses it. Subclasses build graphs and versions.
 
-    Tensors are not copied: their bytes stay in the store's files, which nobody changes while they are locked.
+    Tensors that our publisher wrote are not copied, except with `trust`: their bytes stay in the store's files, which
+    nobody changes while they are locked.
     """
 
     answers_here = True

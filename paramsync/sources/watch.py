@@ -42,7 +42,7 @@ _NEWS: list[type[FileSystemEvent]] = [
     DirDeletedEvent,
 ]
 
-_TRIES = 10  # how often `arm` tries if folders are made or removed meanwhile; then only polling finds versions
+_TRIES = 10  # how often `arm` tries if folders come and go meanwhile; after the last try, only polling finds versions
 # Publishers and TensorFlow rename a file to `checkpoint`. A Saver, and perhaps other writers, write the graph after it.
 # A publisher closes `publisher.lock` when it ends.
 _STORE = re.compile(r"checkpoint|publisher\.lock|mirror\.json|[^/]*\.meta|graph-[^/]*\.pb|\d{1,18}|saved_model\.pb")
@@ -178,7 +178,7 @@ class WatchedFolder(FileSystemEventHandler):
             observer.start()
             WatchedFolder._observer = observer
         self._own_observer = WatchedFolder._observer
-        # Identified before it is watched, so that `is_alive` notices a folder that replaces it in between.
+        # The target is noted before the folder is watched, so that `is_alive` notices a folder that replaces it then.
         self._target = _target(Path(path))
         self._watch = self._own_observer.schedule(self, path, event_filter=_NEWS)
         self._emitter = next(emitter for emitter in self._own_observer.emitters if emitter.watch == self._watch)
@@ -236,7 +236,7 @@ def store_places(path: Path) -> list[WatchedPlace]:
 
 
 def numbered_places(path: Path, highest: list[Path]) -> list[WatchedPlace]:
-    """Return the places to watch for numbered SavedModels; the SavedModels at `highest` may still be written."""
+    """Return the places to watch for numbered SavedModels; the SavedModels at `highest` may be incomplete."""
     return [WatchedPlace(path, _NUMBERED), *(place for directory in highest for place in _of_saved_model(directory))]
 
 

@@ -77,7 +77,7 @@ class StoreWriter:
         self._reserved = -1
         self._before: Version | None = None  # the newest version of another store that this store continues
         self._publications = 0  # number of publications since the store was made
-        self._repeats = Repeats()  # suppresses repeated failures of removals
+        self._repeats = Repeats()  # suppresses repeated log lines about failed removals
         self._closed = False
         self._lock: int | None = None
         self._take()
@@ -108,7 +108,7 @@ class StoreWriter:
                 _log.warning("%s: was damaged or removed, and is written again", path)
 
     def next_number(self, step: int) -> int:
-        """Reserve a number for a version of this step: the step, or the highest number so far plus one."""
+        """Reserve a number for a version of this step: the step or, if higher, the highest number so far plus one."""
         with self._numbers:
             self._reserved = max(step, self._reserved + 1)
             return self._reserved
@@ -145,11 +145,11 @@ class StoreWriter:
     ) -> Version:
         """Publish a version, then remove old versions. Returns the version as followers see it.
 
-        Completes the record with prefix, committed_at, serve_at, bytes, bytes_written, checksum, finite and seal, and
-        signs it if there is a key. `Arriving` tensors belong to a version of another store: this version's record stays
-        as it is, and the tensors must have the record's checksum. The version may be older than the latest, which stays
-        the latest. If the store already has a version of this number, for example a damaged version, its files are
-        removed first.
+        Completes the record with prefix, committed_at, serve_at, bytes, bytes_written, checksum, finite, seal and
+        publications, and signs the record if there is a key. `Arriving` tensors belong to a version of another store:
+        this version's record stays as it is, and the tensors must have the record's checksum. The version may be older
+        than the latest, which stays the latest. If the store already has a version of this number, for example a
+        damaged version, its files are removed first.
 
         Args:
             unchanged: Names of parameters that have the same values as in this writer's last successful commit. All

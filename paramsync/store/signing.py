@@ -62,7 +62,7 @@ class TrustedKeys(ReadAgain["dict[str, Ed25519PublicKey]"]):
     """The public keys in some files, which may change while a server runs. Safe to use from any thread."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
-        """Raises SettingsError for a file without keys, or with anything but keys."""
+        """Raises SettingsError for a file without keys, or with a key that is cut or of another kind."""
         _need_cryptography("--trust")
         super().__init__(*paths)
 

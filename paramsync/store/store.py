@@ -6,6 +6,7 @@ ckpt-420.index  .data-* the parameters, complete before the rename
 ckpt-420.json           the Version record
 graph-<digest>.pb       a graph
 graph-<...>.pb.damaged  a folder that had the name of a graph, and was moved aside
+mirror.json             in a copy of a bucket: what its mirror says to followers (`paramsync.remote.copy_note`)
 publisher.lock          locked by the publisher until it ends or dies; says who published last and when it ended
 .tmp-*                  files being written
 .spare-*                data files of versions that are gone, waiting to be overwritten
@@ -392,8 +393,8 @@ def release_lock(descriptor: int, *, finished: bool = False) -> None:
 
 class PublisherState(Enum):
     TRAINING = "training"  # has the lock
-    FINISHED = "finished"  # released the lock
-    DIED = "died"  # lost the lock without releasing it
+    FINISHED = "finished"  # noted its end in the lock file, and released the lock
+    DIED = "died"  # has the lock no more, but noted no end
 
 
 @dataclass(frozen=True, slots=True)
