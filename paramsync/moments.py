@@ -60,17 +60,17 @@ def from_values(values: Any) -> Move:
     return Move(at=float(at), before=before, newest=numbers[0], sync=sync)
 
 
-def wrong_clock(written_at: float, after: float, before: float) -> str:
-    """Return a text that says how wrong this host's clock is; "" if it is not known to be wrong.
+def wrong_clock(bucket: tuple[float, float], host: tuple[float, float], whose: str = "this host") -> str:
+    """Return a text that says how wrong a host's clock is; "" if it is not known to be wrong.
 
-    An object was written when a server's clock said `written_at`, in whole seconds, and when this host's clock said a
-    time between `after` and `before`.
+    An object was written when the bucket's clock said a time in the interval `bucket`, and when the host's clock said
+    a time in the interval `host`.
     """
-    ahead = min(0.0, before - written_at) or max(0.0, after - written_at - 1.0)
+    ahead = min(0.0, host[1] - bucket[0]) or max(0.0, host[0] - bucket[1])
     if abs(ahead) <= _CLOCK_SECONDS:
         return ""
     where = "ahead of" if ahead > 0 else "behind"
-    return f"the clock of this host is {abs(ahead):.0f} s or more {where} the bucket's: set it"
+    return f"the clock of {whose} is {abs(ahead):.0f} s or more {where} the bucket's: set it"
 
 
 def too_far(version: Version, now: float) -> str:

@@ -62,7 +62,8 @@ class BucketStatus:
     behind         number of versions that wait to be copied
     waiting_since  when the oldest of them was published, or when the last copy was made, in seconds since the epoch
     failures       failed attempts to look for a version or to copy it
-    clock          how the clock of a follower's host differs from the bucket's; "" if it does not differ much
+    clock          how the clock of a follower's host, or of the uploading host, differs from the bucket's; "" if not
+                   much
     """
 
     address: str

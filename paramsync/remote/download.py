@@ -56,6 +56,7 @@ from paramsync.version import Version
 
 _EMPTY: Array = np.empty(0, np.uint8)
 _PIECE = 512 << 10  # bytes of a delta that one connection fetches; over a long distance, new connections are slow
+_COMMIT_SECONDS = 300.0  # a commit may take so long, with all its retries
 _FIRST_PAUSE, _LAST_PAUSE = 15.0, 600.0  # seconds until a version that arrived damaged is fetched again
 
 
@@ -118,7 +119,8 @@ class Download:
         self._here: dict[int, Version] = {}  # the versions of the local store, by number, at the last look
         self._sound: dict[int, frozenset[FileStamp]] = {}  # files of the local versions that were written or verified
         self.clock = ""
-        """How this host's clock differs from the bucket's; "" if it does not differ much."""
+        """How the clock of this host, or of the uploading host, differs from the bucket's; "" if not much."""
+        self._upload_clock = ""  # the same of the uploading host alone, at the last new version
 
     def turn_to(self, bucket: Bucket) -> None:
         """Follow another bucket with the same versions. Operators' choices remain those in the first bucket."""
@@ -189,9 +191,10 @@ class Download:
                 raise EmptiedError
             return None
         if found is not None:
+            previous = self._view.state
+            self._look(state := states.from_json(found.content))
             if found.written_at is not None and self._view.looked_at is not None and found.tag != self._view.tag:
-                self.clock = wrong_clock(found.written_at, self._view.looked_at, time.time())
-            self._look(states.from_json(found.content))
+                self._compare_clocks(found.written_at, self._view.looked_at, previous, state)
             self._view.tag = found.tag
         self._seen, self._view.looked_at = self._view.state, began
         here = self._here = {version.number: version for version in self._writer.versions()}
@@ -220,6 +223,19 @@ class Download:
             return done
         damage = f"version {listed.number} was damaged in {self._store.path}, and came again"
         return replace(done, damages=(damage, *done.damages))
+
+    def _compare_clocks(self, written_at: float, looked_at: float, previous: State | None, state: State) -> None:
+        """Compare clocks with the bucket's, which said `written_at` in whole seconds when the state was written.
+
+        This host read the state `previous` when its clock said `looked_at`.
+        """
+        here = wrong_clock((written_at, written_at + 1.0), (looked_at, time.time()))
+        newest = state.newest
+        if not here and newest is not None and newest.at and (previous is None or newest != previous.newest):
+            # Operators may have written the state again since the version came, but not before `looked_at`.
+            commit = newest.at, newest.at + _COMMIT_SECONDS
+            self._upload_clock = wrong_clock((looked_at, written_at + 1.0), commit, "the uploading host")
+        self.clock = here or self._upload_clock
 
     def _first(self, wanted: Listed) -> Listed:
         """Return the version to fetch before `wanted`, or else `wanted`.

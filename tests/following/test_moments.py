@@ -15,6 +15,8 @@ from paramsync.following.follower import Follower
 from paramsync.following.operator_requests import Action
 from paramsync.following.replica import Replica
 from paramsync.moments import LATEST_MOMENT, Moments, Move, from_values, wrong_clock
+from paramsync.remote.bucket_status import BucketStatus
+from paramsync.remote.copy_note import CopyNote
 from paramsync.status import EventKind, State, Status
 from paramsync.version import Version
 from tests.support.followers import LONG, SILENT, milestones, quarantined, serving
@@ -188,6 +190,13 @@ def test_a_pin_does_not_wait_for_the_moment_of_its_version(timed: Timed, publish
     publisher.publish(2, serve_after=600)
     timed.run_once()
     assert answer(timed, Action.PIN, 2) == 2
+
+
+def test_a_new_server_that_waits_for_a_moment_names_a_host_with_a_wrong_clock(publisher: Publisher) -> None:
+    publisher.publish(1, serve_after=600)
+    clock = "the clock of the uploading host is 3590 s or more ahead of the bucket's: set it"
+    CopyNote("s3://b/m", status=BucketStatus(address="s3://b/m", clock=clock)).write(publisher.path)
+    assert Timed(publisher.path).status().reason.endswith(f" UTC; {clock}")
 
 
 def test_a_sync_waits_for_the_moment_and_says_so(timed: Timed, publisher: Publisher) -> None:
@@ -447,7 +456,7 @@ def test_the_moment_of_a_version_with_a_move(
     ],
 )
 def test_a_clock_that_differs_from_the_buckets_is_told(after: float, before: float, expected: str) -> None:
-    told = wrong_clock(100.0, after, before)
+    told = wrong_clock((100.0, 101.0), (after, before))
     assert told == (f"the clock of this host is {expected} the bucket's: set it" if expected else "")
 
 

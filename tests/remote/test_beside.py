@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import grpc
@@ -24,6 +25,7 @@ from paramsync.errors import SettingsError, UnknownLabelError
 from paramsync.remote import child, fleet, outgoing, state
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.child import MirrorChild
+from paramsync.remote.mirror import Mirror
 from paramsync.remote.protocol import Found
 from paramsync.rpc.client import Trainer
 from paramsync.store.store import PublisherState, Store
@@ -31,7 +33,8 @@ from paramsync.version import Version
 from tests.support.buckets import SeaweedFs
 from tests.support.commands import NAMES, three_versions
 from tests.support.inferencers import LONG, Process
-from tests.support.programs import Program, eventually
+from tests.support.mirrors import Pair
+from tests.support.programs import ROOT, Program, eventually
 from tests.support.published import Witness
 from tests.support.training import Affine, put, values
 from tests.support.training_to_bucket import Training
@@ -70,6 +73,29 @@ def test_what_training_publishes_serves_elsewhere_though_mirrors_are_killed(addr
         serves(follower, 6)
         ended(follower, PublisherState.FINISHED)
     assert [*tmp_path.glob("*/publisher.lock")] == []
+
+
+@pytest.mark.parametrize(
+    ("hour", "told"), [(3600, r"3[56]\d\d s or more ahead of"), (-3600, r"3[23]\d\d s or more behind")]
+)
+def test_versions_follow_an_uploading_host_whose_clock_is_an_hour_off_and_the_follower_says_so(
+    hour: int, told: str, address: str, tmp_path: Path
+) -> None:
+    (tmp_path / "site").mkdir()
+    shifted = f"import time\nnow = time.time\ntime.time = lambda: now() + {hour}\n"
+    (tmp_path / "site" / "sitecustomize.py").write_text(shifted)
+    path = os.pathsep.join([str(tmp_path / "site"), str(ROOT)])
+    pair = Pair(tmp_path)
+    with closing(pair), Mirror(address, str(tmp_path / "copy")) as follower:
+        for step in (1, 2, 3):
+            pair.publish(step)
+            command = [sys.executable, "-m", "paramsync.cli", "mirror", str(pair.source.path), address, "--once"]
+            subprocess.run(command, env={**os.environ, "PYTHONPATH": path}, check=True, timeout=LONG)
+            follower.run_once()
+            copied = follower.status.copied
+            assert copied is not None
+            assert copied.number == step
+        assert re.fullmatch(f"the clock of the uploading host is {told} the bucket's: set it", follower.status.clock)
 
 
 def mirrors(address: str) -> list[int]:
