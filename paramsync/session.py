@@ -102,8 +102,8 @@ class PublishHook(tf.compat.v1.train.SessionRunHook):
     The graph's global step counts the steps. Without `every_steps` and `every_seconds`, the hook publishes every
     second. `metrics` maps names to scalar tensors, or to the names of tensors. The run whose step is published computes
     the metrics, and must feed their placeholders. The start is published if the store has no version yet, or if
-    `at_start` is true. With `publish_if`, a step is published only with metrics (see Publisher). So the end is never
-    published, and the start only with `at_start=True`. Other options are passed to SessionPublisher.
+    `at_start` is true. With `publish_if` (see Publisher), a step without metrics, such as the end, is never published;
+    a start with `at_start=True` is. Other options are passed to SessionPublisher.
 
     Only one process may publish, so use `chief_only_hooks`. Training that ends in an error leaves the store locked
     until the hook is used again, or the process ends. Raises the errors of SessionPublisher when the session is made.

@@ -27,7 +27,7 @@ class Version:
     checksum       digest of the checksums of all tensors: equal for versions with the same parameters
     finite         True if the publisher checked all values, and found no NaN and no infinity
     precision      "bfloat16" if float32 values were rounded to bfloat16, else ""
-    seal           identifies data files in memory as they were published (`paramsync.checkpoint.data_file`); else ""
+    seal           identifies the data files as the publisher left them in memory (`checkpoint.data_file`); else ""
     digest         cryptographic digest of all tensors (`paramsync.checkpoint.digests`); "" without a signature
     graph_file     SHA-256 of the graph's file; "" without a signature
     publications   number of versions published in this store so far; 0 if unknown

@@ -87,9 +87,9 @@ class TrainingState:
         return False
 
     def save(self, step: int) -> bool:
-        """Begin to save the current values of all variables as the state at `step`.
+        """Begin to save the current values of all variables as the state at `step`, unless that state is saved already.
 
-        Returns True. While the previous save is being written, does nothing and returns False.
+        Returns False, and does nothing, while the previous save is being written.
         """
         if self._writing is not None and not self._writing.done():
             return False

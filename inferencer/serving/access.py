@@ -54,8 +54,10 @@ def check_host(what: str, request: web.BaseRequest, access: Access, hosts: Colle
 
 
 class ReloadRoots:
-    """The folders below which callers may have stores served. Without folders, callers may have any store served if the
-    server listens on loopback, and none otherwise."""
+    """The folders below which a caller may ask for any store to be served.
+
+    Without folders, a caller may ask for any store if the server listens on loopback, and for none otherwise.
+    """
 
     def __init__(self, roots: Sequence[Path], *, host: str) -> None:
         self._roots = tuple(roots)

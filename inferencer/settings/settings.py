@@ -33,8 +33,8 @@ class ModelSettings:
 
     `inputs` and `outputs` name tensors, for checkpoints of TensorFlow's Saver; `graph` is the path of a graph, for
     checkpoints without a graph. `labels` are set at the start, unless other labels are remembered. A fresh sync asks
-    `trainer` to publish. If `latest` is given, the `latest` newest versions stay in memory. Otherwise the `resident`
-    versions that served last stay in memory. If `trust` names files of public keys, only versions signed with one of
+    `trainer` to publish. `latest` is how many of the newest versions stay in memory. If it is None, the versions that
+    served last stay, `resident` of them. If `trust` names files of public keys, only versions signed with one of
     these keys are served. With `serve_damaged`, a damaged version keeps answering if there is no other version.
     """
 
@@ -104,8 +104,8 @@ def default_workers() -> int:
 class Settings:
     """The settings of one run. Port 0 means any free port. Without `state`, pins end with the process.
 
-    Callers may have stores below `reload_roots` served. Without roots, they may have any store served if the server
-    listens on loopback, and none otherwise.
+    A caller may ask for any store below `reload_roots` to be served. Without roots, a caller may ask for any store if
+    the server listens on loopback, and for none otherwise.
     """
 
     models: tuple[AnySettings, ...]
@@ -131,7 +131,7 @@ class Settings:
     trainer_tls_ca: Path | None = None
     """The authority that signs the certificates of trainers and peers. If None, they are called without TLS."""
     peers: tuple[str, ...] = ()
-    """The control ports of the servers that the page shows: HOST:PORT, or dns:///NAME:PORT for all of a name."""
+    """Control ports of the servers that the page shows: HOST:PORT, or dns:///NAME:PORT for all addresses of a name."""
     workers: int = field(default_factory=default_workers)
     """The number of processes that answer, apart from the one that follows the stores."""
     queue: int = 1024
@@ -147,7 +147,7 @@ _OF_MODELS = (*flags.OF_MODELS, flags.TRAINER)
 
 
 class Ports(NamedTuple):
-    """The ports of a server. 0 means that the server does not listen there."""
+    """The ports on which a started server listens; 0 where it does not listen."""
 
     predictions: int
     rest: int

@@ -93,7 +93,7 @@ class Maker:
         """Make the models, and return them by name. Raises ParamsyncError.
 
         A model of `before` with the same settings is kept. A follower is kept if its store is read in the same way. A
-        new follower gets its model's changes.
+        new follower begins with the pin, labels and memory that `changes` has for its model.
         """
         made: dict[str, FollowedModel] = {}
         try:
@@ -161,7 +161,7 @@ def _end(follower: Follower[Any]) -> None:
 
 
 def _can_share_follower(one: ModelSettings, other: ModelSettings) -> bool:
-    """True if `one`'s follower can be kept for `other`: only labels, memory, trainer or batching differ."""
+    """True if `one`'s follower can be kept for `other`: only `labels`, `latest`, `trainer` or `batching` differ."""
     return (
         replace(one, labels=other.labels, latest=other.latest, trainer=other.trainer, batching=other.batching) == other
     )

@@ -39,7 +39,7 @@ class GrpcPort:
         self.connections = Connections(most_seconds=connection_seconds)
         self.calls = Calls(methods, budget, self.connections, message_bytes=message_bytes)
         self.awaited = self.calls.awaited
-        """See `Calls.awaited`."""
+        """Returns how many calls may send their message at any moment, or have just sent it."""
         self._turns = Turns(self.connections.loop)
         self._acceptor = Acceptor(self.protocol, handshake_seconds=SILENT_SECONDS)
 
@@ -55,7 +55,7 @@ class GrpcPort:
         await self._acceptor.start()
 
     def stop_listening(self, *, handed_on: bool = False) -> None:
-        """See Acceptor.stop."""
+        """Stop accepting. With `handed_on`, another process accepts from the same listeners; see Acceptor.stop."""
         self._acceptor.stop(handed_on=handed_on)
 
     def hurry(self) -> None:

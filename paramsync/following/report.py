@@ -70,11 +70,12 @@ class Subscription:
         self._leave(self)
 
 
-# The report, which the follower's worker writes -----------------------------------------------------------------------
+# The report, which the follower's thread writes -----------------------------------------------------------------------
 
 
 class Report:
-    """Reports what has happened. Any thread may use `status` and `subscribe`; the follower's worker uses the rest."""
+    """Reports what has happened. Any thread may use `status` and `subscribe`; the follower's thread uses
+    the rest, unless a method says otherwise."""
 
     def __init__(self, model: str, store: Path, *, pinned: int | None, clock: Callable[[], float]) -> None:
         # guards changes of the next field; no thread holds the lock while it delivers an event

@@ -41,7 +41,8 @@ class PublishSchedule:
                 raise SettingsError(f"{name}: expected a number above 0, found {value}")
 
     def due(self, step: int, now: float, *, since: Moment | None, empty: bool = True) -> bool:
-        """Return whether to publish `step` now. `since` is the last publication, or the moment when counting began.
+        """Return whether to publish `step` now. `since` is the last publication, or the moment when counting began;
+        None at the start of training, when only `at_start` and `empty` decide.
 
         `empty` is True if the store had no version at the start. With `every_steps`, a step below the last published
         step is due at once, because training went back to an earlier step.
@@ -49,7 +50,7 @@ class PublishSchedule:
         if since is None:
             return empty if self.at_start is None else self.at_start
         if step == since.step:
-            return False  # this step is already published
+            return False  # published already, or passed over at the start
         by_steps = self.every_steps is not None and not 0 <= step - since.step < self.every_steps
         by_seconds = self.every_seconds is not None and now - since.time >= self.every_seconds
         return by_steps or by_seconds

@@ -31,7 +31,7 @@ PARALLEL = 8  # parts of an upload, or ranges of a download, in transfer at once
 
 _PART = 8 << 20  # bytes of one part of an upload
 _LONGEST = 16 * settings.STALLED  # seconds that the slowest link may take for a part
-_FIRST_WAIT, _LAST_WAIT = 0.1, 5.0  # seconds of the back-off after an operation with an unknown outcome
+_FIRST_WAIT, _LAST_WAIT = 0.1, 5.0  # seconds of the back-off after a refusal or an unknown outcome
 _MOST_UNKNOWN = 8  # so many unknown outcomes in one run of the protocol raise an error
 _RACE = 8  # writers that `probe` starts at once to replace one object
 _PASSWORD = re.compile(r"//[^/]*@")
@@ -101,8 +101,8 @@ class Bucket:
     def __init__(self, address: str, *, store: Any = None, patience: float | None = None) -> None:
         """`store` is an obstore object to use; by default one is made from the address.
 
-        `patience` limits the seconds that a look at the state may take, and at first those without a byte of any other
-        answer. It is for a bucket that another can replace.
+        `patience` is the most seconds that a look at the state may take, for a bucket that another can replace. Other
+        calls may be silent for as long; `get_range` raises that time if the bucket is slow.
 
         Raises SettingsError if the address cannot be used or obstore is not installed.
         """
@@ -201,7 +201,7 @@ class Bucket:
     def perform(self, steps: Steps[T], stop: threading.Event, *, unknown: int = _MOST_UNKNOWN) -> T:
         """Run steps of the protocol to their end, with a back-off after each refusal or unknown outcome.
 
-        Raises ConnectionError after so many unknown outcomes, InterruptedError once `stop` is set, and the errors of
+        Raises ConnectionError after `unknown` unknown outcomes, InterruptedError once `stop` is set, and the errors of
         the steps.
         """
         wait = _FIRST_WAIT
@@ -271,7 +271,8 @@ class Bucket:
     def get_range(self, name: str, start: int, stop: int) -> memoryview:
         """Return the bytes of an object from `start` to `stop`. Raises the errors of `get`.
 
-        If no byte comes for too long, the next call has twice the time, because the bucket may be slow.
+        With `patience`, a call in which no byte comes for too long doubles the time of the next, because the bucket may
+        be slow.
         """
         begun, store, silent = time.monotonic(), self._store, self._silent
         found = self._call(lambda: self._obstore.get_range(store, name, start=start, end=stop))
@@ -291,7 +292,10 @@ class Bucket:
         return content
 
     def objects(self, prefix: str = "") -> dict[str, Stored]:
-        """Return all objects below a prefix, by name. For collection only: a listing is slow and costs money."""
+        """Return all objects below a prefix, by name.
+
+        Only for finding objects that no version needs, because a listing is slow and costs money.
+        """
         listed = self._done(prefix, self._call(lambda: list(self._obstore.list(self._store, prefix or None))))
         return {meta["path"]: _stored(meta) for page in listed for meta in page}
 

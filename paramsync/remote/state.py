@@ -136,9 +136,9 @@ class State:
 
     @property
     def of_source(self) -> State:
-        """This state with the choices in the bucket from which this bucket is copied; no choices without such a bucket.
+        """This state with the choices that operators made in its source, the bucket from which this one is copied.
 
-        Servers that start while the original bucket is away follow these choices.
+        Without a source, it has no choices. Servers that start while the source is away follow these choices.
         """
         return replace(self, choices=self.choices.get("source", {}))
 
@@ -175,7 +175,7 @@ class State:
 
 
 def chosen(pinned: int | None, labels: Mapping[str, int], move: Move | None) -> set[int]:
-    """Return the versions that these choices name, at present or until the moment of the move."""
+    """Return the labelled versions, the pinned one, and the version that is pinned until the moment of the move."""
     pins = (pinned, None if move is None else move.before)
     return {*labels.values(), *(number for number in pins if number is not None)}
 

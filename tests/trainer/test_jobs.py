@@ -78,7 +78,7 @@ def test_a_job_of_ones_own_is_trained_published_and_drawn_to_its_last_step(tmp_p
     assert set(drawn) == {"loss", "steps_per_second", "published_version", "stall_ms"}
     assert drawn["loss"][3000] == pytest.approx(latest.metrics["loss"])
     assert 0 < drawn["stall_ms"][3000] < 1000 * (time.monotonic() - began)
-    assert drawn["published_version"][3000] in range(0, 3001, 500)  # a busy machine may publish only after the last step
+    assert drawn["published_version"][3000] in range(0, 3001, 500)  # 0 if the first publication is late
     last = re.findall(r"(\S+)=(\S+)", [line for line in process.text.splitlines() if " step=3000 " in line][-1])
     assert [name for name, _ in last] == ["step", "loss", "steps_per_second", "version", "stall_ms"]
     assert all(float(value) >= 0 for _, value in last)

@@ -38,7 +38,9 @@ class SyncService:
         replace: Callable[[int], Replaced],
         trainers: TrainerCalls,
     ) -> None:
-        """`told` returns once all workers know the followers' statuses. Calls are answered only after that.
+        """`told` returns once all workers know the followers' statuses, or after a second.
+
+        Sync and the calls that change something are answered only after that.
 
         `replace` replaces the process of a worker, and blocks until that is done. `trainers` calls trainers.
         """

@@ -20,10 +20,10 @@ def cut(
 ) -> tuple[Any, dict[str, graph_pb2.Signature]]:
     """Copy the nodes that the outputs need. Returns the copy, and the signatures with placeholders for all inputs.
 
-    An input may be any tensor. Nodes that are needed only by inputs, or only by `ends` such as variables, are left out.
-    A signature that computes an input of another signature gets its own copy of its nodes. Raises GraphError for a
-    placeholder that is needed but is not an input, and, unless `unused_inputs`, for an input on which no output
-    depends.
+    An input may be any tensor. `ends` names nodes, such as variables, that are copied without their inputs. Nodes that
+    only inputs or only ends need are left out. A signature that computes an input of another signature gets its own
+    copy of its nodes. Raises GraphError for a placeholder that is needed but is not an input, and, unless
+    `unused_inputs`, for an input on which no output depends.
     """
     nodes = {node.name: node for node in graph_def.node}
     taken = set(nodes)

@@ -16,7 +16,9 @@ from paramsync.graphs.nodes import definition
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """How to replace an op that reads the variable in its first argument by `op`, which reads the variable's value.
+    """How to replace an op whose first argument is a variable that it reads.
+
+    The new op, `op`, takes the variable's value instead.
 
     `attributes` maps each attribute of `op` to the attribute of the old op that sets it; "" stands for the variable's
     dtype. `result` is the name of the old op's result. All new ops call their result "output".
@@ -41,7 +43,7 @@ _PASSES = dict.fromkeys(
     ("Identity", "StopGradient", "PreventGradient", "Enter", "Exit", "NextIteration", "Merge"), ("output",)
 ) | {"Switch": ("output_false", "output_true")}
 
-_SEEDS = (tf.int64, tf.uint32)  # dtypes of the state, in different versions of Keras
+_SEEDS = (tf.int64, tf.uint32)  # dtypes of a SeedGenerator's state, in different versions of Keras
 
 
 def is_seed(name: str, spec: tf.TensorSpec) -> bool:

@@ -126,9 +126,9 @@ def v1_tables(
 ) -> list[graph_pb2.Table]:
     """Return the tables among the nodes `wanted`, with their contents.
 
-    To fill a table, runs the filling operations that `fillers` need, or all its filling operations if `fillers` need
-    none. Raises GraphError for a table that nothing in the graph fills. With `foreign`, only safe ops
-    run, and only the graph's own files are read.
+    `fillers` names the graph's initialising operations. Of the operations that fill a table, those that `fillers` need
+    are run; if there are none, all. Raises GraphError for a table that nothing in the graph fills. With `foreign`, only
+    safe ops run, and only the graph's own files are read.
     """
     tables = [node for node in wanted if node.op in TABLES]
     if not tables:

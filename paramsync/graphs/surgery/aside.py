@@ -1,4 +1,7 @@
-"""Makes the nodes of a copy. Imports them into an empty graph first, so that a failure leaves the target unchanged."""
+"""Makes the nodes of a copy of operations.
+
+Imports them into an empty graph first, so that a failure leaves the target graph unchanged.
+"""
 
 from __future__ import annotations
 
