@@ -83,13 +83,13 @@ class Batcher:
     """Runs requests in calls of models. Lives on one event loop.
 
     1. A short call runs on the event loop, together with requests that came in the same turn of the loop.
-    2. Any other call runs on a thread. If a call of the same queue is running, the request waits until that call ends,
-       and then shares the next call with all waiting requests.
+    2. Any other call runs on a thread. If requests of its queue may share calls and a call of the queue is running, the
+       request waits until that call ends, and then shares the next call with all waiting requests.
     3. A request that names no version is answered by the version that serves when its call begins. Otherwise, requests
        that wait during a swap would need a call for each version.
     4. A call has at most `rows` rows. A request with more rows, or with inputs of shapes that its signature does not
-       name, runs alone. Requests with more rows take at most half of the threads, and one signature leaves at least
-       one thread to others.
+       name, runs alone. Requests with more rows take at most half of the threads. If there are several threads,
+       one signature leaves at least one thread to others.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Batcher:
         self._computing = 0
         self._running = 0
         self._large = 0
-        self._queues: dict[Hashable, _Queue] = {}  # queues that are not empty; the next in turn is first
+        self._queues: dict[Hashable, _Queue] = {}  # queues whose requests wait or run; the next in turn is first
         self._signatures: WeakKeyDictionary[Graph, dict[Hashable, BatchedSignature]] = WeakKeyDictionary()
 
     def check(self) -> None:
@@ -302,7 +302,7 @@ class Batcher:
         queue.signature.running -= 1
         self._large -= queue.large
         self._running -= 1
-        if computing.cancelled():  # `close` did it
+        if computing.cancelled():  # `close` has cancelled the call
             self._computing -= len(batch)
             return
         self._give(queue, batch, computing.result())

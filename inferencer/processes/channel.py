@@ -28,7 +28,7 @@ def _unchanging(values: dict[Any, Any]) -> MappingProxyType[Any, Any]:
     return MappingProxyType(values)
 
 
-copyreg.pickle(MappingProxyType, lambda proxy: (_unchanging, (dict(proxy),)))  # for example the metrics of a version
+copyreg.pickle(MappingProxyType, lambda proxy: (_unchanging, (dict(proxy),)))  # such as the metrics of a version
 
 Handler = Callable[..., Any]
 """A function that answers one kind of question. It gets the question's arguments and, if descriptors came with it, the

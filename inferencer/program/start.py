@@ -25,7 +25,7 @@ from ..supervisor.template import Template
 
 _DESCRIPTORS = 64
 _OF_MODEL = 3  # descriptors of each model: a graph, and a version's file twice, for checking and for sending
-_OF_WORKER = 7  # descriptors of each worker: process, channel, and listeners, at most at two addresses and a path
+_OF_WORKER = 7  # descriptors of each worker: process, channel, 3 listeners for gRPC (one at a path) and 2 for HTTP
 _END_OF_MIRROR = 2.0  # seconds that the process that mirrors a bucket may take to end
 _log = logging.getLogger("paramsync.inferencer")
 

@@ -28,7 +28,7 @@ _DIGITS = 5  # significant digits that are enough for any float of one or two by
 _STEP = 1 << 18  # characters of base64 decoded in one step
 _PART = 4096  # elements of a list turned into an array in one step
 _VALUES = 1024  # values written in one step
-_BEYOND_INTEGERS = 1 << 63  # JSON readers return a larger whole number as a float
+_BEYOND_INTEGERS = 1 << 63  # a float at least this large may be a whole number that orjson cannot hold in 64 bits
 _SMALL_STRINGS = 1 << 15  # bytes of strings in a small answer
 
 

@@ -30,7 +30,7 @@ class Histogram:
         self.buckets = [0] * (len(bounds) + 1)
         self.sum = 0.0
         self.last = 0.0
-        """The time of the last observation. `add` leaves it to its caller to set this."""
+        """The time of the last observation. The caller of `add` sets this attribute."""
 
     @property
     def count(self) -> int:

@@ -115,7 +115,7 @@ class Metrics:
     def _known(self, model: str, signature: str, version: str) -> _Called:
         """Return the labels, with "" for names that exist only in the request. Makes room for a new version."""
         try:
-            # Only workers count requests, so this is a worker's model.
+            # Only workers count requests, and a worker's models have `take`, which the type Models lacks.
             served: Any = None if self.models is None else self.models.find(model)
         except UnknownModelError:
             served = None
@@ -149,8 +149,8 @@ class Metrics:
 
     @property
     def failing(self) -> str:
-        """Why this process must be replaced: all its requests have failed with unforeseen errors for a while. Otherwise
-        empty."""
+        """Why this process must be replaced: many requests failed with unforeseen errors over a while, and none was
+        answered meanwhile. Otherwise empty."""
         seconds = self._clock() - self._failing_since
         if self._failures < _FAILURES or seconds < _FAILING_SECONDS:
             return ""

@@ -30,13 +30,13 @@ def _megabytes(text: str) -> int:
 
 
 class Kind(enum.Enum):
-    """The type of a value in the file; it also decides whether the flag may be repeated."""
+    """The type of an option's value in the file. See TEXTS and SWITCH for the form of the flag."""
 
     TEXT = "text"
     WHOLE = "a whole number"
     NUMBER = "a number"
     TEXTS = "a list of texts"
-    """A flag that may be repeated."""
+    """The flag may be repeated. If the option has `read_in_file`, the flag takes one list with commas instead."""
     SWITCH = "true or false"
 
 

@@ -32,10 +32,11 @@ class ModelSettings:
     """A model and the store that it follows.
 
     `inputs` and `outputs` name tensors, for checkpoints of TensorFlow's Saver; `graph` is the path of a graph, for
-    checkpoints without a graph. `labels` are set at the start, unless other labels are remembered. A fresh sync asks
-    `trainer` to publish. `latest` is how many of the newest versions stay in memory. If it is None, the versions that
-    served last stay, `resident` of them. If `trust` names files of public keys, only versions signed with one of
-    these keys are served. With `serve_damaged`, a damaged version keeps answering if there is no other version.
+    checkpoints without a graph. `labels` are set at the start, but a remembered label wins unless the settings have
+    changed since. A fresh sync asks `trainer` to publish. `latest` is how many of the newest versions stay in memory.
+    If it is None, the versions that served last stay, `resident` of them. If `trust` names files of public keys, only
+    versions signed with one of these keys are served. With `serve_damaged`, a damaged version keeps answering if there
+    is no other version.
     """
 
     name: str
@@ -121,11 +122,12 @@ class Settings:
     state: Path | None = None
     reload_roots: tuple[Path, ...] = ()
     allowed_hosts: tuple[str, ...] = ()
-    """Names allowed in the header Host of HTTP requests on loopback addresses, in addition to this machine's names."""
+    """Names allowed in the header Host of HTTP requests, in addition to localhost and loopback addresses. Only a server
+    on a loopback address that takes no tokens and no client certificates checks the header."""
     tokens: Tokens | None = None
-    """A caller that changes something needs one of these tokens."""
+    """A caller that changes something needs one of these tokens, or a certificate if `tls` has a client authority."""
     auth_reads: bool = False
-    """A caller that only reads needs a token, too."""
+    """Whether a caller that only reads needs a token or a certificate, too."""
     tls: TlsFiles | None = None
     """The server's certificate and key. If None, connections are not encrypted."""
     trainer_tls_ca: Path | None = None

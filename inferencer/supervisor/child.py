@@ -95,8 +95,8 @@ class ChildProcess:
     def fault(self, doing: str) -> Exception:
         """Return the error to raise if the process ended while it was `doing` something.
 
-        A GraphError blames the graph. The error is a ChildProcessError, which blames no graph, if somebody killed the
-        process: for example the kernel, because memory was used up.
+        A GraphError blames the graph. The error is a ChildProcessError, which blames no graph, if the process has not
+        ended, or if somebody killed the process: for example the kernel, because memory was used up.
         """
         code = self.exit_code()
         if code is None:

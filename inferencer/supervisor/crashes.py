@@ -22,7 +22,7 @@ class Crashes:
         """Add the crash of a worker that was computing the versions with these keys. Returns the keys of the versions
         that are the cause.
 
-        A worker may compute several versions at a time. The cause is the version that was in most crashes.
+        A worker may compute several versions at a time. The cause is the version that was in the most crashes.
         """
         recent = [crash for crash in self._crashes if crash[0] > now - _WITHIN_SECONDS]
         self._crashes = [*recent, (now, frozenset(keys))]

@@ -65,7 +65,7 @@ class Epochs:
         self._versions: dict[int, weakref.ref[SharedVersion]] = {}  # the versions that workers map, by key
         self._gone: deque[int] = deque()  # keys of freed versions that workers must still forget
         self._shown: Mapping[str, Shown] = {}
-        self._pairs: Mapping[str, object] = {}  # by joined model: the two graphs that workers have joined
+        self._pairs: Mapping[str, object] = {}  # by joined model: its settings, and the two graphs that workers joined
         self.joined: Mapping[str, Joining] = {}
         """The outcome for each joined model."""
 
@@ -123,7 +123,7 @@ class Epochs:
     def tell(self, statuses: Mapping[str, Status], trouble: str) -> list[Future[Any]]:
         """Send workers the statuses that changed, and have them forget freed versions.
 
-        Returns futures of the answers of the workers that got a status.
+        A worker that hangs gets no message. Returns futures of the answers of the workers that got a message.
         """
         try:
             answers: list[Future[Any]] = self._in_turn(self._tell, statuses, trouble)

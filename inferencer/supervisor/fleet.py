@@ -46,7 +46,7 @@ class Fleet:
         self.trials = Trials(template, words)
 
     def start(self) -> None:
-        """Start the workers and return once all listen. Raises the error that kept the first worker from starting."""
+        """Start the workers and return once all listen. Raises the error of a worker that does not start."""
         self.epochs.change()
         self.workers.start()
 

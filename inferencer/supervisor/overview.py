@@ -50,7 +50,7 @@ class Overview:
         self._peers = peers
         self._started_at = time.time()
         self._release = release()
-        self._lock = threading.Lock()  # guards the next two fields; no thread waits for a process while it holds this
+        self._lock = threading.Lock()  # guards the next two fields; its holder never waits for a process
         self._models: dict[str, History] = {}
         self._workers: list[dict[str, Any]] = []
         self._asked_at = 0.0

@@ -24,7 +24,7 @@ _SECONDS_TO_CHOOSE = 10.0  # limit for setting pins and labels: a follower that 
 
 
 class Registry:
-    """The table of models. Lives on one event loop; only `find` may be called on any thread.
+    """The table of models. Lives on one event loop, but any thread may look up models and followers.
 
     The table is replaced as a whole. A model that `find` has returned stays valid.
     """
@@ -71,7 +71,8 @@ class Registry:
     def missing(self) -> dict[str, str]:
         """Return the models that were configured at the start and do not serve, each with the reason if known.
 
-        Models that were added later do not count, because callers of the other models do not need them.
+        Models that were added later do not count, because callers of the other models do not need them. If workers end
+        again and again, the key "workers" has the reason.
         """
         statuses = {one.name: one.status() for one in self._awaited}
         missing = {name: status.short_reason for name, status in statuses.items() if status.state is not State.SERVING}
@@ -234,7 +235,7 @@ async def _prepare(steps: Sequence[_Step]) -> None:
 
 
 async def _choose(steps: Sequence[_Step]) -> None:
-    """Set pins and labels. This fails only if the server ends."""
+    """Set pins and labels. Raises TimeoutError if a follower takes long, and other errors if the server ends."""
     answers = {}
     for one in steps:
         answer = one.follower.ask(Action.CHANGE, change=one.change)

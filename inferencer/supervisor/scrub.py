@@ -78,7 +78,7 @@ class Scrub:
                 done.add(mark)
             else:
                 through.add(version)
-            if len(done) > most:  # most of these marks are of freed versions
+            if len(done) > most:  # drop the marks of freed versions, which would pile up
                 done &= {_mark(version, name) for version in self._versions() for name in version.keys}
                 most = _MARKS + 2 * len(done)
         self.scrubbed = replace(self.scrubbed, at=time.time())

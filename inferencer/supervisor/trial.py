@@ -45,7 +45,7 @@ class Trials:
     def build(self, graph: SharedGraph) -> tuple[str, frozenset[str]]:
         """Build a graph in a process of its own. Returns the graph's digest, and the names of its embeddings, which are
         parameters of which the graph only looks up rows.
-        Raises GraphError, also if building ends that process or takes too long.
+        Raises GraphError, also if building takes too long, and the error of ChildProcess.fault if that process ends.
         """
         graph.trial = trial = ChildProcess(self._template, "trial", descriptors=[self._words.descriptor])
         try:
@@ -60,7 +60,8 @@ class Trials:
     def call(self, version: SharedVersion, poll: Callable[[], object]) -> None:
         """Call the graph of a version once, in the process that has built the graph. Then end that process.
 
-        Raises GraphError, also if the call ends that process or takes too long, and any error of `poll`.
+        Raises GraphError, also if the call takes too long, the error of ChildProcess.fault if that process ends, and
+        any error of `poll`.
         """
         graph = version.graph
         if graph.trial is None:

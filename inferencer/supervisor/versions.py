@@ -106,7 +106,8 @@ class SharedRestores(Checkpoints[SharedGraph, SharedVersion]):
         return resident
 
     def _import(self, version: Version, tell: ProgressCallback) -> SharedVersion:
-        """Import a version. Raises the errors of Source.restore, and GraphError if the process ends or hangs."""
+        """Import a version. Raises the errors of Source.restore, GraphError if the process hangs, and the error of
+        ChildProcess.fault if the process ends."""
         graph_file, parameters = (os.memfd_create(name) for name in ("graph", "parameters"))
         try:
             imported = self._imported(version, tell, graph_file, parameters)

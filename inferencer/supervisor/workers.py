@@ -52,7 +52,7 @@ class Worker(ChildProcess):
         """The keys of the versions that the worker was computing when it ended."""
         self.stopped_since: float | None = None
         """When a check first found the process stopped; None if it runs."""
-        # Only the thread of Epochs uses the next two.
+        # Only the thread of Epochs uses `telling` and `told`.
         self.telling: list[Future[Any]] = []
         """Messages with statuses that the worker has not acknowledged."""
         self.told: dict[str, Status] = {}

@@ -150,9 +150,9 @@ class Intake:
             self._waiting.pop(share, None)
 
     def need(self, share: MemoryShare, size: int) -> None:
-        """Set the share's size. If memory is short, refuse bodies that came later and still wait, the newest first.
+        """Set the share's size. If memory is short, refuse large waiting bodies that came later, the newest first.
 
-        Raises the errors of MemoryShare.need.
+        No body is refused if all these bodies together would free too little. Raises the errors of MemoryShare.need.
         """
         if lacking := share.lacks(size):
             waiting = [*self._waiting.values()]
@@ -213,7 +213,7 @@ class Intake:
         return await self._joined(parts, share)
 
     async def _joined(self, parts: list[bytes], share: MemoryShare) -> bytes:
-        """Join the parts. A large body is copied on a thread; it counts twice until then. Raises BusyError."""
+        """Join the parts. A large body is copied on a thread, and counts twice during the copy. Raises BusyError."""
         size = sum(map(len, parts))
         if size <= _SMALL:
             return b"".join(parts)

@@ -143,7 +143,7 @@ class HttpPort:
         return seen == self._came
 
     async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if not self._page.knows(request.rel_url.raw_path):  # pages poll, and must not keep the port busy
+        if not self._page.knows(request.rel_url.raw_path):  # the page polls, and would prolong each drain
             self._came += 1
         may_predict = self._connections.asked(request.protocol)
         share = self._budget.share()
@@ -207,7 +207,7 @@ class HttpPort:
         return reply(200, await self._on_thread(lambda: body(self._models, asked)))
 
     def _check(self, request: web.BaseRequest, call: str | None) -> None:
-        """Check that the caller may send this request. `call` is the name of a KServe call, if it is one.
+        """Check that the caller may send this request. `call` names the KServe call, if the request is such a call.
 
         Raises NotAllowedError, UnauthenticatedError.
         """
@@ -250,7 +250,7 @@ class HttpPort:
             async with self._intake.body(request, share) as content:
                 resident = call.take()
                 question = await self._read(call, resident, content, share)
-                small = len(content) <= _SMALL  # if so, what the answer repeats, such as an id, is small, too
+                small = len(content) <= _SMALL  # an answer repeats parts of the body, such as an id
             del content
             signature = question.signature
             share.need(max(share.size, _BESIDE * weight(question.inputs)))
@@ -358,6 +358,6 @@ def _refusal(error: Exception, headers: Mapping[str, str] | None = None) -> web.
         headers = {**(headers or {}), "WWW-Authenticate": "Bearer"}
     if isinstance(error, EncodingError):
         headers = {**(headers or {}), "Accept-Encoding": KNOWN}
-    # If the body was not read to its end, the port would take the rest of the body for a request.
+    # After these errors the body may be unread: an open connection would take the rest of the body for a request.
     last = status is not None or isinstance(error, (BusyError, NotAllowedError))
     return failed(status or STATUS[code], text, headers, last=last)

@@ -14,8 +14,8 @@ _SERVER = "paramsync"
 
 
 def reply(status: int, body: bytes, headers: Mapping[str, str] | None = None, *, last: bool = False) -> web.Response:
-    """Make an answer. `last` ends the connection after it: the request may not have been read to its end, and the next
-    bytes could be its rest.
+    """Make an answer. With `last`, the connection ends after the answer, because the request may not have been read to
+    its end, and its rest would be taken for the next request.
     """
     response = web.Response(
         status=status, body=body, headers={"Content-Type": JSON, "Server": _SERVER, **(headers or {})}

@@ -108,7 +108,7 @@ def _signature(parameters: Mapping[str, pb.InferParameter]) -> str:
 
 
 def _check(named: Iterable[Any]) -> None:
-    """Raise NotImplementedError for a parameter that moves or changes a tensor."""
+    """Raise NotImplementedError for a tensor with a parameter of _REFUSED."""
     for tensor in named:
         for parameter, why in _REFUSED.items() if tensor.parameters else ():
             if parameter in tensor.parameters:

@@ -134,7 +134,7 @@ def _of_contents(head: TensorHeader, tensor: pb.ModelInferRequest.InferInputTens
 
 
 def fill(response: pb.ModelInferResponse, outputs: Mapping[str, Array], *, raw: bool) -> None:
-    """Add outputs to a response, either all raw or all in typed fields. If one has no typed field, all are raw."""
+    """Add outputs to a response, all raw or all in typed fields. If an output has no typed field, all are raw."""
     names = {name: datatype_of(array) for name, array in outputs.items()}
     raw = raw or any(name not in _FIELDS for name in names.values())
     for name, array in outputs.items():

@@ -40,9 +40,9 @@ class SyncService:
     ) -> None:
         """`told` returns once all workers know the followers' statuses, or after a second.
 
-        Sync and the calls that change something are answered only after that.
+        Sync and the calls that change pins or labels are answered only after that.
 
-        `replace` replaces the process of a worker, and blocks until that is done. `trainers` calls trainers.
+        `replace` replaces the process of a worker, and blocks meanwhile. `trainers` calls trainers.
         """
         self._models = models
         self._draining = draining

@@ -228,7 +228,7 @@ def _kind(method: str) -> Kind:
 
 
 def _check_tasks(specs: Sequence[model_pb2.ModelSpec]) -> None:
-    """Raise InputError unless all tasks name the same version, and each signature only once."""
+    """Raise InputError unless all tasks name one model, the first task's version or none, and each signature once."""
     first = specs[0]
     for spec in specs:
         if model_name(spec) != first.name:

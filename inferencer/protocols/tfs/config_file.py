@@ -40,7 +40,7 @@ class ConfigFile:
     """A file of models, applied at the start and after each change. Lives on one event loop."""
 
     def __init__(self, path: Path, apply: Apply) -> None:
-        """`apply` takes a ModelServerConfig and `seconds`; if it raises, nothing has changed."""
+        """`apply` takes a ModelServerConfig and `seconds`. See Configuring.apply for the errors."""
         self._path = path
         self._apply = apply
         self._applied: model_server_config_pb2.ModelServerConfig | None = None
@@ -49,7 +49,8 @@ class ConfigFile:
         self._complaint = ""
 
     async def run_once(self, now: float) -> None:
-        """Apply the file if it changed. A failure is logged once, and the models stay as they are.
+        """Apply the file if it changed. A failure is logged once, and the models stay as they are, except that
+        after a TimeoutError the configuration is still being applied.
 
         A failed configuration is tried again with a back-off, because each try may load versions.
         """

@@ -97,7 +97,7 @@ def _plain(request: predict_pb2.PredictRequest, signature: Signature | None) -> 
     return inputs
 
 
-# For each dtype that has a packed field: the number of the field in TensorProto, and the dtype on the wire.
+# For each dtype whose packed field has the bytes of the array: the field's number in TensorProto, the dtype on the wire
 _PACKED: Mapping[int, tuple[int, np.dtype[Any]]] = {
     1: (5, np.dtype("<f4")),
     2: (6, np.dtype("<f8")),

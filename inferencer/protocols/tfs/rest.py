@@ -119,7 +119,7 @@ class RestPrediction:
         self._route = route
         self._named = named
         self._form = route.call
-        """The form of the body: instances, inputs, classify or regress."""
+        """The form of the body: instances, inputs, classify or regress; predict until `read` sees the body."""
 
     def take(self) -> Resident:
         """Return the version that shall answer. Raises RequestError, NotServingError."""
