@@ -54,7 +54,7 @@ def deployment(source: str | Path, **options: Any) -> Any:
     A replica is ready once a version serves. A call by a handle takes the inputs by name, and returns the outputs by
     name with the version that computed them:
 
-        handle.remote({"image": rows}).result()  # {"outputs": {"logits": ...}, "version": 420, "step": 42000}
+        handle.remote({"image": rows}).result()  # {"outputs": {"logits": ...}, "version": 42000, "step": 42000}
 
     By HTTP, POST {"inputs": {...}}, with "version", "label", "signature" or "outputs" if need be. `options` are those
     of `paramsync.Replica`, such as `trust`.
@@ -115,7 +115,8 @@ class _Served:
 class LearnerPublisher(Publisher):
     """Publishes a learner's arrays by name, to a store or the address of a bucket.
 
-    `publish(step, values={name: array})` takes microseconds an array; the arrays are written in the background.
+    `publish(step, values={name: array})` copies arrays that training may change, unless `copy` is False. The arrays are
+    written in the background.
     """
 
     def __init__(
@@ -125,7 +126,11 @@ class LearnerPublisher(Publisher):
         super().__init__(store, NamedArrays(copy=copy), schedule=schedule, **options)
 
     def accepts(self, number: int, *, most_versions: int) -> bool:
-        """Return whether a sample is at most `most_versions` versions old. `number` is the version that made it."""
+        """Return whether the newest version's number is at most `most_versions` above `number`.
+
+        `number` is the version that made a sample. Numbers follow steps: if the learner publishes every 100 steps, two
+        successive versions are 100 apart.
+        """
         published = self.status().published
         return published is None or published.number - number <= most_versions
 

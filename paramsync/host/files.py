@@ -76,9 +76,10 @@ def aside(path: Path, *, durable: bool = False, writer: str = "") -> Iterator[Bi
 
 
 def keep_aside(path: Path, aside: Path) -> None:
-    """Give the file or folder at `path` the name `aside`, replacing any file of that name.
+    """Give the file or folder at `path` the name `aside`, replacing any file or folder of that name.
 
-    A file keeps its first name too, so that no reader finds it missing. Raises OSError.
+    A file keeps its first name, too, so that no reader finds the file missing. A folder, or a file on a file system
+    without links, is renamed. Raises OSError.
     """
     if aside.is_dir() and not aside.is_symlink():
         shutil.rmtree(aside)
@@ -189,7 +190,7 @@ def content_beneath(directory: Path, name: str, *, limit: int) -> bytes:
 
 
 def is_of_the_file(error: OSError) -> bool:
-    """Return whether the file itself caused an error of reading it. An error without errno is about its content."""
+    """Return whether a read failed because of the file itself. An error without errno is about the file's content."""
     return error.errno is None or error.errno in _OF_THE_FILE
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _POPULATE_READ, _POPULATE_WRITE = 22, 23  # MADV_POPULATE_..., in Linux since 5.14
 _REMOVE = 9  # MADV_REMOVE of Linux
-_DROPPED = 256 << 20  # most bytes to drop in one call, because other threads that allocate memory wait for it
+_DROPPED = 256 << 20  # most bytes to drop in one call: threads that allocate memory wait until the call ends
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # from malloc.h
 _HEAPS = 8  # most heaps of a process
 _KEPT = 16 << 20  # most freed bytes that each heap keeps at its end

@@ -18,7 +18,7 @@ _AT_ONCE = 256  # most frames for one `receive`, so that other connections get a
 _WEIGHED = 8  # this many decoded bytes of headers count as a frame
 _CONTINUATIONS = 64  # most frames of one block of headers
 _TINY = 16  # bytes: a smaller DATA frame takes from the budget, unless it is the last of its stream
-_RESET_COST = 5  # taken from the budget for each request that is reset before its answer
+_RESET_COST = 5  # taken from the budget if the client resets a request before its answer, and for each StreamError
 _ANSWER_GAIN = 10  # added to the budget for each answer
 _SETTINGS_AT_ONE = 10  # this many settings cost as much as a frame
 _STREAMS_AT_ONE = 16  # changing the windows of this many streams costs as much as a frame
@@ -39,13 +39,13 @@ class ServerConnection(Sender):
         self.last = 0  # the highest stream that was not refused
         self._limits = limits
         self._lost = False
-        self._rest = bytearray()  # the beginning of a frame, read once it has `_wanted` bytes
+        self._rest = bytearray()  # received bytes to read once there are `_wanted` of them
         self._wanted = 0
         self.work = 0
         """How much work the last `receive` did, in frames."""
         self._begun = False
         self.is_settled = False
-        """Whether the client has taken our SETTINGS."""
+        """Whether the client has acknowledged our SETTINGS."""
         self._expects = frames.SETTINGS  # the only type of frame that may come next; -1: any
         self._highest = 0
         self._most = LARGEST_NUMBER  # streams above this number are refused
@@ -152,7 +152,7 @@ class ServerConnection(Sender):
         return self._read(content, events, len(PREFACE)) if self._begun else 0
 
     def _read(self, content: bytes, events: list[Event], at: int = 0) -> int:
-        """Read all whole frames, and the received parts of DATA frames. Returns where the unread bytes begin."""
+        """Read up to `_AT_ONCE` whole frames or parts of DATA frames. Returns where the unread bytes begin."""
         end = len(content)
         if self._data_left or self._padding_left:
             at = self._read_data(content, at, events)

@@ -35,7 +35,7 @@ class HeaderReader:
     def __init__(self, largest: int, most: int) -> None:
         """A head of more than `largest` bytes is marked `too_large`.
 
-        A head of more than `most` bytes ends the connection.
+        More than `most` bytes in a head or in trailers end the connection.
         """
         self.decoded = 0
         """Bytes of blocks that were not in the cache."""

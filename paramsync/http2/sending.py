@@ -38,7 +38,7 @@ class Budget:
         self._most = most
         self._per_second = per_second
         self._left = float(most)
-        self._counted = 0.0  # time up to which the budget was refilled
+        self._counted = 0.0  # time of the last `spend`
 
     def earn(self, gain: int) -> None:
         self._left = min(self._left + gain, self._most)
@@ -83,7 +83,7 @@ class Sender:
 
     @property
     def takes_answers(self) -> bool:
-        """Whether the peer's windows allow an answer on a new stream."""
+        """Whether the peer's initial window allows content on a new stream."""
         return self._initial_window > 0
 
     def release(self) -> list[Event]:
@@ -183,7 +183,7 @@ class Sender:
         self._offer(stream)
 
     def _change_initial_window(self, window: int) -> None:
-        """Set the window of new streams, and change the windows of open streams by as much. Raises Http2Error."""
+        """Change the initial window. The windows of open streams change by the difference. Raises Http2Error."""
         more, self._initial_window = window - self._initial_window, window
         for stream in self.streams.values():
             stream.window += more
@@ -210,7 +210,7 @@ class Sender:
         return number in self._left_early
 
     def _queue(self, stream: Stream, kind: int, content: bytes | memoryview) -> None:
-        """Send content at once if the queue is empty, otherwise queue it."""
+        """Queue content. Unless `held`, send as much of the stream's queue as the windows allow."""
         if stream.queue is None:
             stream.queue = deque()
         stream.queue.append((kind, content))
@@ -225,7 +225,7 @@ class Sender:
             self._ready[stream.number] = stream
 
     def _settle(self, stream: Stream, events: list[Event]) -> None:
-        """End a stream's turn: queue the stream again if it has more to send, otherwise emit Sent."""
+        """End a stream's turn: queue the stream again if it can send more, and emit Sent if the event is due."""
         self._ready.pop(stream.number, None)
         self._offer(stream)
         if stream.waiting and not stream.queue:

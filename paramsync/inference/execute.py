@@ -56,7 +56,7 @@ def answers(questions: Sequence[Question]) -> list[Answer | Exception]:
 
 
 def rows_of(question: Question) -> int | None:
-    """Return the number of rows that all inputs have; None if the numbers differ."""
+    """Return the number of rows that all inputs have; None if the numbers differ, or if inputs are scalars."""
     counts = {array.shape[0] if array.ndim else None for array in question.inputs.values()}
     return counts.pop() if len(counts) == 1 else None
 

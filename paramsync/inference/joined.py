@@ -57,7 +57,10 @@ class Joiner:
     """Joins versions of two models. Safe to use from any thread."""
 
     def __init__(self, names: tuple[str, str], inputs: Mapping[str, str], outputs: Collection[str] = ()) -> None:
-        """`inputs` maps inputs of the second model to outputs of the first. `outputs` are returned, too."""
+        """`inputs` maps inputs of the second model to outputs of the first.
+
+        `outputs` are outputs of the first model to return in addition to all outputs of the second.
+        """
         self._names = names
         self._inputs = dict(inputs)
         self._outputs = tuple(outputs)
@@ -85,7 +88,10 @@ class Joiner:
         return self._joined(pair, plan)
 
     def joined(self, pair: Pair) -> Joined | None:
-        """Return the joined pair, the same object while it is referenced. None if the graphs were never joined."""
+        """Return the joined pair, the same object while it is referenced.
+
+        None if nothing refers to the joined pair, and its graphs are not among the last `_KEPT` pairs that were built.
+        """
         plan = self._plans.get((pair[0].graph, pair[1].graph))
         return self._held.get((id(pair[0]), id(pair[1]))) if plan is None else self._joined(pair, plan)
 

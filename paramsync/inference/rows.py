@@ -78,7 +78,10 @@ def _spares_rows(axes: Sequence[int], rank: int) -> bool:
 
 
 def _has_fixed_sizes(operation: Any) -> bool:
-    """Return whether an op parses only features of fixed size. Others are padded to the longest in the batch."""
+    """Return whether an op parses only features of fixed size.
+
+    Other features are sparse, ragged or padded, so the shapes of their tensors depend on all rows.
+    """
     sparse = operation.get_attr("num_sparse") or operation.get_attr("ragged_value_types")
     known = all(shape.is_fully_defined() for shape in map(tf.TensorShape, operation.get_attr("dense_shapes")))
     return not sparse and known and _rank(operation.inputs[0]) == 1
@@ -118,7 +121,7 @@ _ONE_ARGUMENT: Mapping[str, Callable[[Any], bool]] = {
 
 
 def _each(operation: Any, given: Sequence[Made]) -> Made:
-    """Return what an elementwise result depends on. An argument with fewer dimensions is the same for all rows."""
+    """Return what an elementwise result depends on. An argument with fewer dimensions is broadcast to all rows."""
     if any(made.of is InputPart.COUNT for made in given):
         return ALL
     rank = max(_rank(tensor) for tensor in operation.inputs)

@@ -24,7 +24,7 @@ def check_text(arguments: Iterable[str]) -> None:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises SettingsError for wrong arguments. argparse would print them and exit."""
+    """Raises SettingsError for wrong arguments. By default argparse prints a message and exits."""
 
     def error(self, message: str) -> NoReturn:
         raise SettingsError(message)

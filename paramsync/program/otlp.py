@@ -1,4 +1,4 @@
-"""Exports spans by OTLP on its own thread. No thread waits to make a span. A collector that fails is logged once."""
+"""Exports spans by OTLP on a thread of its own, so that making a span never waits. Logs a failing collector once."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _log = logging.getLogger("paramsync.traces")
 
 
 def start_exporting() -> Callable[[], None]:
-    """Set this process's tracer provider. Returns a function that ends it. Raises ValueError for wrong variables."""
+    """Set this process's tracer provider, and return a function that shuts the provider down.
+
+    Raises ValueError for environment variables that OpenTelemetry cannot use.
+    """
     words = _LastWords()
     theirs = logging.getLogger("opentelemetry")
     theirs.addHandler(words)

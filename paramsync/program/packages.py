@@ -1,4 +1,7 @@
-"""Tells how to install a missing package from the source of this installation, so that no index can replace it."""
+"""Says how to install a missing extra of paramsync.
+
+The command names the source of this installation, so that pip does not take another paramsync from an index.
+"""
 
 from __future__ import annotations
 

@@ -15,7 +15,8 @@ def start(service: str) -> Callable[[], None] | None:
     """Start to export spans of this process, under the name `service` unless the environment sets another.
 
     Call this after forking, because it starts a thread. Returns a function that ends exporting within a few seconds, or
-    None if the environment does not ask for traces. Raises SettingsError if its variables cannot be used.
+    None if the environment does not ask for traces. Raises SettingsError if the environment's variables cannot be used,
+    or if OpenTelemetry is not installed.
     """
     asked = traces_asked_for_by(service)
     if not asked:

@@ -110,7 +110,7 @@ class NamedArrays:
         self._kinds: dict[str, tuple[Any, ...]] = {}
 
     def pin(self, values: Values | None = None) -> dict[str, Any]:
-        """Return the arrays by name, as `ExternalValues.pin` does. Their names, dtypes and shapes may change."""
+        """Return the arrays by name, as `ExternalValues.pin` does. Names, dtypes and shapes may differ in each call."""
         if values is None:
             raise SettingsError("the arrays to publish are needed: publish(step, values={name: array})")
         given = values() if callable(values) else values
@@ -164,7 +164,10 @@ def _array_like(value: Any) -> Any:
 
 
 def _pinned(value: Any, *, copy: bool) -> Any:
-    """Return the value, or a copy if training may change the value. Avoids waiting for a device."""
+    """Return the value, or a copy if training may change the value.
+
+    Waits for a device only to fetch a tensor of PyTorch.
+    """
     framework = type(value).__module__.partition(".")[0]
     if framework == "torch":
         return _of_torch(value, copy=copy)

@@ -66,7 +66,7 @@ class SessionValues:
         averages: Averages | None = None,
         allow_ops: Collection[str] = (),
     ) -> None:
-        """Add the operations that pin values to the graph.
+        """Add to the graph the operations that pin values.
 
         Args:
             inputs: A tensor, several tensors, or tensors by the names that callers use. A tensor may be given by its

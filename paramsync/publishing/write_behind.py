@@ -1,6 +1,6 @@
 """Write-behind: one thread fetches the newest snapshot from its device and commits it to the store.
 
-A snapshot refers to all parameters of one step, without a copy. TensorFlow is imported only for tensors of TensorFlow.
+A snapshot refers to the values of all parameters at one step. TensorFlow is imported only for tensors of TensorFlow.
 """
 
 from __future__ import annotations
@@ -195,11 +195,11 @@ class WriteBehind(Generic[T]):
 class Snapshot:
     """The values of one step, until they are written.
 
-    `values` are tensors that share the variables' buffers: TensorFlow's variables are copy-on-write, so an update after
-    the snapshot goes into a new buffer. This costs memory for as long as the snapshot lives. `metrics` may be tensors
-    that are still being computed; they are read when the snapshot is written, not on the training thread. `graph` is
-    the graph file. `problem` is the reason if there are no values. `context` is the span that was open when the
-    snapshot was taken.
+    `values` are what the ValueSource pinned. Tensors of TensorFlow share the variables' buffers: variables are
+    copy-on-write, so an update after the snapshot goes into a new buffer. This costs memory for as long as the snapshot
+    lives. `metrics` may be tensors that are still being computed; they are read when the snapshot is written, not on
+    the training thread. `graph` is the graph file. `problem` is the reason if there are no values. `context` is the
+    span that was open when the snapshot was taken.
     """
 
     version: Version
@@ -212,8 +212,8 @@ class Snapshot:
     def tensors(self) -> dict[str, Array]:
         """Return the tensors of a checkpoint, by key. Values in host memory are not copied; other values are fetched.
 
-        A fetched value is released on its device. So a snapshot takes at most the size of the parameters and of one
-        piece of the device's memory.
+        A fetched value is released on its device. So a snapshot takes at most as much of the device's memory as the
+        parameters and one piece.
         """
         return fetch(self.values, fetched=self.let_go)
 

@@ -158,7 +158,10 @@ class Bucket:
         return self.read(tag, store=self._looker)
 
     def read(self, tag: str | None = None, *, name: str = states.NAME, store: Any = None) -> Found | Answer | None:
-        """Read the state object. Returns None if it still has this tag. Raises RemoteError if access is denied."""
+        """Read the state object. Returns None if the object still has this tag.
+
+        Raises RemoteError if access is denied, or if the object is too large for a state.
+        """
         store = store or self._store
         options = {} if tag is None else {"if_none_match": tag.split("\n")[0]}
         try:

@@ -60,7 +60,8 @@ class BucketStatus:
     answered_at    when the bucket last answered, in seconds since the epoch
     newest         the newest version in the bucket
     behind         number of versions that wait to be copied
-    waiting_since  when the oldest of them was published, or when the last copy was made, in seconds since the epoch
+    waiting_since  when the oldest waiting version was published, in seconds since the epoch; for a publisher, when the
+                   last copy was made, if that was later
     failures       failed attempts to look for a version or to copy it
     clock          how the clock of a follower's host, or of the uploading host, differs from the bucket's; "" if not
                    much

@@ -92,7 +92,10 @@ class MirrorChild:
 
     @property
     def newest(self) -> int | None:
-        """Number of the newest version in the bucket, even if the process died before it reported that copy."""
+        """Number of the newest version in the bucket, by the mirror's last report.
+
+        This version may be newer than `status.copied`, because a mirror may die before it reports a copy.
+        """
         return self.status.newest
 
     def look(self) -> None:
@@ -198,8 +201,8 @@ def memory() -> Path:
 def _make(cache: Path) -> None:
     """Make the directory of a local store, readable only by this user.
 
-    Raises SettingsError if a directory in /dev/shm belongs to another user: any user can make directories there, and
-    the owner of this directory decides what is served.
+    Raises SettingsError if the directory cannot be made, or if it is in /dev/shm and belongs to another user: any user
+    can make directories in /dev/shm, and the owner of this directory decides what is served.
     """
     try:
         cache.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -40,7 +40,7 @@ class Unneeded:
 
 
 def list_unneeded(bucket: Bucket, state: State) -> list[Unneeded]:
-    """Return the condemned objects that still exist, and the orphans. Raises RemoteError without the right to list."""
+    """Return the condemned objects that still exist, and the orphans. Raises RemoteError if they cannot be listed."""
     with asked_once():
         there = _list(bucket)
     orphans = orphans_among(there, state)

@@ -25,9 +25,9 @@ _LIMIT = 1 << 14  # most bytes of a note
 class CopyNote:
     """The content of the note.
 
-    `reason` says why no version comes; it is "" while the bucket answers. `pinned` and `labels` are operators' choices
-    for all followers of the bucket; `move` is set if the pin changes at one moment. `ended` and `ended_at` say how the
-    last publisher ended, as in the state. `run`, `epoch` and `sequence` are from the last state that the mirror
+    `reason` says why versions are not copied at present; it is "" while they are. `pinned` and `labels` are operators'
+    choices for all followers of the bucket; `move` is set if the pin changes at one moment. `ended` and `ended_at` say
+    how the last publisher ended, as in the state. `run`, `epoch` and `sequence` are from the last state that the mirror
     followed. A restarted mirror follows no other run and no older state.
     """
 

@@ -74,11 +74,11 @@ class _View:
 
     state      the last state that was read and accepted
     followed   epoch and sequence of that state; known after a restart, too, for the first bucket
-    tag        its tag
+    tag        the tag of the object with that state
     looked_at  when the last successful look at the state began
     bad        names of deltas that arrived damaged
-    refused    when to retry a version that arrived damaged, and the pause, by its number
-    lost       number of the version that left the bucket while it was fetched last
+    refused    by version number: when to retry a version that arrived damaged, and the length of the pause
+    lost       number of the version whose last fetch failed because an object had left the bucket
     """
 
     state: State | None = None
@@ -120,7 +120,7 @@ class Download:
         self._sound: dict[int, frozenset[FileStamp]] = {}  # files of the local versions that were written or verified
         self.clock = ""
         """How the clock of this host, or of the uploading host, differs from the bucket's; "" if not much."""
-        self._upload_clock = ""  # the same of the uploading host alone, at the last new version
+        self._upload_clock = ""  # how the uploading host's clock differed at the last new version; "" if not much
 
     def turn_to(self, bucket: Bucket) -> None:
         """Follow another bucket with the same versions. Operators' choices remain those in the first bucket."""
@@ -153,7 +153,7 @@ class Download:
         listed = {listed.number: listed for listed in self._seen.versions}
         wanted = self._seen.newest if self._note.pinned is None else listed.get(self._note.pinned)
         if wanted is None and self._bucket is not self._first_bucket:
-            wanted = self._seen.newest  # a new server can serve nothing else
+            wanted = self._seen.newest  # this bucket lacks the pinned version, and a new server must serve some version
         chosen = [listed[number] for number in sorted(self._chosen & listed.keys())]
         return list(dict.fromkeys([*filter(None, [wanted]), *chosen]))
 
@@ -232,7 +232,8 @@ class Download:
         here = wrong_clock((written_at, written_at + 1.0), (looked_at, time.time()))
         newest = state.newest
         if not here and newest is not None and newest.at and (previous is None or newest != previous.newest):
-            # Operators may have written the state again since the version came, but not before `looked_at`.
+            # The version came after `looked_at`, because the look at that time did not find it. It came at `written_at`
+            # or earlier, because operators may have written the state again since.
             commit = newest.at, newest.at + _COMMIT_SECONDS
             self._upload_clock = wrong_clock((looked_at, written_at + 1.0), commit, "the uploading host")
         self.clock = here or self._upload_clock
@@ -360,7 +361,7 @@ class Download:
                 ended=state.ended,
                 ended_at=state.ended_at,
             )
-        if is_first or not note.epoch:  # until the first bucket answers, its choices are those that a copy carries
+        if is_first or not note.epoch:  # until the first bucket answers, use the choices that its copy contains
             by = state if is_first else state.of_source
             self._note = replace(self._note, pinned=by.pinned, labels=dict(by.labels), move=by.move)
         if not note.run:  # the copy must name its run before it contains a version of that run

@@ -54,8 +54,8 @@ class InOrder:
     def first(self, call: Callable[[Bucket], T]) -> T:
         """Make a call with each bucket in order, until one succeeds. A bucket that failed is asked last for a while.
 
-        Raises ConnectionError, RemoteError if no call succeeds, and NoVersionError if the other buckets have no version
-        or fail.
+        If no call succeeds, raises the error of a single bucket. Of several buckets, raises NoVersionError if a bucket
+        has no version, otherwise ConnectionError if a bucket did not answer, otherwise RemoteError.
         """
         errors: list[ConnectionError | RemoteError] = []
         now, self.costs_little = self._clock(), False
@@ -76,7 +76,7 @@ class InOrder:
                 self._pauses.pop(bucket, None)
                 return done
         self.costs_little = not transfers
-        self._pauses.clear()  # whichever is back first, the first bucket is asked first
+        self._pauses.clear()  # all have failed: the next call asks in the given order again
         if len(self.buckets) == 1:
             raise errors[0]
         if empty := [error for error in errors if isinstance(error, NoVersionError)]:

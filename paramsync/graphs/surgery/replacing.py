@@ -96,7 +96,7 @@ def stand_in(value: tf.Tensor | tf.Variable, name: str) -> tf.Tensor:
     if isinstance(value, tf.Tensor) and is_variable(value.op):
         free = tf.compat.v1.get_default_graph().unique_name(name)
         return as_kept({free: value.op.node_def})[free].outputs[0]
-    # the tensor may be a shape on which other shapes depend
+    # An integer tensor may be a shape. Copy what computes its value, because other shapes may depend on the value.
     if isinstance(value, tf.Tensor) and value.dtype.is_integer:
         return _with_ancestors(value, name)
     return tf.compat.v1.placeholder(value.dtype.base_dtype, value.shape, name=name)

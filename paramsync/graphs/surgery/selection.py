@@ -50,9 +50,10 @@ class Selection:
         self._known = known(graph)
 
     def walk(self, outputs: Collection[Any], at_placeholder: Callable[[tf.Operation], Any] | None = None) -> None:
-        """Select the operations that lead to the outputs. Raises GraphError for an input pipeline.
+        """Select the operations that lead to the outputs.
 
-        Calls `at_placeholder` for each placeholder; by default a placeholder raises GraphError, too.
+        Calls `at_placeholder` for each placeholder. Raises GraphError for an input pipeline, for an output or given
+        tensor within a loop or branch, and, without `at_placeholder`, for a placeholder.
         """
         within = inside(self.contexts)
         for name in [*self._given, *(output.name for output in outputs)]:
@@ -65,7 +66,7 @@ class Selection:
         )
 
     def check_read(self, outputs: Collection[Any]) -> None:
-        """Raise GraphError if no output depends on a given tensor or variable."""
+        """Raise GraphError for a tensor in `given`, or a variable in `values`, on which no output depends."""
         read = {tensor.name for operation in self.operations.values() for tensor in operation.inputs}
         read |= {output.name for output in outputs}
         unread = sorted((self._given - read) | {f"{name}:0" for name in self._values - self.operations.keys()})
@@ -148,10 +149,10 @@ class Selection:
         (self.kept if self._same else self.operations)[operation.name] = operation
 
     def _fits(self, operation: tf.Operation, *, fresh: bool) -> bool:
-        """Return whether an operation belongs to the copy: it depends on a selected operation or a given tensor.
+        """Return whether an operation belongs to the copy: it depends on a given tensor or a selected operation.
 
-        The operation must not need a placeholder, input pipeline or variable that is not selected. With `fresh`, it may
-        need such a variable, but must depend on more than selected variables.
+        Selected constants do not count. The operation must not need a placeholder, input pipeline or variable that is
+        not selected. With `fresh`, it may need such a variable, but must depend on more than selected variables.
         """
         touches = False
         seen: set[str] = set()

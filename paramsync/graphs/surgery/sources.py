@@ -1,4 +1,7 @@
-"""Sources of connect(): a .meta file, a MetaGraphDef, a live graph or a Graph, each in a tf.Graph of its own."""
+"""Opens sources of connect(): imports a .meta file, a MetaGraphDef or a Graph into a new tf.Graph.
+
+A live tf.Graph is used as it is.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,11 @@ _NOT_TRAINED = re.compile(r"(^|/)moving_")  # names of statistics that layers ke
 
 @dataclass(frozen=True, slots=True)
 class ImportedGraph:
-    """A graph to import, the names of its inputs and outputs, and the keys of its variables, by operation."""
+    """The graph of a source.
+
+    `inputs` and `outputs` map names in signatures to names of tensors. `keys` maps operations of variables to their
+    keys in checkpoints.
+    """
 
     graph: tf.Graph
     inputs: Mapping[str, str] = field(default_factory=dict)
@@ -155,7 +162,7 @@ def _names(kind: Any, item: bytes) -> set[str]:
 
 
 def _of_graph(graph: Graph) -> ImportedGraph:
-    """Build a Graph with variables for its parameters, so that it can be trained."""
+    """Import a Graph into a new tf.Graph, with variables for its parameters, so that it can be trained."""
     message = graph.message()
     made = tf.Graph()
     keys = {}

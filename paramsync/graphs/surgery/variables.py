@@ -118,7 +118,10 @@ def saved_as(name: str, variable: tf.Variable) -> tuple[str, tf.TensorShape]:
 
 
 def saved(graph: tf.Graph, variables: Mapping[str, tf.Variable]) -> dict[str, tf.Variable]:
-    """Return the variables that tf.train.Saver() saves: it leaves out variables that are only in other collections."""
+    """Return the variables without those that tf.train.Saver() leaves out.
+
+    Saver() leaves out a variable that is in collections of the graph, but not in GLOBAL_VARIABLES.
+    """
     global_names = {variable.op.name for variable in graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)}
     local_names = known(graph).keys() - global_names
     return {name: variable for name, variable in variables.items() if variable.op.name not in local_names}
