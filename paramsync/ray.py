@@ -16,6 +16,8 @@ import shutil
 import threading
 import time
 import weakref
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,6 +42,7 @@ from paramsync.version import Version
 _NAMESPACE = "paramsync"
 _USED_SECONDS, _LEFT_SECONDS = 10.0, 60.0  # how often users report their use; how long an unused copy is kept
 _LOOK_SECONDS = 0.005  # seconds between two looks of an actor that waits for a version
+_NUMBERS = 1024  # how many of the newest versions a learner counts
 _NEVER = threading.Event()
 
 _log = logging.getLogger("paramsync.ray")
@@ -124,15 +127,13 @@ class LearnerPublisher(Publisher):
     ) -> None:
         """`copy` and `options` mean the same as for `Publisher.of_graph`."""
         super().__init__(store, NamedArrays(copy=copy), schedule=schedule, **options)
+        self._numbers = deque((version.number for version in self._store.versions()), maxlen=_NUMBERS)
+        self.subscribe(lambda version: self._numbers.append(version.number))
 
     def accepts(self, number: int, *, most_versions: int) -> bool:
-        """Return whether the newest version's number is at most `most_versions` above `number`.
-
-        `number` is the version that made a sample. Numbers follow steps: if the learner publishes every 100 steps, two
-        successive versions are 100 apart.
-        """
-        published = self.status().published
-        return published is None or published.number - number <= most_versions
+        """Return whether at most `most_versions` versions are newer than version `number`, which made a sample."""
+        numbers = [*self._numbers]  # a copy, because the writing thread appends
+        return len(numbers) - bisect_right(numbers, number) <= most_versions
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,6 +170,17 @@ def test_an_actor_waits_for_parameters_that_are_new_enough(tmp_path: Path) -> No
             actor.parameters(0)
 
 
+def test_a_learner_counts_the_versions_since_a_sample_and_not_the_steps(tmp_path: Path) -> None:
+    from paramsync.ray import LearnerPublisher
+
+    for steps in ((100, 200), (300,)):  # the second learner goes on
+        with LearnerPublisher(tmp_path) as learner:
+            for step in steps:
+                learner.publish(step, values={"w": np.full(3, step, np.float32)}, wait=True)
+            accepted = [number for number in (100, 200, 300) if learner.accepts(number, most_versions=1)]
+    assert accepted == [200, 300]
+
+
 def test_an_actor_goes_on_with_the_version_before_a_damaged_one(tmp_path: Path) -> None:
     from paramsync.ray import FollowingActor, LearnerPublisher
 
