@@ -209,7 +209,7 @@ class FollowingActor:
 
 
 def _read(store: Store, version: Version) -> Parameters:
-    """Open a version. Its checksums are computed only if its seal shows that somebody may have written to its files."""
+    """Open a version, and verify its checksums, unless its seal shows that the files are as the publisher left them."""
     bundle = store.open(version)
     if not version.checksum or version.seal != bundle.seal:
         bundle.verify(bundle.entries)
@@ -257,7 +257,7 @@ class _Mirror:
     """The copy of a bucket on one node: runs a mirror until nobody has used the copy for a while."""
 
     def __init__(self, source: str) -> None:
-        self._path = cache_of(f"{source} for ray")  # in tests, several nodes on one host share the copy
+        self._path = cache_of(f"{source} for ray")  # without the node's name: nodes on one host share the copy
         self._child = MirrorChild(source, str(self._path))
         self._used_at = time.monotonic()
         self._ending: asyncio.Task[None] | None = None

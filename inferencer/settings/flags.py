@@ -30,7 +30,7 @@ def _megabytes(text: str) -> int:
 
 
 class Kind(enum.Enum):
-    """The type of an option's value in the file. See TEXTS and SWITCH for the form of the flag."""
+    """The type of an option's value in the file. TEXT, WHOLE and NUMBER flags take one value."""
 
     TEXT = "text"
     WHOLE = "a whole number"
@@ -38,6 +38,7 @@ class Kind(enum.Enum):
     TEXTS = "a list of texts"
     """The flag may be repeated. If the option has `read_in_file`, the flag takes one list with commas instead."""
     SWITCH = "true or false"
+    """The flag takes no value."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ MOST_VERSIONS = 400
 _NEWEST = 200  # how many of the newest versions are never thinned out
 MOST_HAPPENED = 200
 MOST_SAMPLES = 300
-_MOST_LABELS = 16  # most changed labels that one look reports
+_MOST_LABELS = 16  # one look reports at most this many changed labels
 
 
 @dataclass
@@ -85,7 +85,7 @@ class History:
             self._happened.extend({"at": now, **difference} for difference in _differences(before, status))
 
     def sample(self, values: dict[str, Any]) -> None:
-        """Add a sample, with the lowest and the highest age since the last sample, because swaps happen in between."""
+        """Add a sample of the traffic, with the lowest and highest age of the serving version since the last sample."""
         ages, self._ages = self._ages, []
         if values["age"] is not None:
             low, high = _ends([*ages, values["age"]])

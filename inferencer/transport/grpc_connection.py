@@ -60,7 +60,7 @@ class GrpcConnection(asyncio.BufferedProtocol):
         self.held = 0
         """Bytes of messages that handlers have not taken."""
         self.cost = NEWCOMER_SECONDS
-        """See `Served.cost`."""
+        """Seconds lately spent on this connection's input, less a credit for each answer: see turns.py."""
         self.began = self.heard = calls.loop.time()
         self.waits = False
         """Whether input waits for its turn."""

@@ -1,4 +1,7 @@
-"""The models that a worker answers for, according to the supervisor's last message."""
+"""The models that a worker answers for, according to the supervisor's last message.
+
+An epoch is what all workers answer from between two changes: see docs/threads.md.
+"""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ _POLYNOMIAL = 0x82F63B78  # the polynomial of crc32c, with its bits reversed
 _PROBE = 1 << 12  # how many bytes of a piece are compared first, because most changes show there
 _NOTHING = np.empty(0, np.uint8)
 _WORTH_KNOWING = 1 << 20  # bytes: the finding of a smaller piece is not kept for the next write
-# if full comparisons failed this much more often than they succeeded, the rest is copied without comparison
+# once this many more full comparisons failed than succeeded, the rest is copied without comparison
 _MISSES = 2
 
 DType = np.dtype[np.generic]

@@ -142,7 +142,9 @@ class Report:
     def _reason(self) -> str:
         status = self._status
         waits = "" if status.next is None or status.serving is not None else waits_until(status.next, status.next_at)
-        if waits and status.bucket is not None and status.bucket.clock:  # the moment may come an hour too late
+        if (
+            waits and status.bucket is not None and status.bucket.clock
+        ):  # a wrong clock may delay the moment by up to LATEST_MOMENT
             waits += f"; {status.bucket.clock}"
         return self._error or self._waiting or waits
 

@@ -91,7 +91,7 @@ def _try(question: Question) -> Answer | Exception:
 def _argument(array: npt.NDArray[Any]) -> Any:
     """Prepare an array for the op that calls the graph.
 
-    This op would copy an unaligned array into memory that TensorFlow never frees. So large arrays are copied here,
+    This op would copy an unaligned array into memory that TensorFlow keeps. So large arrays are copied here,
     without the GIL, into aligned memory that is returned to the system.
     """
     if array.dtype.kind not in "fiubc":

@@ -19,7 +19,7 @@ FORMS = {
     "graphs": rf"{_NUMBER}\.pb",
     "versions": rf"{_NUMBER}\.json",
 }
-"""The kinds of objects, and the pattern of the last part of their names."""
+"""The kinds of objects, and the pattern of what follows `KIND/EPOCH/RUN-` in their names."""
 
 RUN = 8  # names contain the first RUN letters of the run's identity, which mark objects as ours
 MOST_CONDEMNED = 512  # most condemned names that we put into a state

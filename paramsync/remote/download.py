@@ -55,7 +55,7 @@ from paramsync.tensorbundle.index import Entry, Index
 from paramsync.version import Version
 
 _EMPTY: Array = np.empty(0, np.uint8)
-_PIECE = 512 << 10  # bytes of a delta that one connection fetches; over a long distance, new connections are slow
+_PIECE = 512 << 10  # bytes of a delta that one connection fetches: over a long distance, several new ones are faster
 _COMMIT_SECONDS = 300.0  # a commit may take so long, with all its retries
 _FIRST_PAUSE, _LAST_PAUSE = 15.0, 600.0  # seconds until a version that arrived damaged is fetched again
 
@@ -73,7 +73,7 @@ class _View:
     """What a mirror knows of one bucket.
 
     state      the last state that was read and accepted
-    followed   epoch and sequence of that state; known after a restart, too, for the first bucket
+    followed   epoch and sequence of that state; after a restart, known for the bucket of the copy's note
     tag        the tag of the object with that state
     looked_at  when the last successful look at the state began
     bad        names of deltas that arrived damaged
@@ -137,7 +137,7 @@ class Download:
 
     @property
     def waiting(self) -> tuple[Listed, ...]:
-        """The versions of the last state to fetch. Without a pin, also all versions newer than the local store."""
+        """The versions that are still to be fetched. Without a pin, also all versions newer than the local store."""
         if self._seen is None:
             return ()
         newest, wanted = max(self._here, default=-1), set(self._wanted)
@@ -361,7 +361,7 @@ class Download:
                 ended=state.ended,
                 ended_at=state.ended_at,
             )
-        if is_first or not note.epoch:  # until the first bucket answers, use the choices that its copy contains
+        if is_first or not note.epoch:  # until the first answers, use its choices as this one repeats them
             by = state if is_first else state.of_source
             self._note = replace(self._note, pinned=by.pinned, labels=dict(by.labels), move=by.move)
         if not note.run:  # the copy must name its run before it contains a version of that run

@@ -38,7 +38,7 @@ from paramsync.version import Version
 GRACE = 60.0  # seconds for which condemned objects stay, because followers may be reading them
 
 _STRIDES = (1, 8, 64)  # how many versions a delta spans; with long deltas, a late follower needs only a few
-_KEPT = 48  # a delta is kept for this many times its stride, in versions
+_KEPT = 48  # a delta over `stride` versions is kept for `stride` times this many versions
 _LEAST = 128  # a delta is kept for at least this many versions, so that short deltas lead to where long deltas begin
 _WORTH = 0.8  # a delta must be smaller than this share of a whole version
 _LARGE = 64 << 20  # bytes: for smaller whole versions, the time to make a delta is not considered
@@ -46,7 +46,7 @@ _SAMPLE = 1 / 8  # after this share of the tensors, the time to make the whole d
 _SMALL = 1 << 20  # bytes: larger deltas are kept in a temporary file, not in memory
 _CHAIN = 0.5  # the deltas since the last whole version may have at most this share of its bytes
 # If the last delta is shorter than this share of a whole version, and the chain of deltas is nearly full, the whole
-# object is sent after the version. Otherwise a later version would have to wait for a whole object.
+# object is sent after the version, so that no later version has to wait for a whole object.
 _SHORT = 1 / 16
 
 _Object: TypeAlias = tuple[str, bytes | memoryview | Iterable[memoryview], int]
@@ -110,7 +110,7 @@ class Upload:
         """`keep` is how many of the newest versions the bucket lists. Setting `stop` ends waiting for the bucket."""
         self._clock = clock
         self.run = ""
-        """The training run of a source in a bucket; the target must have no other run. Set this before `start`."""
+        """The training run of the source, if the source is a bucket; the target must have it. Set before `start`."""
         self.choices: Mapping[str, Any] = {}
         """The operators' choices in the source, if the source is a bucket."""
         self._claim = Claim(secrets.token_hex(16)) if claim is None else claim
@@ -123,7 +123,7 @@ class Upload:
         self._ended: LastPublisher | None = None  # the publisher whose end the state says already
         self._base: _Sent | None = None  # the version that was sent last
         self._deltas: dict[int, tuple[_Delta, ...]] = {}  # by stride: deltas since the last longer delta
-        self._late: dict[int, _Delta] = {}  # by stride: deltas to `_base` from which longer deltas are still to be made
+        self._late: dict[int, _Delta] = {}  # by stride: deltas that end at `_base`, still to be joined into longer ones
         self._is_whole_due = False  # whether `_base` is still to be sent as a whole, too
         self._count = 0  # number of commits
         self._begun = 0  # value of `_count` before the last whole version's commit, from which strides are counted
@@ -230,7 +230,9 @@ class Upload:
         )
         with suppress(ConnectionError):  # the next look tries again
             with suppress(RemoteError):  # the commit of the next version, if any, will raise the error
-                self._held = self._bucket.perform(steps, self._stop, unknown=1)  # once: training waits at its end
+                self._held = self._bucket.perform(
+                    steps, self._stop, unknown=1
+                )  # no second try: training waits at its end
             self._ended = last
 
     def _carry(self) -> None:
@@ -338,7 +340,9 @@ class Upload:
         return {} if delta is None else {_STRIDES[0]: delta}
 
     def _send_late(self) -> None:
-        """Send longer deltas to the version committed last, and its whole object if due, for late and new followers.
+        """Send the longer deltas that end at the version committed last, and its whole object if due.
+
+        They are for late and new followers.
 
         The next manifest names them, because the version itself did not wait for them. Objects that cannot be sent are
         left out.
@@ -354,7 +358,7 @@ class Upload:
                 self._begin_at(whole)
 
     def _send_long_deltas(self, made: dict[int, _Delta], entries: Mapping[str, Entry], size: int) -> None:
-        """Send the longer deltas to the version committed last. `made` has its other deltas by stride."""
+        """Send the longer deltas that end at the version committed last. `made` has its other deltas by stride."""
         for stride, longer in pairwise(_STRIDES):
             steps = (*self._deltas.get(stride, ()), *filter(None, [made.get(stride)]))
             if self._is_due(longer) and len(steps) == longer // stride:

@@ -53,7 +53,7 @@ def _why(store: Path) -> str:
 
 
 def misplaced(path: Path) -> str | None:
-    """Return which model of another kind a directory contains, and what to do about it; None for no such model."""
+    """Return what a directory has that cannot be followed, and what to do about it; None if nothing is recognised."""
     try:
         if committed(path) is not None:
             return (

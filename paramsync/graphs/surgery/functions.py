@@ -6,8 +6,8 @@
   that made the call. For an imported call it differentiates the whole function, which many ops do not support, and
   which silently gives zero for a loop. So a plain call is replaced by the nodes of its function, and by an IdentityN
   with the call's name for the results.
-- Which dtype and shape a variable has, TensorFlow knows only from the Python object that passed the variable's handle
-  to a loop or branch. Without them, a copied loop with a branch inside has no gradients. So the arguments of copied
+- TensorFlow knows a variable's dtype and shape only from the Python object that passed the variable's handle to a loop
+  or branch. Without this object, a copied loop with a branch inside has no gradients. So the arguments of copied
   functions get dtype and shape.
 - A random op gets a fresh seed, computed from the old seed and the names of the scope and the node. So the same program
   makes the same copy, and no two copies share a seed. A stateful op with two seeds of 0 keeps them: TensorFlow then
@@ -39,14 +39,14 @@ from paramsync.graphdef.reading import (
 from paramsync.graphs.lifting.roles import CALLS, functions, set_functions
 from paramsync.graphs.nodes import PLAIN_CALLS, definition, port_of
 
-_COMPILED = "_XlaMustCompile"  # an attribute of functions that XLA compiles: inlined, they would round otherwise
+_COMPILED = "_XlaMustCompile"  # an attribute of functions that XLA compiles; inlined, they would round differently
 _Held = resource_handle_pb2.ResourceHandleProto.DtypeAndShape
 _numbers = count()
 
 _Spelling = Callable[[Any, str, str], str]
-"""Returns a tensor's name in the place to which a function's nodes are copied.
+"""Spells a tensor's name where a function's nodes are copied to: a graph, or another function.
 
-The arguments are the node, the node's name in that place, and `result:position`.
+The arguments are the node, the node's name there, and `result:position`.
 """
 
 
