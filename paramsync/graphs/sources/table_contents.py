@@ -126,9 +126,9 @@ def v1_tables(
 ) -> list[graph_pb2.Table]:
     """Return the tables among the nodes `wanted`, with their contents.
 
-    `fillers` names the graph's initialising operations. Of the operations that fill a table, those that `fillers` need
-    are run; if there are none, all. Raises GraphError for a table that nothing in the graph fills. With `foreign`, only
-    safe ops run, and only the graph's own files are read.
+    `fillers` names the graph's initialising operations. A table is filled by the operations that they need; if they
+    need no operation that fills the table, by all operations that fill it. Raises GraphError for a table that nothing
+    in the graph fills. With `foreign`, only safe ops run, and only the graph's own files are read.
     """
     tables = [node for node in wanted if node.op in TABLES]
     if not tables:

@@ -118,7 +118,7 @@ def saved_as(name: str, variable: tf.Variable) -> tuple[str, tf.TensorShape]:
 
 
 def saved(graph: tf.Graph, variables: Mapping[str, tf.Variable]) -> dict[str, tf.Variable]:
-    """Return the variables without those that tf.train.Saver() leaves out.
+    """Return the variables that tf.train.Saver() would save.
 
     Saver() leaves out a variable that is in collections of the graph, but not in GLOBAL_VARIABLES.
     """
