@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from paramsync.errors import GraphError
+from paramsync.errors import CorruptCheckpointError, GraphError, UnreadableError
 from paramsync.graphs.draft import finish
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.sources import functions, keras_models, own_calls
@@ -141,7 +141,12 @@ def _graph_of_path(path: Path, inputs: Any, outputs: Any, signatures: Any, allow
         return finish(draft_of_meta(read_meta(path), *_ends(inputs, outputs), where=str(path), allowed=allowed))
     if inputs is not None:
         raise GraphError(f"{path} says itself what its inputs are: leave inputs= out")
-    saved = SavedModel(path, allowed=allowed)
+    try:
+        saved = SavedModel(path, allowed=allowed)
+    except (CorruptCheckpointError, UnreadableError) as error:
+        raise GraphError(str(error)) from error
+    except OSError as error:
+        raise GraphError(f"{path} cannot be read: {error.strerror}") from error
     if signatures is None and outputs is None:
         return saved.graph()
     draft = saved.draft(signatures)

@@ -14,11 +14,10 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from paramsync.checkpoint.reader import Bundle
 from paramsync.errors import GraphError, SettingsError, UnfinishedError, UnfinishedMetaError, UnsafeGraphError
-from paramsync.graphs.capturing import capture
 from paramsync.graphs.graph import Graph
 from paramsync.graphs.parameters import located, shared
 from paramsync.graphs.sources.meta_graphs import capture_meta
-from paramsync.graphs.sources.saved_models import variables
+from paramsync.graphs.sources.saved_models import SavedModel, variables
 from paramsync.host import files
 from paramsync.inference.resident import Resident, warm
 from paramsync.sources.checkpoints import Checkpoints, needs, verify
@@ -174,7 +173,7 @@ class _Restores(Checkpoints[Graph, Resident]):
         """Return the graph of a SavedModel or a graph file. Logs the signatures that cannot be served."""
         if not path.is_dir():
             return self.read_graph(path)
-        graph = capture(path, allowed=self._allowed).graph
+        graph = SavedModel(path, allowed=self._allowed).graph()
         for name, why in graph.refused.items():
             _log.warning("%s: signature %s is not served: %s", path, files.shown(name), files.line(why))
         return graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from contextlib import closing
 from pathlib import Path
@@ -49,6 +50,30 @@ def test_a_folder_that_is_no_saved_model_is_refused(tmp_path: Path, content: byt
         (tmp_path / "saved_model.pb").write_bytes(content)
     with pytest.raises(GraphError, match=r"saved_model\.pb|found those tagged|found none"):
         capture(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["saved_model.pb", "model.meta"])
+def test_a_file_that_cannot_be_read_as_a_message_is_a_graph_error(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    ends: dict[str, Any] = {"inputs": ["x:0"], "outputs": ["y:0"]} if path.suffix == ".meta" else {}
+    source = path if ends else tmp_path
+    path.mkdir()
+    with pytest.raises(GraphError, match=rf"{name}.*expected a regular file"):
+        capture(source, **ends)
+    path.rmdir()
+    path.touch()
+    os.truncate(path, 1 << 31)
+    with pytest.raises(GraphError, match=rf"{name}.*expected at most \d+ bytes, found {1 << 31}"):
+        capture(source, **ends)
+    path.unlink()
+    path.symlink_to(path)
+    with pytest.raises(GraphError, match=rf"{name}.*symbolic link"):
+        capture(source, **ends)
+
+
+def test_a_saved_model_beneath_a_path_that_is_too_long_is_a_graph_error(tmp_path: Path) -> None:
+    with pytest.raises(GraphError, match=r"too long"):
+        capture(tmp_path / ("x" * 300))
 
 
 class Layered(tf.Module):

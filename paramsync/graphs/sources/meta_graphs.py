@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from tensorflow.core.framework import node_def_pb2
 from tensorflow.core.protobuf import meta_graph_pb2
 
-from paramsync.errors import GraphError, UnfinishedMetaError
+from paramsync.errors import CorruptCheckpointError, GraphError, UnfinishedMetaError
 from paramsync.graphdef.reading import full, node_of
 from paramsync.graphs.draft import Draft, finish
 from paramsync.graphs.graph import Graph
@@ -41,13 +41,15 @@ def capture_meta(content: bytes, *, path: Path, inputs: Ends, outputs: Ends, all
 def read_meta(path: Path) -> Any:
     """Read the message in a `.meta` file.
 
-    Raises UnfinishedMetaError, UnsafeGraphError if the message would take too much memory, and CorruptCheckpointError
-    if the file is not regular or too large.
+    Raises UnfinishedMetaError, UnsafeGraphError if the message would take too much memory, and GraphError if the file
+    is not regular or too large.
     """
     try:
         content = files.content(path, limit=files.MAX_MESSAGE)
     except OSError as error:
         raise UnfinishedMetaError(f"{path} cannot be read: {error.strerror}") from error
+    except CorruptCheckpointError as error:
+        raise GraphError(str(error)) from error
     return _parsed(content, path)
 
 

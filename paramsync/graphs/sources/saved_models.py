@@ -40,7 +40,10 @@ class SavedModel:
     """The SavedModel in a directory, without its weights."""
 
     def __init__(self, directory: Path, *, allowed: Collection[str] = ()) -> None:
-        """`allowed` are ops to accept although they are not on the list of safe ops. Raises GraphError."""
+        """`allowed` are ops to accept although they are not on the list of safe ops.
+
+        Raises GraphError, and the errors of `parsed_saved_model` and `variables`.
+        """
         self._directory = directory
         self._allowed = allowed
         saved = parsed_saved_model(directory)
