@@ -59,7 +59,8 @@ def run(arguments: Namespace) -> bool | int:
             show(watch, every, seconds=_POLL_SECONDS, json=arguments.json)
         interruptible(lambda: ask_all(every, lambda program: program.run_once()))
     publisher, *lasts = (program.last for program in programs)
-    for last in (publisher, *lasts):
+    several = len(servers) > 1
+    for last in (publisher, *(() if several else lasts)):
         if last.error is not None and not isinstance(last.error, CallError):
             raise last.error
     if arguments.json:
@@ -76,11 +77,14 @@ def run(arguments: Namespace) -> bool | int:
         shown = {server: Last(last.answer, last.at) for server, last in zip(servers, lasts, strict=True)}
         screen.print(status_view(publisher.answer, shown, time.time()))
         screen.file.flush()
-    failed = lasts if bucket is None else [*lasts, bucket.polled.last]
-    for last in ([publisher] if expected else []) + failed:
+    failed = [*zip(servers, lasts, strict=True)]
+    failed += [] if bucket is None else [("", bucket.polled.last)]
+    for server, last in ([("", publisher)] if expected else []) + failed:
         if last.error is not None:
-            complain(f"paramsync status: {last.error}")
-    return all(last.error is None for last in failed) and not (bucket and bucket.broken)
+            # refusals, such as for an unknown model, do not name the server
+            who = f"{server}: " if several and server not in str(last.error) else ""
+            complain(f"paramsync status: {who}{last.error}")
+    return all(last.error is None for _, last in failed) and not (bucket and bucket.broken)
 
 
 def _ask(inferencer: Inferencer, model: str) -> pb.GetStatusResponse:

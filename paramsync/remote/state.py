@@ -259,7 +259,8 @@ def _choices(values: dict[str, Any]) -> dict[str, Any]:
     if len(labels) > _LABELS:
         raise _wrong(f"at most {_LABELS} labels", len(labels))
     for label in labels:
-        _text({"label": label}, "label", _LABEL)
+        if not _LABEL.fullmatch(label):
+            raise _wrong("a label of 1 to 64 letters, digits, '_', '.' and '-'", label)
         _number(labels, label)
     return values
 

@@ -64,7 +64,10 @@ def check_address(text: str) -> str:
 
 def check_target(text: str) -> str:
     """Return the text if it is HOST:PORT, or dns:///NAME:PORT for all servers of a name, else raise SettingsError."""
-    check_address(text.removeprefix(_DNS))
+    try:
+        check_address(text.removeprefix(_DNS))
+    except SettingsError as error:
+        raise SettingsError(f"{error}, or {_DNS}NAME:PORT") from None
     return text
 
 

@@ -134,8 +134,9 @@ def test_every_address_of_a_name_is_a_replica(
         assert f"inferencer not reachable at nothing.invalid:{port}" in err
         assert "lost" in out
         assert first in out
-    assert main(["status", "--server", "dns:///replicas.svc"]) == 2
-    assert "expected HOST:PORT" in only_line(capsys.readouterr().err)
+    for wrong in ("dns:///replicas.svc", "dns://replicas.svc:8502"):
+        assert main(["status", "--server", wrong]) == 2
+        assert only_line(capsys.readouterr().err).endswith("or [::1]:8500, or dns:///NAME:PORT")
 
 
 def test_what_is_wrong_is_red_and_what_waits_is_yellow() -> None:
@@ -291,6 +292,16 @@ def test_the_absence_of_one_program_leaves_the_status_of_the_other(
     assert "trainer" not in capsys.readouterr().err
     assert main(["status", "cats", "--server", server]) == 1
     assert only_line(capsys.readouterr().err) == "paramsync status: model 'cats' is not served here; served: 'digits'"
+
+
+def test_a_fleet_is_shown_though_a_server_refuses_and_the_refusal_names_the_server(
+    server: str, nobody: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(add_models(pb.ModelStatus(model="cats", state=pb.ModelStatus.SERVING))) as other:
+        assert main(["status", "cats", "--server", f"{server},{other}", "--trainer", nobody]) == 1
+    out, err = capsys.readouterr()
+    assert [other, "cats", "serving"] in [row.split()[:3] for row in out.splitlines()]
+    assert f"paramsync status: {server}: model 'cats' is not served here; served: 'digits'\n" in err
 
 
 @pytest.mark.slow

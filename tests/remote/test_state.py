@@ -48,7 +48,11 @@ def test_a_state_is_read_as_it_was_written() -> None:
         ({"objects": {"data/1/7": [8, 9]}}, "listed version"),
         ({"objects": {"data/1/7": [7]}}, "whole number"),
         ({"choices": {"pinned": "x"}}, "pinned"),
-        ({"choices": {"labels": {"a b": 7}}}, "label"),
+        (
+            {"choices": {"labels": {"a b": 7}}},
+            "expected a label of 1 to 64 letters, digits, '_', '.' and '-', found 'a b'",
+        ),
+        ({"choices": {"labels": {"": 7}}}, "expected a label"),
         ({"choices": {"labels": {"a": -1}}}, "whole number"),
         ({"objects": {"../x": [7, 7]}}, "name"),
         ({"objects": []}, "JSON object"),
