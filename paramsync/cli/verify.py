@@ -137,10 +137,16 @@ def remote_verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator
         objects |= {} if isinstance(manifest, str) else objects_in(manifest)
     faulty = faults(bucket, objects, [listed.number for listed in manifests])
     checked = set()  # whole versions that were fetched
+
+    def still_named() -> list[str]:
+        """Return the faults that no verdict has named yet, of objects that some version still needs."""
+        needed = bucket.state().objects if faulty else {}
+        return [fault for name, fault in faulty.items() if name in needed]
+
     with Excerpt(bucket) as excerpt:
         for listed, manifest in manifests.items():
-            needed = [] if isinstance(manifest, str) else manifest.objects()
-            problems = [faulty.pop(name) for name in needed if name in faulty]
+            needed = () if isinstance(manifest, str) else manifest.objects()
+            problems = [faulty[name] for name in needed if name in faulty]
             verdict = Verdict(number=listed.number, step=listed.number, signed_by=None, problems=[], tensors=[])
             try:
                 done = fetch(excerpt, bucket, listed, manifest)
@@ -157,9 +163,14 @@ def remote_verdicts(arguments: Namespace, trust: TrustedKeys | None) -> Iterator
                 if arguments.all:  # the publisher dropped the version meanwhile
                     continue
                 find(bucket, state, listed.number)
-            if listed == last:  # the rest of `faulty` are objects in the state that no manifest names
-                problems += faulty.values()
+            faulty = {name: fault for name, fault in faulty.items() if name not in needed}
+            if listed == last:
+                problems += still_named()
+                faulty = {}
             yield replace(verdict, problems=[*problems, *verdict.problems])
+    if rest := still_named():  # the publisher dropped `last` meanwhile: the version that is newest now has these faults
+        number = find(bucket, bucket.state(), None).number
+        yield Verdict(number=number, step=number, signed_by=None, problems=rest, tensors=[])
 
 
 def _broken(store: Store, name: str) -> Verdict:

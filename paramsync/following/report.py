@@ -296,6 +296,7 @@ class SwapLog:
         self._clock = clock
         self._number = 0
         self._seconds: list[float] = []  # durations of the restores of swaps that were not logged
+        self._made_at = clock()
         self._logged_at = -math.inf
 
     def add(self, number: int, seconds: float) -> None:
@@ -312,7 +313,7 @@ class SwapLog:
         if len(self._seconds) == 1:
             _log.info("%s: version %d serves, after %.1f ms", self._model, self._number, took, extra=known)
         else:
-            since = now - self._logged_at
+            since = now - max(self._logged_at, self._made_at)
             text = "%s: version %d serves, the last of %d swaps in %.0f s, each after %.1f ms (median)"
             _log.info(text, self._model, self._number, len(self._seconds), since, took, extra=known)
         self._seconds.clear()

@@ -208,6 +208,17 @@ def test_a_swap_is_logged_at_once_and_many_are_summed_up(caplog: pytest.LogCaptu
     assert known == [("m", 1), ("m", 39), ("m", 40)]
 
 
+def test_swaps_before_the_first_line_are_summed_up_since_the_log_was_made(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "paramsync.follower")
+    now = [100.0]
+    log = SwapLog("m", clock=lambda: now[0])
+    for number in (1, 2):  # while the model is on trial, nothing is logged
+        now[0] += 3.0
+        log.add(number, 0.002)
+    log.flush()
+    assert caplog.messages == ["m: version 2 serves, the last of 2 swaps in 6 s, each after 2.0 ms (median)"]
+
+
 def test_trouble_that_differs_by_its_version_alone_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     report = Report("m", Path("store"), pinned=None, clock=lambda: 0.0)
     for number in (1, 1, 2, 2, 3):

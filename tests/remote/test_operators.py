@@ -14,6 +14,7 @@ import threading
 import time
 from argparse import Namespace
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from paramsync.errors import RemoteError
 from paramsync.remote import collect, fleet, manifest, protocol
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.protocol import Delete
+from paramsync.remote.state import NAME
 from paramsync.remote.upload import Upload
 from paramsync.store.commit import StoreWriter
 from paramsync.store.store import add_checksum
@@ -280,7 +282,9 @@ def test_ctrl_c_ends_a_command_while_the_bucket_does_not_answer(words: tuple[str
                 assert _end(process) == (130, "")
 
 
-def test_a_version_that_is_dropped_while_others_are_verified_is_not_missed(address: str, tmp_path: Path) -> None:
+def test_verify_does_not_miss_dropped_versions_but_an_object_that_the_state_still_names(
+    address: str, tmp_path: Path
+) -> None:
     pair = Pair(tmp_path)
     now = [0.0]
     bucket = Bucket(f"{address}-dropped")
@@ -288,6 +292,8 @@ def test_a_version_that_is_dropped_while_others_are_verified_is_not_missed(addre
     for step in (1, 2):
         pair.publish(step)
         upload.run_once()
+    _add_missing(bucket, dropped=2, kept=9)
+    upload = Upload(pair.source, bucket, keep=2, stop=pair.stop, clock=lambda: now[0])
     verdicts = remote_verdicts(Namespace(store=bucket.address, all=True, version=None), None)
     assert next(verdicts).ok
     for step in range(3, 8):
@@ -296,7 +302,15 @@ def test_a_version_that_is_dropped_while_others_are_verified_is_not_missed(addre
         now[0] += 1000
     pair.close()
     assert not [name for name in bucket.objects() if name.endswith("-2.json")]
-    assert list(verdicts) == []
+    [newest] = verdicts
+    assert (newest.number, newest.problems) == (7, [f"{bucket.address}/data/1/kept is gone"])
+
+
+def _add_missing(bucket: Bucket, **needed: int) -> None:
+    """Have the state name objects that are not there, each by its name and the last version that needs it."""
+    state = bucket.state()
+    objects = {f"data/1/{name}": (1, last) for name, last in needed.items()}
+    bucket.put(NAME, replace(state, objects={**state.objects, **objects}).to_json())
 
 
 def test_verify_checks_signatures_and_every_way_to_a_version(address: str, run: Run, tmp_path: Path) -> None:

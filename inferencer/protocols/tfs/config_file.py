@@ -49,10 +49,10 @@ class ConfigFile:
         self._complaint = ""
 
     async def run_once(self, now: float) -> None:
-        """Apply the file if it changed. A failure is logged once, and the models stay as they are, except that
-        after a TimeoutError the configuration is still being applied.
+        """Apply the file if it changed. A failure is logged once, and the models stay as they are.
 
-        A failed configuration is tried again with a back-off, because each try may load versions.
+        After a TimeoutError, which is logged, the configuration is in effect but for pins and labels of stores that do
+        not answer yet. A failed configuration is tried again with a back-off, because each try may load versions.
         """
         config = None
         try:
@@ -62,10 +62,14 @@ class ConfigFile:
             if config == self._applied or self._back_off.left(now):
                 return
             await self._apply(config, seconds=None)
+        except TimeoutError as error:
+            _log.warning("%s %s: %s", _OPTION, self._path, error)
+            self._applied, self._complaint = config, ""
+            return
         except Exception as error:  # noqa: BLE001, an error must not end the checks for changes
             text = str(error) if isinstance(error, SettingsError) else f"{_OPTION} {self._path}: {error}"
             if text != self._complaint:
-                foreseen = isinstance(error, (ParamsyncError, TimeoutError))
+                foreseen = isinstance(error, ParamsyncError)
                 _log.error("%s; what was served before goes on", text, exc_info=None if foreseen else error)
             self._complaint, self._refused = text, config
             self._back_off.failed(now)

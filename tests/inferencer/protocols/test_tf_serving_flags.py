@@ -213,6 +213,18 @@ def test_what_fails_is_tried_again_less_and_less_often_and_told_once(
     assert applied.names[-1] == ["b"]
 
 
+def test_a_file_whose_pins_take_effect_later_is_applied_once_and_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, applied = tmp_path / "models", Applied()
+    file = ConfigFile(path, applied.apply)
+    path.write_text(text("a"))
+    applied.error = TimeoutError("the change is accepted, and takes effect for a once the store answers")
+    looks(file, *range(100, 200))
+    assert applied.names == [["a"]]
+    assert [one.getMessage() for one in caplog.records] == [f"--model_config_file {path}: {applied.error}"]
+
+
 def test_a_file_that_is_gone_for_a_moment_changes_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path, applied = tmp_path / "models", Applied()
     file = ConfigFile(path, applied.apply)
