@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import shutil
 import signal
 import statistics
 import sys
@@ -29,6 +30,7 @@ from paramsync.cli.programs import Child, check_tensorflow, end_all
 from paramsync.cli.settings import credentials
 from paramsync.cli.top import sparkline
 from paramsync.errors import CallError, ParamsyncError
+from paramsync.host.files import locked_folder
 from paramsync.program.process import ending_signals, set_from_handler
 from paramsync.rpc.addresses import HOST, address, check_ports, free_port
 from paramsync.rpc.client import Credentials, Inferencer, Predictor, Trainer
@@ -60,9 +62,8 @@ def run(arguments: Namespace) -> bool:
     view = None
     with (
         _set_by_signals() as stop,
-        tempfile.TemporaryDirectory(prefix="paramsync-up-", dir=fast_place(), ignore_cleanup_errors=True) as named,
+        temporary_folder(fast_place()) as folder,
     ):
-        folder = Path(named)
         try:
             with contextlib.ExitStack() as clients:
                 trainer, inferencer, predictor = _start(arguments, children, folder, people, stop, clients)
@@ -141,6 +142,17 @@ def _serves(predictor: Predictor) -> bool:
         return predictor.serves(_MODEL)
     except CallError:
         return False
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: Path) -> Iterator[Path]:
+    """A folder for both programs. Also removes the folders of processes that were killed."""
+    folder, lock = locked_folder("paramsync-up-", parent)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
 @contextlib.contextmanager

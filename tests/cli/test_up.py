@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import re
 import socket
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,12 +20,12 @@ from rich.console import Console
 from paramsync.cli.__main__ import main
 from paramsync.cli.programs import Child, end_all
 from paramsync.cli.top import ServerSamples, Top, rate, sparkline
-from paramsync.cli.up import HeldOut, Prober, UpView, fast_place
+from paramsync.cli.up import HeldOut, Prober, UpView, fast_place, temporary_folder
 from paramsync.program.quantiles import quantile
 from paramsync.rpc.client import Inferencer, Predictor, Trainer
 from paramsync.v1 import sync_pb2 as pb
 from tests.support.commands import only_line
-from tests.support.programs import eventually
+from tests.support.programs import bounded, eventually
 from tests.support.servers import SERVING, add_models, add_predictions, add_publisher, serving
 
 
@@ -91,6 +93,24 @@ def test_temporary_files_go_to_disk_if_memory_has_no_room(tmp_path: Path) -> Non
     assert fast_place(tmp_path, room=1) == tmp_path
     assert fast_place(tmp_path, room=2**62) == elsewhere
     assert fast_place(tmp_path / "nosuch") == elsewhere
+
+
+def test_the_folder_of_a_killed_process_is_removed_by_the_next(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, signal, sys; from paramsync.cli.up import temporary_folder\n"
+        "with temporary_folder(pathlib.Path(sys.argv[1])) as folder: print(folder, flush=True); signal.pause()"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with bounded(subprocess.Popen(command, stdout=subprocess.PIPE, text=True)) as process:
+        assert process.stdout is not None
+        killed = Path(process.stdout.readline().strip())
+        with temporary_folder(tmp_path) as other:
+            assert sorted(tmp_path.iterdir()) == sorted([killed, other])
+        process.kill()
+        process.wait()
+    with temporary_folder(tmp_path) as other:
+        assert list(tmp_path.iterdir()) == [other]
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_ports_that_are_taken_or_given_twice_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
