@@ -116,7 +116,8 @@ class Download:
         self._seen: State | None = None
         self._base: tuple[Version, Bundle] | None = None  # the last commit of this writer
         self._between = between
-        self._here: dict[int, Version] = {}  # the versions of the local store, by number, at the last look
+        self._files: dict[str, FileStamp] = {}  # the files of the local store, by name, when `_here` was read
+        self._here: dict[int, Version] = {}  # the versions of the local store, by number
         self._sound: dict[int, frozenset[FileStamp]] = {}  # files of the local versions that were written or verified
         self.clock = ""
         """How the clock of this host, or of the uploading host, differs from the bucket's; "" if not much."""
@@ -197,29 +198,29 @@ class Download:
                 self._compare_clocks(found.written_at, self._view.looked_at, previous, state)
             self._view.tag = found.tag
         self._seen, self._view.looked_at = self._view.state, began
-        here = self._here = {version.number: version for version in self._writer.versions()}
-        self._sound = {number: stamps for number, stamps in self._sound.items() if number in here}
-        self._check_newest(max(here, default=-1))
+        self._list()
+        self._check_newest(max(self._here, default=-1))
         due = (listed for listed in self._wanted if not self._waits(listed))
-        listed = next((listed for listed in due if not self._is_sound(here.get(listed.number))), None)
+        listed = next((listed for listed in due if not self._is_sound(self._here.get(listed.number))), None)
         if listed is None:
             return None
+        before = self._here
         try:
             listed = self._first(listed)
             done = self.fetch(listed)
         except FileNotFoundError as error:  # deleted since the state was read: a newer state will name a newer version
             self._view.tag = None
-            before, self._view.lost = self._view.lost, listed.number
-            if before is None:
+            lost, self._view.lost = self._view.lost, listed.number
+            if lost is None:
                 return None
             self._refuse(listed)
-            advice = "" if before == listed.number else "; keep more versions, or publish less often"
+            advice = "" if lost == listed.number else "; keep more versions, or publish less often"
             raise RemoteError(f"version {listed.number} lacks an object: {error}{advice}") from error
         except RemoteError:
             self._refuse(listed)
             raise
-        self._here[listed.number], self._view.lost = done.version, None
-        if listed.number not in here:
+        self._view.lost = None
+        if listed.number not in before:
             return done
         damage = f"version {listed.number} was damaged in {self._store.path}, and came again"
         return replace(done, damages=(damage, *done.damages))
@@ -296,15 +297,24 @@ class Download:
             self._sound[version.number] = stamps
         return True
 
+    def _list(self) -> None:
+        """Read the versions of the local store, unless all its files are the same as at the last call."""
+        found: dict[str, FileStamp] = {}
+        with suppress(OSError), os.scandir(self._store.path) as entries:
+            for entry in entries:
+                if entry.name != copy_note.NAME:  # changes with each look
+                    with suppress(FileNotFoundError):
+                        found[entry.name] = FileStamp.of(entry.stat())
+        if found != self._files:
+            self._here = {version.number: version for version in self._writer.versions()}
+            self._sound = {number: stamps for number, stamps in self._sound.items() if number in self._here}
+            self._files = found
+
     def _stamps(self, version: Version) -> frozenset[FileStamp]:
         """Return the stamps of a version's files in the local store."""
-        names = [name for name in files.names(self._store.path) if name.startswith(f"{version.prefix}.")]
-        names += [self._store.graph_file(version.graph).name] if version.graph else []
-        stamps = set()
-        for name in names:
-            with suppress(FileNotFoundError):
-                stamps.add(FileStamp.of((self._store.path / name).stat()))
-        return frozenset(stamps)
+        graph = self._store.graph_file(version.graph).name if version.graph else ""
+        ours = (name for name in self._files if name == graph or name.startswith(f"{version.prefix}."))
+        return frozenset(map(self._files.__getitem__, ours))
 
     def note(self, status: BucketStatus) -> None:
         """Write the note in the copy: the status, operators' choices, and the last state that this mirror followed."""
@@ -419,7 +429,7 @@ class Download:
 
         No way uses deltas that arrived damaged before.
         """
-        self._here = {version.number: version for version in self._store.versions()}
+        self._list()
         here = {base: version.checksum for base, version in self._here.items() if base < number}
         fit = [edge for edge in manifest.edges if here.get(edge.base, edge.checksum) == edge.checksum]
         way = manifests.route([edge for edge in fit if edge.name not in self._view.bad], here, number, most=size)
@@ -557,6 +567,7 @@ class Download:
             self._writer.commit(version, arriving, unchanged=unchanged, chosen=self._chosen)
         except _LostError as lost:
             raise lost.error from lost
+        self._list()
         self._sound[version.number] = self._stamps(version)
         try:
             self._base = version, self._store.open(version)

@@ -29,6 +29,7 @@ from paramsync.store.store import PublisherState, Store
 from paramsync.version import Version
 from tests.support import partitioned
 from tests.support.mirrors import SIZE, Pair, current_state, same
+from tests.support.opened import opened
 
 
 def test_the_newest_version_comes_as_it_was_published_and_then_as_deltas(pair: Pair) -> None:
@@ -554,6 +555,18 @@ def test_more_versions_than_a_state_has_room_for_are_refused() -> None:
 @pytest.mark.parametrize(("quiet", "seconds"), [(0.0, BUSY), (0.5, BUSY), (8.0, 0.5), (32.0, IDLE), (1e6, IDLE)])
 def test_looks_become_rarer_the_longer_no_version_comes(quiet: float, seconds: float) -> None:
     assert pause(quiet) == seconds
+
+
+def test_a_look_without_a_new_version_reads_no_file_of_the_copy(pair: Pair) -> None:
+    pair.publish(1)
+    pair.upload.run_once()
+    pair.download.run_once()
+    with opened() as names:
+        pair.download.run_once()
+        assert names == []
+        (pair.target.path / "ckpt-1.json").touch()
+        pair.download.run_once()
+        assert "ckpt-1.json" in names
 
 
 def test_the_probe_leaves_nothing_behind(pair: Pair) -> None:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,6 +17,7 @@ from paramsync.sources.source import Source
 from paramsync.store.store import Store, record_file
 from paramsync.version import Version
 from tests.support import rewritten
+from tests.support.opened import LISTENERS, opened, opening
 from tests.support.published import Publisher
 from tests.support.whole import assert_serves
 from tests.support.written import changing, publish_changing
@@ -195,36 +193,6 @@ def test_a_record_of_an_older_publisher_is_read_without_what_it_did_not_know() -
 def test_a_value_that_no_publisher_wrote_is_refused_by_name(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Version.from_json(json.dumps({**json.loads(VERSION.to_json()), **change}))
-
-
-LISTENERS: list[Callable[[str], object]] = []
-
-
-def _hear(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open":
-        for one in LISTENERS:
-            one(Path(str(arguments[0])).name)
-
-
-sys.addaudithook(_hear)  # audit hooks cannot be removed
-
-
-@contextmanager
-def opening(tell: Callable[[str], object]) -> Iterator[None]:
-    """Within this context, call `tell` with the name of each file that this process is about to open."""
-    LISTENERS.append(tell)
-    try:
-        yield
-    finally:
-        LISTENERS.remove(tell)
-
-
-@contextmanager
-def opened() -> Iterator[list[str]]:
-    """A list of the names of files that this process opens within this context."""
-    names: list[str] = []
-    with opening(names.append):
-        yield names
 
 
 def versions(source: Source[Resident]) -> list[Version]:
