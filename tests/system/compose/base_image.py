@@ -72,27 +72,30 @@ def can_be_had(engine: Mapping[str, str], tag: str, *, pull: bool = True) -> boo
 
 
 def make(tag: str, *, engine: Mapping[str, str], folder: Path) -> None:
-    """Imports `tag` into the engine. Needs root and debootstrap; the folder is on a filesystem that allows devices."""
+    """Imports `tag` into the engine. Needs root and mmdebstrap; the folder is on a filesystem that allows devices."""
     if os.geteuid() != 0:
-        raise NoBaseImageError("debootstrap needs root")
-    for program in ("debootstrap", "apt-get", "tar"):
+        raise NoBaseImageError("mmdebstrap needs root")
+    for program in ("mmdebstrap", "apt-get"):
         if shutil.which(program) is None:
             raise NoBaseImageError(f"{program} is not installed")
     mirror = this_mirror()
-    root = folder / "root"
+    settings = folder / "pip.conf"
+    settings.write_text(pip_settings())
+    packed = folder / "base.tar"
     run(
-        "debootstrap",
+        "mmdebstrap",
         "--variant=minbase",
         f"--include={','.join(PACKAGES)}",
         f"--components={','.join(mirror.components)}",
+        f"--customize-hook=upload {CERTIFICATES} {CERTIFICATES}",
+        f"--customize-hook=upload {settings} /etc/pip.conf",
         mirror.suite,
-        str(root),
+        str(packed),
         mirror.url,
+        env={**os.environ, "TMPDIR": str(folder)},
         timeout=600,
     )
-    shutil.copyfile(CERTIFICATES, root / CERTIFICATES.relative_to("/"))
-    (root / "etc/pip.conf").write_text(pip_settings())
-    _import(root, tag, engine=engine)
+    run("docker", "import", str(packed), tag, env=engine, timeout=300)
 
 
 def pip_settings() -> str:
@@ -109,21 +112,3 @@ def _pip_values(name: str) -> Iterator[str]:
         said.append(file.get("global", name, fallback=""))
     strongest = next(filter(None, said), "")
     return (url for url in strongest.split() if not url.startswith(("file:", "/")))
-
-
-def _import(root: Path, tag: str, *, engine: Mapping[str, str]) -> None:
-    packed = [
-        "tar",
-        "--create",
-        "--directory",
-        str(root),
-        "--exclude=./var/cache/apt/*",
-        "--exclude=./var/lib/apt/lists/*",
-        ".",
-    ]
-    with subprocess.Popen(packed, stdout=subprocess.PIPE) as tar:
-        subprocess.run(
-            ["docker", "import", "-", tag], stdin=tar.stdout, env=engine, check=True, capture_output=True, timeout=300
-        )
-    if tar.returncode:
-        raise NoBaseImageError(f"tar ended with exit code {tar.returncode}")
