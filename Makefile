@@ -77,7 +77,7 @@ memory: $(READY)  ## the tests of stores once more with files in memory (tmpfs)
 		--basetemp "$$folder/tests" -o tmp_path_retention_policy=failed $(ARGS)
 
 slow: $(READY) browser buckets gateway schemas ray  ## the long tests: a browser, Docker where there is an engine, memory, campaigns in their short form
-	$(PYTEST) -m "(slow or docker) and not promise" -n 2 --dist loadfile --ignore $(RAY) $(ARGS)
+	$(PYTEST) -m "(slow or docker) and not promise" -n 3 --dist loadfile --no-loadscope-reorder --ignore $(RAY) $(ARGS) # 3, because many tests wait
 	$(PYTEST) -m slow $(RAY) $(ARGS) || test $$? = 5 # alone, because Ray gives a node 30 seconds to start; 5: ARGS select none
 
 browser:  ## Debian's Chromium, for the tests of the page; installs it where it is not there, as root
@@ -123,10 +123,14 @@ campaign: $(READY) browser buckets gateway  ## the campaigns at their whole leng
 mutations: $(READY)  ## breaks each promise on purpose and sees that a test fails; ARGS="damaged --jobs 4" selects
 	$(BIN)/python -m tests.project.mutations $(ARGS)
 
-fuzz: $(READY)  ## coverage-guided, for a minute, OF=index, which is read, or OF=http2; ARGS="-max_total_time=600" are libFuzzer's
-	@test -d $(FUZZ) || $(BIN)/uv pip install --quiet --python $(BIN)/python --target $(FUZZ) --group fuzz || \
+fuzz: $(OF:%=fuzz-%)  ## coverage-guided, for a minute, OF=index, which is read, or OF=http2; ARGS="-max_total_time=600" are libFuzzer's
+
+fuzz-%: $(FUZZ)
+	PYTHONPATH=$(FUZZ) $(BIN)/python -m tests.hostile.fuzz.fuzz_$* $(ARGS)
+
+$(FUZZ): | $(READY)
+	@$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(FUZZ) --group fuzz || \
 		{ rm -rf $(FUZZ); echo "make: atheris is not to be had for this Python; set PYTHON to another, 3.11 to 3.13" >&2; exit 2; }
-	PYTHONPATH=$(FUZZ) $(BIN)/python -m tests.hostile.fuzz.fuzz_$(OF) $(ARGS)
 
 h2spec: $(READY)  ## h2spec against our HTTP/2: H2SPEC=/path/to/h2spec; ARGS="http2/6.5" are its own
 	@test -x "$(H2SPEC)" || { echo "make: H2SPEC=/path/to/h2spec, see github.com/summerwind/h2spec" >&2; exit 2; }
