@@ -63,6 +63,8 @@ def of_fleet(arguments: Namespace) -> bool:
     address, command = arguments.model, arguments.command
     if command == "watch":
         raise SettingsError(f"expected a model of a server, found the address of a bucket, {address}")
+    if arguments.servers:
+        raise SettingsError("--server: expected the name of a model with it; an address changes all followers")
     choices = {
         "pin": lambda: fleet.pin(address, arguments.version, arguments.at),
         "unpin": lambda: fleet.pin(address, None, arguments.at),
@@ -71,10 +73,14 @@ def of_fleet(arguments: Namespace) -> bool:
         "label": lambda: fleet.label(address, arguments.label, arguments.version),
         "unlabel": lambda: fleet.label(address, arguments.label, None),
     }
-    state = interruptible(lambda: fleet.choose(address, choices[command]()))
+    dry = command == "rollback" and arguments.dry_run
+    choose = fleet.preview if dry else fleet.choose
+    state = interruptible(lambda: choose(address, choices[command]()))
     labels = ", ".join(f"{label} is version {number}" for label, number in sorted(state.labels.items()))
     pinned = "follow the newest version" if state.pinned is None else f"serve version {state.pinned}"
-    text = f"{address}: all followers {pinned}{from_then_on(state.move)}; {labels or 'no labels'}"
+    text = (
+        f"{address}: all followers {'would ' if dry else ''}{pinned}{from_then_on(state.move)}; {labels or 'no labels'}"
+    )
     serve_at = None if state.move is None else state.move.at
     facts = {"address": address, "pinned": state.pinned, "labels": dict(state.labels), "serve_at": serve_at}
     sys.stdout.write(to_json(facts) if arguments.json else f"{line(text)}\n")

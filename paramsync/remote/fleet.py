@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from paramsync.errors import EmptiedError, FencedError, RemoteError, UnknownLabelError, UnknownVersionError
@@ -29,6 +29,12 @@ def choose(address: str, choice: Choice) -> State:
     Raises RemoteError, also if nothing is published at the address, and the errors of `choice`.
     """
     return perform(Bucket(address), protocol.choose(choice, secrets.token_hex(16)))
+
+
+def preview(address: str, choice: Choice) -> State:
+    """Return the state that a choice would make now. Changes nothing."""
+    state = Bucket(address).state()
+    return replace(state, choices=choice(state))
 
 
 def perform(bucket: Bucket, steps: Steps[T]) -> T:

@@ -143,6 +143,24 @@ def test_the_status_of_an_address_says_what_followers_are_to_serve(address: str,
         assert (code, error.count("\n")) == (2, 1)
 
 
+def test_a_dry_rollback_names_the_version_and_changes_nothing(address: str, run: Run) -> None:
+    before = Bucket(address).state()
+    code, text, _ = run("rollback", address, "--dry-run")
+    assert (code, text) == (0, f"{address}: all followers would serve version 3; stable is version 2\n")
+    code, text, _ = run("rollback", address, "--dry-run", "--json")
+    assert (code, json.loads(text)["pinned"]) == (0, 3)
+    assert Bucket(address).state() == before
+
+
+@pytest.mark.parametrize("words", [("pin", "3"), ("unpin",), ("rollback",), ("label", "a", "3"), ("unlabel", "stable")])
+def test_a_change_of_all_followers_takes_no_server(address: str, nobody: str, run: Run, words: tuple[str, ...]) -> None:
+    before = Bucket(address).state()
+    command, *rest = words
+    code, _, error = run(command, address, *rest, "--server", nobody)
+    assert (code, "an address changes all followers" in only_line(error)) == (2, True)
+    assert Bucket(address).state() == before
+
+
 def test_a_version_on_trial_is_promoted_into_the_bucket_of_the_stable_servers(address: str, run: Run) -> None:
     stable = f"{address}-stable"
 
