@@ -109,6 +109,7 @@ def test_each_file_belongs_to_a_variant() -> None:
     assert {kustomization.parent.name for kustomization in KUBERNETES.glob("*/kustomization.yaml")} == {
         *VARIANTS,
         "inferencer",
+        "peers",
     }
 
 
@@ -118,15 +119,20 @@ def test_all_images_are_the_one_that_a_registry_is_put_before(name: str) -> None
     assert set(re.findall(r"\bimage: (\S+)", text)) == {"paramsync:latest"}
 
 
-@pytest.mark.parametrize("provider", ["eks", "gke", "aks"])
-@pytest.mark.parametrize("name", ["base", "sidecar", "node", "canary"])
-def test_a_role_of_a_provider_is_laid_over_a_variant(name: str, provider: str, tmp_path: Path) -> None:
+def overlaid(name: str, component: str, tmp_path: Path) -> list[Document]:
+    """The objects of a user's own overlay: a variant with a component."""
     folder = tmp_path / "paramsync"
     subprocess.run(["cp", "-r", KUBERNETES, folder], check=True)
     (folder / "own").mkdir()
-    own = {"resources": [f"../{name}"], "components": [f"../identity/{provider}"]}
+    own = {"resources": [f"../{name}"], "components": [f"../{component}"]}
     (folder / "own" / "kustomization.yaml").write_text(yaml.safe_dump(own))
-    documents = built(folder / "own")
+    return built(folder / "own")
+
+
+@pytest.mark.parametrize("provider", ["eks", "gke", "aks"])
+@pytest.mark.parametrize("name", ["base", "sidecar", "node", "canary"])
+def test_a_role_of_a_provider_is_laid_over_a_variant(name: str, provider: str, tmp_path: Path) -> None:
+    documents = overlaid(name, f"identity/{provider}", tmp_path)
     accounts = {one["metadata"]["name"]: one["metadata"] for one in documents if one["kind"] == "ServiceAccount"}
     for owner in documents:
         if owner["kind"] in ("Deployment", "DaemonSet"):
@@ -183,6 +189,54 @@ def test_what_chooses_pods_chooses_those_it_should(name: str) -> None:
             ports = {port["name"] for port in pods(variant(name))[owner]["containers"][0].get("ports", ())}
             for rule in policies[policy]["spec"].get("ingress", ()):
                 assert {port["port"] for port in rule["ports"]} <= ports
+
+
+def lets_through(documents: list[Document], direction: str, pod: Document, other: Document, port: str | int) -> bool:
+    """Whether the policies of the pod with labels `pod` allow ingress from, or egress to, one of its namespace."""
+    policies = [
+        one["spec"]
+        for one in documents
+        if one["kind"] == "NetworkPolicy"
+        and direction.capitalize() in one["spec"]["policyTypes"]
+        and one["spec"]["podSelector"].get("matchLabels", {}).items() <= pod.items()
+    ]
+    rules = [rule for one in policies for rule in one.get(direction, ())]
+    side = {"ingress": "from", "egress": "to"}[direction]
+    return not policies or any(
+        port in [allowed["port"] for allowed in rule["ports"]]
+        and any(
+            peer["podSelector"]["matchLabels"].items() <= other.items()
+            for peer in rule.get(side, [{"podSelector": {"matchLabels": {}}}])
+            if "namespaceSelector" not in peer
+        )
+        for rule in rules
+    )
+
+
+def test_an_operator_reaches_every_control_port_and_the_bucket() -> None:
+    documents, operator = variant("volume"), {"paramsync-operator": "true"}
+    servers = [
+        one["spec"]["template"]["metadata"]["labels"] for one in documents if one["kind"] in ("Deployment", "Job")
+    ]
+    assert len(servers) == 2
+    for server in servers:
+        assert lets_through(documents, "egress", operator, server, "control")
+        assert lets_through(documents, "ingress", server, operator, "control")
+    assert lets_through(documents, "egress", operator, {}, 443)
+
+
+@pytest.mark.parametrize("name", OWNERS)
+def test_servers_reach_each_other_only_with_the_component_of_peers(name: str, tmp_path: Path) -> None:
+    for documents, reached in ((variant(name), False), (overlaid(name, "peers", tmp_path), True)):
+        [server] = [one["spec"]["template"] for one in documents if called(one) == "Deployment-paramsync-inferencer"]
+        labels = server["metadata"]["labels"]
+        for direction in ("ingress", "egress"):
+            assert lets_through(documents, direction, labels, labels, "control") is reached
+        given = flags.parser().parse_args(words(server["spec"]["containers"][0], documents)[3:])
+        assert (getattr(given, "peers", None) is not None) is reached
+    for document in documents:
+        if document["kind"] not in OTHERS:
+            kubernetes_validate.validate(document, RELEASE, strict=True)
 
 
 def test_metrics_come_by_services_whose_names_alerts_know() -> None:
