@@ -279,10 +279,10 @@ def test_pods_are_confined_and_what_they_mount_is_there(name: str, owner: str, p
     assert mounted == volumes.keys()
     if name != "kserve":  # which has its own accounts
         assert pod["automountServiceAccountToken"] is False
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert owner == "paramsync-trainer" or pod["serviceAccountName"] in of(name, "ServiceAccount")
     for one in containers(pod):
-        confined = {**pod.get("securityContext", {}), **one["securityContext"]}
+        confined = {**pod["securityContext"], **one["securityContext"]}
+        assert confined["seccompProfile"] == {"type": "RuntimeDefault"}
         if one["name"] == "directory":  # it gives a directory of the node to the user
             assert (confined["runAsUser"], confined["capabilities"]["add"]) == (0, ["CHOWN", "FOWNER"])
         else:
@@ -389,9 +389,10 @@ def test_probes_ask_ports_that_programs_have(name: str, program: Document) -> No
             ]
 
 
-def test_a_pod_has_time_to_drain() -> None:
-    pod = pods(variant("base"))["paramsync-inferencer"]
-    [_, seconds] = container(pod, "inferencer")["lifecycle"]["preStop"]["exec"]["command"]
+@pytest.mark.parametrize(("name", "program"), [("base", "inferencer"), ("kserve", "kserve-container")])
+def test_a_pod_has_time_to_drain(name: str, program: str) -> None:
+    *_, pod = [pod for variant, _, pod in ALL_PODS if variant == name]
+    [_, seconds] = container(pod, program)["lifecycle"]["preStop"]["exec"]["command"]
     page = (ROOT / "docs" / "deploy.md").read_text()
     [drain] = re.findall(r"calls under way have (\d+) seconds in all", page)
     assert int(seconds) + int(drain) < pod["terminationGracePeriodSeconds"]
@@ -488,3 +489,12 @@ def test_the_example_of_kserve_gets_the_runtime_and_its_container() -> None:
     storage = of("kserve", "ClusterStorageContainer")[example["storageContainerName"]]["spec"]
     prefixes = [one["prefix"] for one in storage["supportedUriFormats"]]
     assert example["model"]["storageUri"].startswith(tuple(prefixes))
+
+
+def test_the_service_of_kserve_has_a_port_for_each_protocol() -> None:
+    *_, (_, _, pod) = ALL_PODS
+    server = container(pod, "kserve-container")
+    given = flags.parser().parse_args(server["args"])
+    first, second = server["ports"]  # KServe makes the first the Service's port 80
+    assert (first["name"], first["containerPort"]) == ("http1", given.rest_port)
+    assert (second["name"], second["containerPort"]) == ("h2c", given.port)

@@ -90,7 +90,8 @@ class Pod:
             mount["mountPath"] in ("/store", "/mnt/models") and not mount.get("readOnly")
             for mount in found["volumeMounts"]
         )
-        return {**clean, **(self._bucket if writes else {})}
+        own = {one["name"]: one["value"] for one in found.get("env", ())}
+        return {**clean, **(self._bucket if writes else {}), **own}
 
 
 class Trainer:

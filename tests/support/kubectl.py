@@ -56,7 +56,11 @@ def pods(documents: list[Document]) -> dict[str, Document]:
 
 
 def kserve_pod(name: str, address: str) -> Document:
-    """Return the pod that KServe makes of an InferenceService with our runtime and storage container."""
+    """Return the pod that KServe makes of an InferenceService with our runtime and storage container.
+
+    KServe 0.21 made it so on Kubernetes 1.36; what its Secrets add for the bucket is missing, as are variables that our
+    programs do not read.
+    """
     runtime, storage = (
         of("kserve", kind)["paramsync"]["spec"] for kind in ("ClusterServingRuntime", "ClusterStorageContainer")
     )
@@ -64,10 +68,14 @@ def kserve_pod(name: str, address: str) -> Document:
     server = {**server, "args": [word.replace("{{.Name}}", name) for word in server["args"]]}
     mount = {"name": "kserve-provision-location", "mountPath": "/mnt/models"}
     mirror = {**storage["container"], "args": [address, "/mnt/models"]}
+    limits = {"cpu": "1", **mirror["resources"]["limits"]}  # KServe's configuration has limits for each initializer
+    mirror["resources"] = {**mirror["resources"], "limits": limits}
     return {
         "initContainers": [{**mirror, "volumeMounts": [*mirror["volumeMounts"], mount]}],
         "containers": [{**server, "volumeMounts": [*server["volumeMounts"], {**mount, "readOnly": True}]}],
         "volumes": runtime["volumes"],
+        "securityContext": {},
+        "terminationGracePeriodSeconds": 30,
     }
 
 
