@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from bench import settings
 from bench.mirror.changing import NEVER, Changing, Counting, mirror, wait
 from bench.settings import Settings
+from paramsync.cli.programs import Child
 from paramsync.remote import copy_note
 from paramsync.remote.bucket_status import Copied
 
@@ -34,6 +37,7 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
     """Publish to more and more followers, then whole versions, then a version every 10 s, then nothing."""
     local, address = folder / "source", f"{given.address}/{time.time_ns()}"
     far: list[Path] = []
+    followers: list[Child] = []
     freshness: list[dict[str, Any]] = []
     up, down = Counting(), Counting()
     with closing(Changing(local, given.bytes // _PORTION, given.tensors)) as source, up, down, ExitStack() as stack:
@@ -43,7 +47,8 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
         def publish(share: float = _SHARE) -> tuple[Counter[str], list[float]]:
             """Publish a version. Returns the publisher's requests, and the milliseconds until each follower has it."""
             before, version = up.kinds.copy(), source.change(share)
-            wait(lambda: {one and one.number for one in map(_copied, far)} == {version.number}, lambda: "a version")
+            for path in far:  # one after the other: reading all notes every few milliseconds would slow the followers
+                wait(partial(_has, path, version.number), path.with_suffix(".log").read_text)
             NEVER.wait(_SETTLED)
             return up.kinds - before, [(one.here_at - one.step_done_at) * 1e3 for one in map(_copied, far) if one]
 
@@ -52,9 +57,9 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
             with settings.through(settings.endpoint() if far else down.endpoint):
                 for _ in range(len(far), count):
                     far.append(folder / f"far-{len(far)}")
-                    mirror(stack, address, far[-1], far[-1].with_suffix(".log"))
+                    followers.append(mirror(stack, address, far[-1], far[-1].with_suffix(".log")))
             publish()  # not counted: it waits until all programs are running
-            began = _seconds(publisher.pid)
+            began, ours = _seconds([publisher]), _seconds(followers)
             requests, arrivals = zip(*[publish() for _ in range(_VERSIONS)], strict=True)
             small += requests
             freshness.append(
@@ -63,7 +68,9 @@ def run(given: Settings, folder: Path) -> dict[str, Any]:
                     "fresh ms": statistics.median([milliseconds for version in arrivals for milliseconds in version]),
                     "the last ms": statistics.median(map(max, arrivals)),
                     "publisher's writes": sum(counts[kind] for counts in requests for kind in _WRITES) / _VERSIONS,
-                    "processor ms": (_seconds(publisher.pid) - began) * 1e3 / _VERSIONS,
+                    "KB": statistics.fmean(_sent(folder / "up")[-_VERSIONS:]) / 1e3,
+                    "processor ms": (_seconds([publisher]) - began) * 1e3 / _VERSIONS,
+                    "a follower's ms": (_seconds(followers) - ours) * 1e3 / _VERSIONS / count,
                 }
             )
         large = [publish(1.0)[0] for _ in range(given.runs)]
@@ -89,10 +96,20 @@ def _copied(path: Path) -> Copied | None:
     return None if note is None or note.status is None else note.status.copied
 
 
-def _seconds(pid: int) -> float:
-    """Return the processor time of a process, in seconds."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+def _has(path: Path, number: int) -> bool:
+    copied = _copied(path)
+    return copied is not None and copied.number == number
+
+
+def _sent(log: Path) -> list[int]:
+    """Return the bytes of each version that a publisher sent, which depend on no other load of the machine."""
+    return [line["bytes"] for line in map(json.loads, log.read_text().splitlines()) if "bytes" in line]
+
+
+def _seconds(programs: Sequence[Child]) -> float:
+    """Return the processor time of these processes, in seconds."""
+    fields = [Path(f"/proc/{one.pid}/stat").read_text().rpartition(")")[2].split() for one in programs]
+    return sum(int(of[11]) + int(of[12]) for of in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def _rate(proxy: Counting, count: int) -> float:
