@@ -140,7 +140,7 @@ proto: $(READY)  ## generate paramsync/v1 and paramsync/kserve from proto/
 	$(call generate,.)
 
 manifests: $(RUNS)  ## the Prometheus operator's rules, from alerts.yml
-	$(BIN)/python deploy/kubernetes/base/alerts.py > deploy/kubernetes/base/alerts.yaml
+	$(BIN)/python deploy/kubernetes/monitoring/alerts.py > deploy/kubernetes/monitoring/alerts.yaml
 
 sbom: $(RUNS)  ## what the image installs, as CycloneDX, into build/sbom.json; LOCK=requirements-gpu.lock is the other image
 	@test -d $(SBOM) || $(call install,--quiet --target $(SBOM) "cyclonedx-bom>=7$(COMMA)<8") || { rm -rf $(SBOM); exit 2; }

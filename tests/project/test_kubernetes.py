@@ -116,7 +116,7 @@ def test_each_file_belongs_to_a_variant() -> None:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_all_images_are_the_one_that_a_registry_is_put_before(name: str) -> None:
     text = yaml.safe_dump(variant(name))
-    assert set(re.findall(r"\bimage: (\S+)", text)) == {"paramsync:latest"}
+    assert set(re.findall(r"\bimage: (\S+)", text)) == ({"paramsync:latest"} if name != "monitoring" else set())
 
 
 def overlaid(name: str, component: str, tmp_path: Path) -> list[Document]:
@@ -142,6 +142,22 @@ def test_a_role_of_a_provider_is_laid_over_a_variant(name: str, provider: str, t
     for document in documents:
         if document["kind"] not in OTHERS:
             kubernetes_validate.validate(document, RELEASE, strict=True)
+
+
+@pytest.mark.parametrize("name", ["base", "sidecar", "node", "canary"])
+def test_a_cluster_without_operators_takes_the_servers(name: str) -> None:
+    kinds = {one["kind"] for one in variant(name)} & OTHERS
+    assert kinds == ({"HTTPRoute", "GRPCRoute", "AnalysisTemplate"} if name == "canary" else set())
+
+
+@pytest.mark.parametrize("name", ["base", "sidecar", "node", "canary"])
+def test_each_program_that_reads_the_bucket_has_the_keys_if_there_are_any(name: str) -> None:
+    readers = [
+        one for pod in pods(variant(name)).values() for one in containers(pod) if "$(ADDRESS)" in str(one.get("args"))
+    ]
+    assert readers
+    for reader in readers:
+        assert {"secretRef": {"name": "paramsync-keys", "optional": True}} in reader["envFrom"], reader["name"]
 
 
 # What chooses what ----------------------------------------------------------------------------------------------------
@@ -241,7 +257,7 @@ def test_servers_reach_each_other_only_with_the_component_of_peers(name: str, tm
 
 def test_metrics_come_by_services_whose_names_alerts_know() -> None:
     services, jobs = of("volume", "Service").values(), set()
-    for monitor in of("volume", "ServiceMonitor").values():
+    for monitor in of("monitoring", "ServiceMonitor").values():
         wanted = monitor["spec"]["selector"]["matchLabels"].items()
         [service] = [one for one in services if wanted <= one["metadata"].get("labels", {}).items()]
         [endpoint] = monitor["spec"]["endpoints"]
@@ -254,11 +270,11 @@ def test_metrics_come_by_services_whose_names_alerts_know() -> None:
 
 
 def test_the_rules_of_the_operator_are_the_alerts() -> None:
-    script, made = KUBERNETES / "base" / "alerts.py", KUBERNETES / "base" / "alerts.yaml"
+    script, made = KUBERNETES / "monitoring" / "alerts.py", KUBERNETES / "monitoring" / "alerts.yaml"
     done = subprocess.run([sys.executable, script], capture_output=True, check=True, timeout=60)
     assert made.read_bytes() == done.stdout
     alerts = yaml.safe_load((ROOT / "deploy" / "monitoring" / "alerts.yml").read_text())
-    assert of("base", "PrometheusRule")["paramsync"]["spec"] == alerts
+    assert of("monitoring", "PrometheusRule")["paramsync"]["spec"] == alerts
 
 
 @pytest.mark.parametrize("name", VARIANTS)

