@@ -58,8 +58,8 @@ def pods(documents: list[Document]) -> dict[str, Document]:
 def kserve_pod(name: str, address: str) -> Document:
     """Return the pod that KServe makes of an InferenceService with our runtime and storage container.
 
-    KServe 0.21 made it so on Kubernetes 1.36; what its Secrets add for the bucket is missing, as are variables that our
-    programs do not read.
+    KServe's controller of August 2026 (aaac4e29, after 0.20) made it so; what its Secrets add for the bucket is
+    missing, as are variables that our programs do not read.
     """
     runtime, storage = (
         of("kserve", kind)["paramsync"]["spec"] for kind in ("ClusterServingRuntime", "ClusterStorageContainer")
