@@ -81,7 +81,7 @@ class ExternalValues:
             raise SettingsError(
                 "the values of a graph that was published beforehand are needed: publish(step, values={name: array})"
             )
-        by_key = self._fitting(values() if callable(values) else values)
+        by_key = self._fitting(_by_name(values))
         pinned = {key: _pinned(value, copy=self._copy) for key, value in by_key.items()}
         if self._object_graph:
             pinned[OBJECT_GRAPH] = np.array(self._object_graph, dtype=object)
@@ -113,9 +113,8 @@ class NamedArrays:
         """Return the arrays by name, as `ExternalValues.pin` does. Names, dtypes and shapes may differ in each call."""
         if values is None:
             raise SettingsError("the arrays to publish are needed: publish(step, values={name: array})")
-        given = values() if callable(values) else values
-        pinned = {name: _pinned(_array_like(value), copy=self._copy) for name, value in given.items()}
-        kinds = {name: (value.dtype, tuple(value.shape)) for name, value in pinned.items()}
+        pinned = {name: _pinned(_array_like(value), copy=self._copy) for name, value in _by_name(values).items()}
+        kinds = {name: (_numpy_dtype(value), tuple(value.shape)) for name, value in pinned.items()}
         if kinds != self._kinds:
             self._describe(kinds)
         return pinned
@@ -151,6 +150,16 @@ def _which(store: Path, digests: list[str]) -> str:
         f"store {store}: expected a graph that was published beforehand, found none;"
         f" publish it: paramsync graph publish MODULE:BUILD {store}"
     )
+
+
+def _by_name(values: Values) -> Mapping[str, Any]:
+    """Return the values by name. Raises SettingsError for others, such as the list of Keras's `get_weights()`."""
+    given = values() if callable(values) else values
+    if not isinstance(given, Mapping):
+        raise SettingsError(f"values: expected {{name: array}}, found a {type(given).__name__}")
+    if unnamed := [name for name in given if not isinstance(name, str)]:
+        raise SettingsError(f"values: expected names of type str, found {unnamed[0]!r}")
+    return given
 
 
 def _array_like(value: Any) -> Any:
@@ -203,6 +212,12 @@ def _may_change(array: Any) -> bool:
         return owner is not None and not memoryview(owner).readonly
     except (TypeError, ValueError, BufferError, NotImplementedError):  # unknown: assume the worst
         return True
+
+
+def _numpy_dtype(value: Any) -> np.dtype[Any]:
+    """Return the dtype of an array of numpy or JAX, or of a tensor of TensorFlow."""
+    dtype: np.dtype[Any] = np.dtype(getattr(value.dtype, "as_numpy_dtype", value.dtype))
+    return dtype
 
 
 def _kind(value: Any) -> tuple[str, Shape]:

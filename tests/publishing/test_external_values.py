@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from paramsync.errors import GraphError, ParameterError, SettingsError, StoreError
 from paramsync.graphs.capturing import capture
-from paramsync.publishing.external_values import ExternalValues
+from paramsync.publishing.external_values import ExternalValues, NamedArrays
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.store.store import Store
@@ -97,7 +97,7 @@ def test_values_are_asked_for_only_where_they_are_due(store: Path) -> None:
 NOT_CLOSED = """
 import sys
 import numpy as np, ml_dtypes
-from paramsync.publishing.external_values import ExternalValues
+from paramsync.publishing.external_values import ExternalValues, NamedArrays
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
 
@@ -210,3 +210,21 @@ def test_every_version_of_jax_steps_that_take_their_arguments_memory_is_of_one_s
     assert len(seen) > 1
     assert seen == [(step, [float(step)]) for step, _ in seen]
     assert seen[-1][0] == 200
+
+
+def test_arrays_by_name_may_be_variables_and_tensors() -> None:
+    given = {"variable": tf.Variable([1.0]), "half": tf.constant([1.0], tf.bfloat16), "jax": jnp.ones(1), "number": 1.0}
+    pinned = NamedArrays().pin(given)
+    assert {name: float(np.asarray(value).item()) for name, value in pinned.items()} == dict.fromkeys(given, 1.0)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [([np.ones(1)], r"expected \{name: array\}, found a list"), ({3: np.ones(1)}, "type str, found 3")],
+)
+def test_values_without_names_are_refused(store: Path, given: Any, message: str, copy: bool) -> None:
+    with pytest.raises(SettingsError, match=message):
+        NamedArrays(copy=copy).pin(given)
+    with Publisher.of_graph(store, copy=copy) as publisher, pytest.raises(SettingsError, match=message):
+        publisher.publish(1, values=lambda: given)
