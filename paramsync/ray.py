@@ -11,7 +11,9 @@ of a bucket in memory. A separate actor on the node keeps this copy, and all rep
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import os
 import shutil
 import threading
 import time
@@ -30,13 +32,23 @@ import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from paramsync.dtypes import Array
-from paramsync.errors import CorruptCheckpointError, RequestError, UnknownVersionError
+from paramsync.errors import (
+    CorruptCheckpointError,
+    InputError,
+    RequestError,
+    SettingsError,
+    StoreLockedError,
+    UnknownVersionError,
+)
+from paramsync.host.files import shown
 from paramsync.publishing.external_values import NamedArrays
 from paramsync.publishing.publisher import Publisher
 from paramsync.publishing.schedule import PublishSchedule
+from paramsync.remote import copy_note
 from paramsync.remote.bucket import is_address
 from paramsync.remote.child import MirrorChild, cache_of
-from paramsync.store.store import Store, state_file
+from paramsync.remote.in_order import buckets
+from paramsync.store.store import Store, state_file, take_lock
 from paramsync.version import Version
 
 _NAMESPACE = "paramsync"
@@ -44,6 +56,9 @@ _USED_SECONDS, _LEFT_SECONDS = 10.0, 60.0  # how often users report their use; h
 _LOOK_SECONDS = 0.005  # seconds between two looks of an actor that waits for a version
 _NUMBERS = 1024  # how many of the newest versions a learner counts
 _NEVER = threading.Event()
+# what each key of a request's body holds
+_ASKED: dict[str, Any] = {"inputs": dict, "version": int, "label": str, "signature": str, "outputs": list}
+_KINDS = {dict: "values by name", int: "a whole number", str: "text", list: "a list of names"}
 
 _log = logging.getLogger("paramsync.ray")
 
@@ -62,6 +77,7 @@ def deployment(source: str | Path, **options: Any) -> Any:
     By HTTP, POST {"inputs": {...}}, with "version", "label", "signature" or "outputs" if need be. `options` are those
     of `paramsync.Replica`, such as `trust`.
     """
+    _check(str(source))
     from ray import serve  # imported here, because actors need no Ray Serve
 
     class Model(_Served):
@@ -90,15 +106,15 @@ class _Served:
         if not isinstance(asked, Request):
             return await self.predict(asked)
         try:
-            body = await asked.json()
-            answer = await self.predict(body.pop("inputs"), **body)
-        except (RequestError, KeyError, TypeError, AttributeError, ValueError) as error:
-            wrong = error if isinstance(error, RequestError) else 'expected a JSON object with "inputs"'
-            return JSONResponse({"error": str(wrong)}, status_code=400)
+            answer = await self.predict(**_body(await asked.body()))
+        except RequestError as error:
+            return JSONResponse({"error": str(error)}, status_code=400)
         return answer | {"outputs": {name: value.tolist() for name, value in answer["outputs"].items()}}
 
     async def predict(self, inputs: Mapping[str, Any], **asked: Any) -> dict[str, Any]:
         """Compute with one version, on another thread. `asked` are further arguments of `Replica.predict`."""
+        if not isinstance(inputs, Mapping):
+            raise InputError("inputs", expected="values by name", found=type(inputs).__name__)
         outputs, version = await asyncio.to_thread(self._follower.replica.predict, inputs, **asked)
         arrays = {name: np.asarray(tensor) for name, tensor in outputs.items()}
         return {"outputs": arrays, "version": version.number, "step": version.step}
@@ -110,6 +126,22 @@ class _Served:
     def __del__(self) -> None:
         if hasattr(self, "_follower"):
             self._follower.close()
+
+
+def _body(content: bytes) -> dict[str, Any]:
+    """Read the body of a request: the arguments of `predict`. Raises InputError."""
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):
+        body = None
+    if not isinstance(body, dict) or "inputs" not in body:
+        raise InputError("body", expected='a JSON object with "inputs"', found=shown(content))
+    for name, value in body.items():
+        if name not in _ASKED:
+            raise InputError("body", expected=f"keys of {', '.join(_ASKED)}", found=shown(name))
+        if type(value) is not _ASKED[name] or (name == "outputs" and not all(isinstance(each, str) for each in value)):
+            raise InputError(name, expected=_KINDS[_ASKED[name]], found=shown(value))
+    return body
 
 
 # Actors ---------------------------------------------------------------------------------------------------------------
@@ -167,8 +199,12 @@ class FollowingActor:
     """
 
     def follow(self, source: str | Path, *, most_seconds: float | None = None) -> None:
-        """Follow a store or the address of a bucket. No version older than `most_seconds` is used."""
-        self._store = Store(local_copy(str(source), self))
+        """Follow a store or the address of a bucket. No version older than `most_seconds` is used.
+
+        Raises SettingsError for an address that cannot be used.
+        """
+        self._source = str(source)
+        self._store = Store(local_copy(self._source, self))
         self._most_seconds = most_seconds
         self._parameters: Parameters | None = None
         self._seen: object = None
@@ -178,13 +214,17 @@ class FollowingActor:
 
         Raises TimeoutError. Parameters that were returned before stay valid. A damaged version is logged and skipped.
         """
+        if not hasattr(self, "_store"):
+            raise SettingsError(f"{type(self).__name__}: expected a call of follow() before parameters()")
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             self._look()
             if self._parameters is not None and not self._is_stale(self._parameters.version):
                 return self._parameters
             if end is not None and time.monotonic() >= end:
-                raise TimeoutError(f"{self._store.path}: no version came within {timeout:g} s that is new enough")
+                note = copy_note.read(self._store.path)
+                why = f": {note.reason}" if note is not None and note.reason else ""
+                raise TimeoutError(f"{self._source}: no version came within {timeout:g} s that is new enough{why}")
             _NEVER.wait(_LOOK_SECONDS)
 
     def _is_stale(self, version: Version) -> bool:
@@ -224,6 +264,7 @@ def _read(store: Store, version: Version) -> Parameters:
 
 def local_copy(source: str, owner: object) -> Path:
     """Return the directory of a store, or of this node's copy of a bucket. The copy stays as long as `owner` lives."""
+    _check(source)
     if not is_address(source):
         return Path(source)
     node = ray.get_runtime_context().get_node_id()
@@ -231,6 +272,12 @@ def local_copy(source: str, owner: object) -> Path:
     user = threading.Thread(target=_use, args=(source, node, weakref.ref(owner)), name="paramsync copy", daemon=True)
     user.start()
     return path
+
+
+def _check(source: str) -> None:
+    """Raise SettingsError for an address that cannot be used, before it fails in other processes."""
+    if "://" in source:
+        buckets(source)
 
 
 def _use(source: str, node: str, owner: weakref.ref[Any]) -> None:
@@ -247,6 +294,7 @@ def _mirror(source: str, node: str) -> Any:
         name=f"copy of {source} on {node}",
         namespace=_NAMESPACE,
         lifetime="detached",  # otherwise the copy would end when its first user ends
+        max_restarts=-1,  # Ray restarts the actor in a moment; users notice within 10 seconds only
         get_if_exists=True,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node_id=node, soft=False),
     )
@@ -260,18 +308,25 @@ class _Mirror:
         self._path = cache_of(f"{source} for ray")  # without the node's name: nodes on one host share the copy
         self._child = MirrorChild(source, str(self._path))
         self._used_at = time.monotonic()
-        self._ending: asyncio.Task[None] | None = None
+        self._actor = ray.get_runtime_context().current_actor
+        threading.Thread(target=self._end_unused, name="end unused", daemon=True).start()
 
-    async def path(self) -> str:
+    def path(self) -> str:
         """Return the directory of the copy. Each call says that the copy is in use."""
         self._used_at = time.monotonic()
-        if self._ending is None:
-            self._ending = asyncio.create_task(self._end_unused())
         return str(self._path)
 
-    async def _end_unused(self) -> None:
+    def _end_unused(self) -> None:
         while time.monotonic() - self._used_at < _LEFT_SECONDS:
-            await asyncio.sleep(_USED_SECONDS)
-        await asyncio.to_thread(self._child.close, 1.0)
-        shutil.rmtree(self._path, ignore_errors=True)
-        ray.actor.exit_actor()
+            _NEVER.wait(_USED_SECONDS)
+        self._child.close(1.0)
+        _remove(self._path)
+        ray.kill(self._actor)  # for good, while Ray restarts an actor that dies
+
+
+def _remove(path: Path) -> None:
+    """Remove a copy, unless another mirror copies into it: that of another node or cluster on this host."""
+    with suppress(StoreLockedError, OSError):
+        lock = take_lock(path)
+        shutil.rmtree(path, ignore_errors=True)
+        os.close(lock)

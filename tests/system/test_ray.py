@@ -14,14 +14,17 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from paramsync.errors import InputError, SettingsError
 from paramsync.remote.child import cache_of
-from paramsync.store.store import Store
+from paramsync.remote.copy_note import CopyNote
+from paramsync.store.store import Store, take_lock
 from tests.support.buckets import SeaweedFs
 from tests.support.inferencers import LONG
 from tests.support.programs import eventually
@@ -107,6 +110,22 @@ def test_a_copy_whose_mirror_is_killed_goes_on(training: Training, handle: Any, 
     all_answer(handle, 5)
 
 
+def test_ray_restarts_the_actor_of_a_copy(training: Training, handle: Any, address: str) -> None:
+    import ray
+
+    actor = ray.get_actor(f"copy of {address} on {ray.get_runtime_context().get_node_id()}", "paramsync")
+    ray.kill(actor, no_restart=False)
+
+    def is_back() -> bool:
+        with suppress(ray.exceptions.ActorUnavailableError):
+            return bool(ray.get(actor.path.remote()))
+        return False
+
+    eventually(is_back, lambda: "the actor")
+    training.publish(6)
+    all_answer(handle, 6)
+
+
 def test_answers_by_http_name_their_version(training: Training, handle: Any) -> None:
     def post(body: bytes) -> Any:
         with urllib.request.urlopen(
@@ -116,7 +135,18 @@ def test_answers_by_http_name_their_version(training: Training, handle: Any) -> 
 
     answer = post(b'{"inputs": {"x": [[1, 1]]}, "outputs": ["seen"]}')
     assert {*answer["outputs"]["seen"]} == {float(answer["step"])}
-    for body, why in ((b'{"inputs": {"y": 1}}', "inputs: expected 'x', found 'y'"), (b"[]", "expected a JSON object")):
+    for body, why in (
+        (b'{"inputs": {"y": 1}}', "inputs: expected 'x', found 'y'"),
+        (b"[]", 'body: expected a JSON object with "inputs", found'),
+        (b"[" * 100_000, 'body: expected a JSON object with "inputs", found'),
+        (b'{"inputs": [1]}', "inputs: expected values by name, found [1]"),
+        (
+            b'{"inputs": {}, "output": []}',
+            "expected keys of inputs, version, label, signature, outputs, found 'output'",
+        ),
+        (b'{"inputs": {}, "version": "1"}', "version: expected a whole number, found '1'"),
+        (b'{"inputs": {}, "outputs": [{}]}', "outputs: expected a list of names, found [{}]"),
+    ):
         with pytest.raises(urllib.error.HTTPError) as refused:
             post(body)
         assert refused.value.code == 400
@@ -153,6 +183,51 @@ def test_actors_of_a_node_share_the_memory_of_the_newest_parameters(cluster: str
 
             eventually(newest, lambda step=step: f"version {step} in both")  # type: ignore[misc]
         assert [learner.accepts(number, most_versions=1) for number in (1, 2, 3)] == [False, True, True]
+
+
+def test_a_call_by_handle_without_names_says_so(handle: Any) -> None:
+    with pytest.raises(InputError, match="inputs: expected values by name, found list"):
+        handle.remote([1]).result()
+
+
+@pytest.mark.parametrize(
+    ("address", "message"), [("ftp://a/b", "expected an address such as"), ("s3://a/b,s3://a/b/", "different")]
+)
+def test_a_wrong_address_is_refused_at_once(address: str, message: str) -> None:
+    from paramsync.ray import FollowingActor, deployment
+
+    with pytest.raises(SettingsError, match=message):
+        deployment(address)
+    with pytest.raises(SettingsError, match=message):
+        FollowingActor().follow(address)
+
+
+def test_an_actor_says_that_it_follows_nothing() -> None:
+    from paramsync.ray import FollowingActor
+
+    with pytest.raises(SettingsError, match=r"FollowingActor: expected a call of follow\(\) before parameters\(\)"):
+        FollowingActor().parameters(0)
+
+
+def test_an_actor_says_why_no_version_comes(tmp_path: Path) -> None:
+    from paramsync.ray import FollowingActor
+
+    CopyNote("s3://bucket/policy", reason="there is no such bucket").write(tmp_path)
+    actor = FollowingActor()
+    actor.follow(tmp_path)
+    with pytest.raises(TimeoutError, match="new enough: there is no such bucket"):
+        actor.parameters(0)
+
+
+def test_a_copy_stays_while_another_mirror_of_the_host_has_it(tmp_path: Path) -> None:
+    from paramsync.ray import _remove
+
+    lock = take_lock(tmp_path)
+    _remove(tmp_path)
+    assert tmp_path.exists()
+    os.close(lock)
+    _remove(tmp_path)
+    assert not tmp_path.exists()
 
 
 def test_an_actor_waits_for_parameters_that_are_new_enough(tmp_path: Path) -> None:
