@@ -475,6 +475,42 @@ def test_gc_beside_a_publisher_takes_nothing_from_it(pair: Pair) -> None:
     same(pair.source, pair.target)
 
 
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_follower_that_is_held_before_it_fetches_is_served_beside_gc(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, is_new: bool, waits: bool
+) -> None:
+    """If gc waits for the follower, the follower gets the version that it read of; else it goes on to the newest."""
+
+    def publish_whole(*steps: int) -> None:
+        for step in steps:
+            pair.upload = pair.publisher()
+            pair.publish(step)
+            pair.upload.run_once()
+
+    publish_whole(1)
+    if not is_new:
+        pair.download.run_once()
+    publish_whole(2)
+    get_range, fetched = Bucket.get_range, []
+
+    def held(bucket: Bucket, name: str, start: int, stop: int) -> memoryview:
+        monkeypatch.setattr(Bucket, "get_range", get_range)
+        publish_whole(3, 4, 5)
+        state = bucket.state()
+        unneeded = collect.list_unneeded(bucket, state)
+        assert name in {found.name for found in unneeded}
+        wait = (lambda: fetched.append(get_range(bucket, name, start, stop))) if waits else lambda: None
+        assert collect.delete(bucket, state, unneeded, wait) == unneeded
+        return fetched[0] if fetched else get_range(bucket, name, start, stop)
+
+    monkeypatch.setattr(Bucket, "get_range", held)
+    done = pair.download.run_once()
+    assert (None if done is None else done.version.number) == (2 if waits else None)
+    pair.download.run_once()
+    same(pair.source, pair.target)
+
+
 def test_gc_stops_if_another_publisher_begins_meanwhile(pair: Pair) -> None:
     for step in range(1, 7):
         pair.publish(step)

@@ -6,15 +6,23 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from paramsync.errors import RemoteError
 from paramsync.remote import child, protocol, state, upload
 from paramsync.remote.bucket import Bucket
+from paramsync.remote.collect import list_orphans
 from paramsync.remote.outgoing import Outgoing
 from paramsync.remote.protocol import Answer, Delete
+from paramsync.store.store import Store
 from tests.support.mirrors import Pair, current_state, same
 from tests.support.programs import ROOT, bounded
 
@@ -145,3 +153,69 @@ def test_the_address_of_a_publisher_is_read_before_anything_is_made(memory: Path
         Outgoing("s3://bucket/m?key=secret", keep=5)
     assert [*memory.iterdir()] == []
     assert Bucket(ADDRESS).address == ADDRESS
+
+
+class Killed(BaseException):
+    """Ends a publisher as SIGKILL does: all its later requests end so, too."""
+
+
+class Kill:
+    """Kills a publisher at its request number `at`, before or after the bucket has done the request."""
+
+    def __init__(self, bucket: Bucket, at: int, *, is_done: bool) -> None:
+        self.requests = 0
+        self.killed = ""  # the kind and number of the object in the request that killed, if it was an object of data
+        self._at, self._is_done = at, is_done
+        self._lock = threading.Lock()
+        for name in ("put", "answer"):  # what a publisher writes, and each step of the protocol
+            setattr(bucket, name, partial(self._request, getattr(bucket, name)))
+
+    def _request(self, request: Callable[..., Any], *arguments: Any) -> Any:
+        with self._lock:
+            self.requests += 1
+            if self.requests < self._at:
+                return request(*arguments)
+            if self.requests == self._at:
+                if isinstance(arguments[0], str):
+                    self.killed = f"{arguments[0].partition('/')[0]} {arguments[0].rpartition('-')[2]}"
+                if self._is_done:
+                    request(*arguments)
+            raise Killed
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+def test_a_publisher_that_is_killed_at_any_request_loses_nothing_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_done: bool
+) -> None:
+    monkeypatch.setattr(upload, "_KEPT", 1)  # each delta is followed by a whole version, which nobody waits for
+    monkeypatch.setattr(upload, "GRACE", 0.0)
+    killed = set()
+    for at in count(1):
+        pair = Pair(tmp_path / str(at), size=10_000)
+        bucket = Bucket(pair.bucket.address, store=pair.objects)
+        kill = Kill(bucket, at, is_done=is_done)
+        pair.upload = pair.publisher(bucket)
+        with suppress(Killed):
+            for step in (1, 2, 3):
+                pair.publish(step)
+                pair.upload.run_once()
+                assert pair.upload.run_once() is None
+                pair.download.run_once()
+        killed.add(kill.killed)
+        pair.upload = pair.publisher()
+        for step in (4, 5, 6):
+            pair.publish(step)
+            pair.upload.run_once()
+            pair.upload.run_once()
+        for follower in (pair.download, pair.follower("new")):
+            follower.run_once()
+            follower.close()
+        same(pair.source, pair.target)
+        same(pair.source, Store(pair.folder / "new"))
+        current = current_state(pair)
+        assert current.live <= pair.names()
+        assert list_orphans(pair.bucket, current) == frozenset()
+        pair.close()
+        if kill.requests < at:
+            break
+    assert killed >= {"deltas 2", "data 2"}  # the whole version 2 is sent after version 2 was committed as a delta
