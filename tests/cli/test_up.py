@@ -156,7 +156,7 @@ def test_a_child_that_does_not_end_is_killed(tmp_path: Path, monkeypatch: pytest
 def test_a_child_that_ended_by_itself_is_told_with_its_last_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fault = started("broken", tmp_path, monkeypatch).wait(30)
+    fault = started("broken", tmp_path, monkeypatch).wait(300)
     assert fault is not None
     assert fault.startswith("broken ended by itself, exit code 1; the end of its log:")
     assert fault.endswith("no luck")

@@ -140,7 +140,7 @@ def test_two_parts_that_swap_at_the_same_time_end_as_the_pair_of_both(parts: Par
     both_prepared = threading.Barrier(2)
 
     def wait(_: Resident) -> Callable[[], None]:
-        both_prepared.wait(30)  # each was prepared to be joined with what the other is about to leave
+        both_prepared.wait(300)  # each was prepared to be joined with what the other is about to leave
         return lambda: None
 
     for replica in parts.replicas:

@@ -233,7 +233,7 @@ class Text(ReadAgain[bytes]):
         content = read_file("--file", self.path)
         if threading.current_thread() is not threading.main_thread():
             self.has_read.set()
-            assert self.may_go_on.wait(20)
+            assert self.may_go_on.wait(300)
         return content
 
 
@@ -244,11 +244,11 @@ def test_what_was_read_late_does_not_take_the_place_of_what_is_newer(tmp_path: P
     path.write_bytes(b"revoked meanwhile")
     late = threading.Thread(target=text.value)
     late.start()
-    assert text.has_read.wait(20)
+    assert text.has_read.wait(300)
     path.write_bytes(b"third, the newest")
     assert text.value() == b"third, the newest"
     text.may_go_on.set()
-    late.join(20)
+    late.join(300)
     assert text.value() == b"third, the newest"
 
 

@@ -50,7 +50,7 @@ def predict(address: str, inputs: dict[str, npt.NDArray[Any]]) -> tuple[int, dic
     for name, value in inputs.items():
         request.inputs[name].CopyFrom(tf.make_tensor_proto(value))
     with grpc.insecure_channel(address) as channel:
-        answer = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict(request, timeout=30)
+        answer = prediction_service_pb2_grpc.PredictionServiceStub(channel).Predict(request, timeout=300)
     outputs = {name: tf.make_ndarray(value) for name, value in answer.outputs.items()}
     return answer.model_spec.version.value, outputs
 

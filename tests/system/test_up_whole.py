@@ -99,7 +99,7 @@ def test_versions_flow_and_answers_become_better() -> None:
         synced = json.loads(subprocess.run(fresh, stdout=subprocess.PIPE, check=True).stdout)
         assert synced["status"]["serving"]["number"] > int(shown[-1])
         run.process.send_signal(signal.SIGINT)
-        out, err = run.process.communicate(timeout=60)
+        out, err = run.process.communicate()
         run.await_children()
     assert run.process.returncode == 0, err
     found = json.loads(out)
@@ -115,7 +115,7 @@ def test_ctrl_c_on_a_terminal_ends_up_cleanly() -> None:
     with running(FORCE_COLOR="1", COLUMNS="80", LINES="24") as run:
         run.read_until("predictions")
         run.process.send_signal(signal.SIGINT)
-        out, err = run.process.communicate(timeout=60)
+        out, err = run.process.communicate()
         run.await_children()
     assert (run.process.returncode, err) == (0, "")
     assert "versions published" in out
@@ -125,7 +125,7 @@ def test_ctrl_c_on_a_terminal_ends_up_cleanly() -> None:
 def test_sigterm_while_the_programs_start_ends_up_cleanly() -> None:
     with running("--json") as run:
         run.process.terminate()
-        out, err = run.process.communicate(timeout=60)
+        out, err = run.process.communicate()
         run.await_children()
     assert run.process.returncode == 0, err
     assert json.loads(out)["predictions"] == 0

@@ -226,7 +226,7 @@ class Gate:
 
         def held(*arguments: Any, **more: Any) -> Any:
             self.reached.set()
-            assert self.opened.wait(30)
+            assert self.opened.wait(300)
             return commit(*arguments, **more)
 
         monkeypatch.setattr(store, "commit", held)
@@ -241,7 +241,7 @@ def test_training_goes_on_while_a_state_is_written_which_keeps_the_values_of_its
     with StoreWriter(tmp_path, keep=2) as store, closing(TrainingState(store, tmp_path, one)) as state:
         gate = Gate(store, monkeypatch)
         assert state.save(1)
-        assert gate.reached.wait(30)
+        assert gate.reached.wait(300)
         for _ in range(5):
             one.train_step()
         assert not state.save(6), "one at a time"
