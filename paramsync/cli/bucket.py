@@ -226,6 +226,11 @@ def _sentence(contents: Contents) -> str:
 
 
 def _chosen(state: State) -> list[str]:
+    copied = [f"the bucket that is copied here: {text}" for text in _choices(state.of_source)]
+    return [*_choices(state), *copied]
+
+
+def _choices(state: State) -> list[str]:
     then, pinned = from_then_on(state.move), state.pinned
     what = "follow the newest version" if pinned is None else f"serve version {pinned}, pinned"
     chosen = [] if pinned is None and not then else [f"all followers {what}{then}"]
@@ -283,6 +288,7 @@ def _facts(address: str, contents: Contents) -> dict[str, object]:
         "pinned": state.pinned,
         "serve_at": None if state.move is None else state.move.at,
         "labels": dict(state.labels),
+        "source": _source(state.of_source) if "source" in state.choices else None,
         "versions": len(state.versions),
         "bytes": contents.bytes,
         "deltas": len(contents.deltas),
@@ -290,6 +296,11 @@ def _facts(address: str, contents: Contents) -> dict[str, object]:
         "condemned": len(state.condemned),
         "broken": contents.broken,
     }
+
+
+def _source(state: State) -> dict[str, object]:
+    serve_at = None if state.move is None else state.move.at
+    return {"pinned": state.pinned, "serve_at": serve_at, "labels": dict(state.labels)}
 
 
 def _view(address: str, contents: Contents) -> Table:

@@ -35,7 +35,7 @@ _FIRST_WAIT, _LAST_WAIT = 0.1, 5.0  # seconds of the back-off after a refusal or
 _MOST_UNKNOWN = 8  # so many unknown outcomes in one run of the protocol raise an error
 _RACE = 8  # writers that `probe` starts at once to replace one object
 _PASSWORD = re.compile(r"//[^/]*@")
-_PLACE = re.compile(r"region=[\w-]+|endpoint=https?://[^/?#@&]+")  # the parameters that a query of an address may have
+_PLACE = re.compile(r"region=[\w-]+|endpoint=https?://[^/?#@&]+/?")  # the parameters that an address may have
 _TRIES = 5  # attempts of each write in `probe`: some servers allow only one write of an object per second
 _RETRIES: Any = {"max_retries": 4, "retry_timeout": timedelta(seconds=10)}  # the retries of obstore within a call
 _NO_RETRIES: Any = {"max_retries": 0}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ import pytest
 from obstore.store import MemoryStore
 
 from paramsync import Follower, Replica
+from paramsync.cli.__main__ import main
 from paramsync.errors import RemoteError, SettingsError
 from paramsync.moments import Move
 from paramsync.remote import child, copy_note, fleet, in_order, settings, state
@@ -23,6 +25,7 @@ from paramsync.remote.transfer import Transfer
 from paramsync.remote.upload import Upload
 from paramsync.store.store import Store
 from tests.support.buckets import SeaweedFs
+from tests.support.json_forms import check
 from tests.support.mirrors import Pair, same
 from tests.support.programs import PATIENCE, eventually
 from tests.support.proxies import Proxy
@@ -163,6 +166,32 @@ def test_a_server_that_starts_while_the_first_bucket_is_away_finds_its_choices_i
         eu.is_away = True
         follower.run_once()
         assert ((note := copy_note.read(target)) and note.pinned) is None  # although the copy still says 1
+
+
+def test_the_pins_of_a_lost_first_bucket_end_at_a_restart_with_the_second_first(
+    source: Pair, regions: tuple[Region, Region], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    eu, us = regions
+    target = str(tmp_path / "here")
+    with Mirror(eu.address, us.address) as relay:
+        for step in (1, 2):
+            publish(source, step, eu, relay)
+        fleet.choose(eu.address, fleet.pin(eu.address, 1))
+        fleet.choose(eu.address, fleet.label(eu.address, "canary", 2))
+        relay.run_once()
+    eu.is_away = True
+    assert main(["status", us.address]) == 0
+    carried = "the bucket that is copied here: all followers serve version 1, pinned"
+    assert carried in " ".join(capsys.readouterr().out.split())
+    assert main(["status", us.address, "--json"]) == 0
+    check(facts := json.loads(capsys.readouterr().out), "bucket")
+    assert facts["source"] == {"pinned": 1, "serve_at": None, "labels": {"canary": 2}}
+    with Mirror(f"{eu.address},{us.address}", target) as follower:
+        assert [fetch(follower).version.number, fetch(follower).version.number] == [1, 2]
+        assert ((note := copy_note.read(tmp_path / "here")) and note.pinned) == 1
+    with Mirror(f"{us.address},{eu.address}", target) as follower:
+        follower.run_once()
+        assert ((note := copy_note.read(tmp_path / "here")) and (note.pinned, note.labels)) == (None, {})
 
 
 def test_versions_that_operators_chose_stay_in_a_copy(source: Pair, regions: tuple[Region, Region]) -> None:
@@ -570,6 +599,9 @@ def test_no_secret_of_two_equal_addresses_is_shown() -> None:
     [
         ("s3://eu/m?region=eu-west-1", ""),
         ("s3://eu/m?endpoint=https://s3.example.org:9000&region=eu", ""),
+        ("s3://eu/m?endpoint=https://s3.example.org:9000/", ""),
+        ("s3://eu/m?endpoint=https://s3.example.org/&region=eu", ""),
+        ("s3://eu/m?endpoint=https://s3.example.org/eu", r"folder, \?region=REGION"),
         ("s3://eu/m?region=eu&region=us", r"folder, \?region=REGION"),
         ("s3://eu/m?endpoint=s3.example.org", r"folder, \?region=REGION"),
         ("s3://eu/m?key=secret", r"folder, \?region=REGION"),
