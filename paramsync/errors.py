@@ -44,11 +44,11 @@ class UnknownModelError(RequestError):
 
 
 class UnknownVersionError(RequestError):
-    def __init__(self, where: str, number: int, known: Iterable[int], why: str = "") -> None:
-        """`why` is empty, or says why the version cannot be used although it exists."""
+    def __init__(self, where: str, number: int, known: Iterable[int], why: str = "", advice: str = "") -> None:
+        """`why` is empty, or says why the version cannot be used although it exists; `advice` says what to do."""
         listed = ", ".join(map(str, sorted(known))) or "none"
         problem = f"cannot be used: {why}" if why else "is not there"
-        super().__init__(f"version {number} of {where} {problem}; there are: {listed}")
+        super().__init__(f"version {number} of {where} {problem}; there are: {listed}{advice and f'; {advice}'}")
 
 
 class UnknownLabelError(RequestError):

@@ -23,6 +23,7 @@ from paramsync.sources.source import Source
 from paramsync.status import nothing_serves
 from paramsync.version import Version
 
+_ADVICE = "have workers compute with a version that stays: label it, and name it by latest(..., label=...)"
 _MOST_OPEN = 2  # a worker process keeps the versions of this many jobs open for later tasks
 
 
@@ -81,7 +82,7 @@ class OneVersion:
             return self._from(Path(self.place))
         bucket = Bucket(self.place)
         with Excerpt(bucket, folder=memory()) as excerpt:  # removes the files at the end; their content stays mapped
-            excerpt.fetch(find(bucket, bucket.state(), self.number))
+            excerpt.fetch(find(bucket, bucket.state(), self.number, _ADVICE))
             return self._from(excerpt.store.path)
 
     def _from(self, path: Path) -> Resident:
@@ -96,10 +97,10 @@ def latest(source: Path | str, *, version: int | None = None, label: str = "", *
             scores = model.predict({"x": rows})["scores"]
             print("computed with version", model.number)
 
-    Versions that are published later change nothing. `label` selects the version with this label in the bucket. A
-    labelled version stays in the bucket, so a worker that starts late still finds it. `options` are those of
-    `open_source`, such as `trust`. Raises SettingsError, UnknownVersionError and UnknownLabelError; RemoteError or
-    NotServingError if nothing is published.
+    Versions that are published later change nothing, but the version has to be there until the last worker has opened
+    it. `label` selects the version with this label in the bucket, which stays as long as it has the label. `options`
+    are those of `open_source`, such as `trust`. Raises SettingsError, UnknownVersionError and UnknownLabelError;
+    RemoteError or NotServingError if nothing is published.
     """
     place = str(source)
     if is_address(place):

@@ -63,10 +63,10 @@ class Excerpt:
             raise RemoteError(f"{place}: set TMPDIR to a folder with room for the version") from error
 
 
-def find(bucket: Bucket, state: State, number: int | None) -> Listed:
+def find(bucket: Bucket, state: State, number: int | None, advice: str = "") -> Listed:
     """Return the version with this number, or the newest for None.
 
-    Raises UnknownVersionError, and RemoteError if nothing is published yet.
+    Raises UnknownVersionError, which ends with the advice, and RemoteError if nothing is published yet.
     """
     newest = state.newest
     if newest is None:
@@ -74,7 +74,8 @@ def find(bucket: Bucket, state: State, number: int | None) -> Listed:
     for listed in state.versions:
         if listed.number == (newest.number if number is None else number):
             return listed
-    raise UnknownVersionError(bucket.address, number or 0, [listed.number for listed in state.versions])
+    known = [listed.number for listed in state.versions]
+    raise UnknownVersionError(bucket.address, number or 0, known, advice=advice)
 
 
 def read_manifests(bucket: Bucket, versions: Iterable[Listed]) -> dict[Listed, Manifest | str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import socket
@@ -21,7 +22,7 @@ from tensorflow_serving.apis import predict_pb2
 
 from paramsync import Follower, Publisher, Replica, latest
 from paramsync.cli.__main__ import main
-from paramsync.errors import SettingsError, UnknownLabelError
+from paramsync.errors import SettingsError, UnknownLabelError, UnknownVersionError
 from paramsync.remote import child, fleet, outgoing, state
 from paramsync.remote.bucket import Bucket
 from paramsync.remote.child import MirrorChild
@@ -406,4 +407,18 @@ def test_a_job_fetches_one_version_and_leaves_no_file(address: str, tmp_path: Pa
     assert {*tmp_path.rglob("*")} == files
     with pytest.raises(UnknownLabelError, match=r"label 'x' of model '.*' is not there; there are: 'stable'"):
         latest(address, label="x")
+    training.publisher.close()
+
+
+def test_a_worker_that_starts_after_its_version_left_the_bucket_is_told_to_use_a_label(address: str) -> None:
+    training = Training(address, keep=2)
+    training.publish(1)
+    eventually(lambda: training.is_copied(1), lambda: f"it in the bucket: {training.mirror.status}")
+    task = pickle.dumps(latest(address))
+    for step in (2, 3):
+        training.publish(step)
+        eventually(lambda step=step: training.is_copied(step), lambda: f"it in the bucket: {training.mirror.status}")  # type: ignore[misc]
+    late = pickle.loads(task)
+    with pytest.raises(UnknownVersionError, match=r"version 1 of .* is not there; there are: 2, 3; have .* label"):
+        late.predict({"x": np.ones([1, 2], np.float32)})
     training.publisher.close()

@@ -12,9 +12,9 @@ from tests.support.published import Witness
 class Training:
     """A publisher to a bucket; every parameter of a version is its step."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, keep: int = 5) -> None:
         self._model = Witness()
-        self.publisher = Publisher(address, self._model)
+        self.publisher = Publisher(address, self._model, keep=keep)
         assert self.publisher.mirror is not None
         self.mirror: MirrorChild = self.publisher.mirror
 
