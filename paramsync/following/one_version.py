@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Collection, Mapping
 from functools import lru_cache
@@ -24,6 +25,7 @@ from paramsync.status import nothing_serves
 from paramsync.version import Version
 
 _ADVICE = "have workers compute with a version that stays: label it, and name it by latest(..., label=...)"
+_PROCESS = os.getpid()  # a forked child differs: it has none of the threads of TensorFlow and of the bucket's client
 _MOST_OPEN = 2  # a worker process keeps the versions of this many jobs open for later tasks
 
 
@@ -32,6 +34,7 @@ class OneVersion:
 
     A pickled copy contains the place and number of the version and the options, but no parameters. Each process opens
     the version at its first prediction, and keeps the version for later tasks. A version in a bucket is fetched first.
+    A forked process, where TensorFlow and the bucket's client would wait for ever, is refused with SettingsError.
     Leaving the `with` block closes the version in this process.
     """
 
@@ -72,6 +75,8 @@ class OneVersion:
         return f"<version {self.number} of {self.place}>"
 
     def _open(self) -> Resident:
+        if os.getpid() != _PROCESS and (self._resident or is_address(self.place)):
+            raise SettingsError(f"{self!r}: a forked process cannot use it; start workers by spawn or forkserver")
         if (resident := self._resident) is None:
             with self._lock:
                 resident = self._resident = self._resident or self._restored()

@@ -126,3 +126,29 @@ def test_a_worker_that_starts_after_its_version_was_removed_says_so(publisher: P
         publisher.publish(step)
     with pytest.raises(UnknownVersionError, match="version 1 of"):
         model.predict(X)
+
+
+FORKED = """
+import os, sys
+import paramsync
+from paramsync.errors import SettingsError
+from paramsync.following.one_version import OneVersion
+
+opened = paramsync.latest(sys.argv[1]).__enter__()
+for model in (opened, OneVersion("s3://bucket/model", 1, {})):
+    child = os.fork()
+    if child == 0:
+        try:
+            model.predict({})
+        except SettingsError as error:
+            os._exit("start workers by spawn" not in str(error))
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_a_forked_worker_is_told_to_start_by_spawn_and_does_not_hang(publisher: Publisher) -> None:
+    publisher.publish(1)
+    command = [sys.executable, "-c", FORKED, str(publisher.path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
