@@ -77,7 +77,7 @@ memory: $(READY)  ## the tests of stores once more with files in memory (tmpfs)
 		--basetemp "$$folder/tests" -o tmp_path_retention_policy=failed $(ARGS)
 
 slow: $(READY) browser buckets gateway schemas ray  ## the long tests: a browser, Docker where there is an engine, memory, campaigns in their short form
-	$(PYTEST) -m "(slow or docker) and not promise" -n 3 --dist loadfile --no-loadscope-reorder --ignore $(RAY) $(ARGS) # 3, because many tests wait
+	$(PYTEST) -m "(slow or docker) and not promise" -n 2 --dist loadfile --ignore $(RAY) $(ARGS)
 	$(PYTEST) -m slow $(RAY) $(ARGS) || test $$? = 5 # alone, because Ray gives a node 30 seconds to start; 5: ARGS select none
 
 browser:  ## Debian's Chromium, for the tests of the page; installs it where it is not there, as root

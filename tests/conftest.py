@@ -42,11 +42,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests of folders whose subject is files, for `make memory`, and those of an S3 server as slow.
-
-    Docker's tests come first: their file takes longest, and `make slow` keeps the order.
-    """
-    items.sort(key=lambda item: item.get_closest_marker("docker") is None)
+    """Mark the tests of folders whose subject is files, for `make memory`, and those of an S3 server as slow."""
     for item in items:
         if "seaweedfs" in getattr(item, "fixturenames", ()):
             item.add_marker("slow")

@@ -51,7 +51,8 @@ class Browser:
         self._reader.start()
         options = [*_OPTIONS, f"--user-data-dir={self._folder.name}/profile", f"--window-size={width},{height}"]
         chrome = {"args": options}
-        capabilities = {"goog:chromeOptions": chrome, "goog:loggingPrefs": {"browser": "ALL"}}
+        timeouts = {"script": 1000 * int(PATIENCE)}  # instead of 30 seconds, in which a busy machine may run none
+        capabilities = {"goog:chromeOptions": chrome, "goog:loggingPrefs": {"browser": "ALL"}, "timeouts": timeouts}
         self._session = ""
         answer = self._ask("POST", "/session", {"capabilities": {"alwaysMatch": capabilities}})
         self._session = f"/session/{answer['sessionId']}"

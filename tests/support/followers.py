@@ -13,7 +13,7 @@ from paramsync.following.report import Subscription
 from paramsync.inference.resident import Resident
 from paramsync.status import Event, EventKind
 
-LONG = 120.0  # seconds; a test that waits this long has failed
+LONG = 30.0  # seconds; a test that waits this long has failed
 
 
 @final

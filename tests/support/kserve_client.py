@@ -17,7 +17,7 @@ import numpy as np
 
 from tests.support.values import VALUES
 
-LONG = 120.0
+LONG = 30.0
 X = np.array([[1.0, 2.0], [3.0, 4.0]], np.float32)
 NEGATED = {"signature": "negated"}
 

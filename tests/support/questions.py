@@ -20,7 +20,7 @@ from paramsync.inference.questions import Answer, Question
 from paramsync.inference.resident import Resident
 from tests.support.written import version
 
-LONG = 120.0
+LONG = 30.0
 ROWS, TABLE = "serving_default", "table"
 
 

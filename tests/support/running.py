@@ -27,7 +27,7 @@ from paramsync.v1 import sync_pb2_grpc
 from tests.support.programs import PATIENCE
 from tests.support.published import GATED_OPS
 
-LONG = 120.0
+LONG = 30.0
 OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -21,7 +21,7 @@ from paramsync.status import Status
 from paramsync.version import Version
 from tests.support.programs import eventually
 
-LONG = 120.0
+LONG = 30.0
 
 
 class Told:
