@@ -12,6 +12,7 @@ from bench.mirror.changing import NEVER, Counting, mirror, wait
 from bench.publishing import INPUTS, Dense
 from bench.settings import Settings
 from paramsync import Follower, Publisher, Replica
+from paramsync.errors import RemoteError
 from paramsync.publishing.schedule import PublishSchedule
 from paramsync.remote import copy_note
 from paramsync.remote.bucket import Bucket
@@ -85,7 +86,10 @@ class _Asking:
 
 
 def _newest(bucket: Bucket) -> int | None:
-    newest = bucket.state().newest
+    try:
+        newest = bucket.state().newest
+    except RemoteError:  # nothing is published there yet
+        return None
     return None if newest is None else newest.number
 
 
